@@ -1,0 +1,52 @@
+"""What every on-disk format is read into: samples, and the image set they make up."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One image on disk.
+
+    Attributes:
+        path: The image file.
+        product: Product type (or body part, or scanner): the class that partitions and mixtures are made of.
+        defect: ``"good"``, or the name of the defect.
+        mask: The file that marks the anomalous pixels; None for good images and for sets without masks.
+    """
+
+    path: Path
+    product: str
+    defect: str = "good"
+    mask: Path | None = None
+
+    @property
+    def label(self) -> int:
+        """0 for a normal image, 1 for an anomalous one."""
+        return int(self.defect != "good")
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Normal training images and labelled test images of one or several product types.
+
+    Attributes:
+        name: Short name, used in run names and tables.
+        train: Normal images only.
+        test: Normal and anomalous images.
+    """
+
+    name: str
+    train: tuple[Sample, ...]
+    test: tuple[Sample, ...]
+
+    @property
+    def products(self) -> list[str]:
+        """Product types in order of first appearance."""
+        return list(dict.fromkeys(sample.product for sample in (*self.train, *self.test)))
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether every anomalous test image has a mask, so that pixel metrics are defined."""
+        anomalous = [sample for sample in self.test if sample.label]
+        return bool(anomalous) and all(sample.mask is not None for sample in anomalous)
