@@ -1,1 +1,1 @@
-"""metrics"""
+"""Anomaly-detection metrics that merge over batches, processes and clients."""

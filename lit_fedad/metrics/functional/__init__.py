@@ -1,1 +1,1 @@
-"""metrics/functional"""
+"""The metrics as pure functions of tensors."""

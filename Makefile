@@ -1,0 +1,61 @@
+# `make` lists the targets. The first call of any of them makes the environment; later calls start at once.
+METHOD  ?= feddymem
+DATA    ?=
+ARGS    ?=
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+TASKS   := help install train evaluate predict test test-slow lint format ui bench clean
+
+.PHONY: $(TASKS)
+.DEFAULT_GOAL := help
+
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  make train METHOD=feddymem ARGS="experiment=real_mixture data.root=DIR backbone.weights=FILE out=DIR"'
+	@echo '  methods: $(notdir $(basename $(wildcard conf/method/*.yaml)))'
+	@echo '  data:    $(notdir $(basename $(wildcard conf/data/*.yaml)))'
+
+install: $(READY) ## Make the environment (done by every other target when needed)
+
+# The environment is marked ready only when everything is in it, so that an interrupted install is done again.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lit_fedad needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Making the environment in $(VENV) (once, some minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $(READY)
+
+train: $(READY) ## Run an experiment: METHOD=, DATA=, ARGS="key=value ..."
+	@$(BIN)/lit-fedad train method=$(METHOD) $(if $(DATA),data=$(DATA)) $(ARGS)
+
+evaluate: $(READY) ## Recompute a run's metrics: ARGS="run=DIR or id"
+	@$(BIN)/lit-fedad evaluate $(ARGS)
+
+predict: $(READY) ## Score new images: ARGS="run=DIR or id images=FOLDER"
+	@$(BIN)/lit-fedad predict $(ARGS)
+
+test: $(READY) ## Run the quick tests
+	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
+
+test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it)
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(READY) ## Check style, types and the direction of imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: $(READY) ## Format the code
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+ui: $(READY) ## Open the tracked runs in a browser (http://127.0.0.1:5000)
+	@$(BIN)/mlflow ui
+
+bench: $(READY) ## Measure speed and memory: ARGS= names one benchmark
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove the environment, caches and run folders (not mlruns, not mlflow.db)
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,124 @@
+"""The command line: ``lit-fedad COMMAND key=value ...``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from lit_fedad.errors import UserError
+
+USAGE = """\
+lit-fedad COMMAND key=value ...
+
+  train      method=feddymem [data=textures] [experiment=small] [out=DIR] [any.key=value]
+             run an experiment; the same command again continues or shows it
+  evaluate   run=<MLflow run id or folder>
+             recompute a finished run's metrics from its last checkpoint
+  predict    run=<MLflow run id or folder> images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]
+             score new images: CSV of scores and decisions, one heatmap an image
+  sync       run=FOLDER
+             send tracking records that MLflow could not take in time
+  options    [GROUP]
+             list configuration groups, or the choices in one
+
+Every key and its default: lit-fedad train --cfg [key=value ...]"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script.
+
+    Args:
+        arguments: Command and key=value pairs; None for those of the process.
+
+    Returns:
+        Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": _train,
+        "evaluate": _evaluate,
+        "predict": _predict,
+        "sync": _sync,
+        "options": _options,
+    }
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(USAGE)  # noqa: T201
+        elif words[0] not in commands:
+            raise UserError(f"no command '{words[0]}'; one of {', '.join(commands)}")
+        else:
+            commands[words[0]](words[1:])
+    except UserError as error:
+        print(f"lit-fedad: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print("lit-fedad: interrupted; the same command continues", file=sys.stderr)  # noqa: T201
+        return 130
+    return 0
+
+
+def _train(words: list[str]) -> None:
+    from lit_fedad.config import compose
+
+    if "--cfg" in words:
+        import yaml
+
+        config = compose([word for word in words if word != "--cfg"])
+        print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
+        return
+    config = compose(words)
+    from lit_fedad.experiment import train
+
+    train(config)
+
+
+def _evaluate(words: list[str]) -> None:
+    given = _pairs(words, required=("run",))
+    from lit_fedad.prediction import evaluate
+
+    evaluate(given.pop("run"), given)
+
+
+def _predict(words: list[str]) -> None:
+    given = _pairs(words, required=("run", "images"))
+    from lit_fedad.prediction import predict
+
+    run, images = given.pop("run"), given.pop("images")
+    predict(run, images, client=given.pop("client", None), out=given.pop("out", None), overrides=given)
+
+
+def _sync(words: list[str]) -> None:
+    given = _pairs(words, required=("run",))
+    from lit_fedad.report.console import Display
+    from lit_fedad.runs import RunFolder
+    from lit_fedad.tracking import deliver
+
+    delivery = deliver(RunFolder.find(given["run"]).path)
+    if delivery.pending:
+        raise UserError(f"{delivery.pending} records still wait: {delivery.error}")
+    Display().note("everything is delivered")
+
+
+def _options(words: list[str]) -> None:
+    from lit_fedad.config import conf_folder, options
+
+    groups = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and options(path.name))
+    for group in words or groups:
+        if group not in groups:
+            raise UserError(f"no group '{group}'; one of {', '.join(groups)}")
+        print(f"{group:<12} {'  '.join(options(group))}")  # noqa: T201
+
+
+def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            raise UserError(f"'{word}' is not of the form key=value")
+    pairs = dict(word.split("=", 1) for word in words)
+    for key in required:
+        if not pairs.get(key):
+            raise UserError(f"'{key}' must be given: {key}=...")
+    return pairs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Composes the configuration (Hydra), and builds objects from it.
+
+Beyond this module the configuration is plain dictionaries: ``_target_`` names a class or function, whose signature
+is the schema of its section.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_fedad.errors import UserError
+
+Config = dict[str, Any]
+
+# Keys that say where and how a run happens, not what it computes.
+_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh")
+
+
+def conf_folder() -> Path:
+    """The packaged configuration; in a checkout, the one at the top of the repository."""
+    package = Path(__file__).parent
+    packaged = package / "conf"
+    return packaged if packaged.is_dir() else package.parent / "conf"
+
+
+def options(group: str) -> list[str]:
+    """The names of a configuration group's files."""
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def compose(overrides: Sequence[str] = ()) -> Config:
+    """Composes the configuration.
+
+    Args:
+        overrides: In Hydra's form: ``method=feddymem``, ``task.learning_rate=3e-4``.
+
+    Returns:
+        The resolved configuration as plain dictionaries.
+
+    Raises:
+        UserError: For a misspelt key or value, naming the nearest valid one.
+    """
+    overrides = list(overrides)
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise UserError(f"'{override}' is not of the form key=value")
+    try:
+        with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+            composed = hydra_compose("config", overrides)
+            missing = sorted(OmegaConf.missing_keys(composed))
+            container = {} if missing else OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(error, overrides)) from error
+    if missing:
+        raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
+    config = typing.cast(Config, container)
+    _check_keys(config, _known_sections(), "configuration")
+    return config
+
+
+def identity(config: Config) -> str:
+    """A short hash of all that decides a run's result."""
+    decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def build(node: Any, **given: Any) -> Any:
+    """Builds the object that a configuration node describes.
+
+    Args:
+        node: A mapping with ``_target_`` (and ``_partial_: true`` for a factory), whose other keys are arguments;
+            nested nodes are built first. None stays None.
+        **given: Arguments that the configuration cannot hold, such as other objects.
+
+    Raises:
+        UserError: For a key that the target does not take, a value of the wrong type, or a key left out.
+    """
+    if node is None:
+        return None
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise UserError(f"a section with _target_ is needed, not {node!r}")
+    target = _locate(node["_target_"])
+    arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
+    _check_signature(target, node["_target_"], arguments, given, partial_=bool(node.get("_partial_")))
+    arguments = {k: _build_nested(v) for k, v in arguments.items()}
+    if node.get("_partial_"):
+        return partial(target, **arguments, **given)
+    return target(**arguments, **given)
+
+
+def _build_nested(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return build(value) if "_target_" in value else {k: _build_nested(v) for k, v in value.items()}
+    return [_build_nested(v) for v in value] if isinstance(value, list) else value
+
+
+def _locate(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"_target_ '{path}' cannot be imported: {error}") from error
+
+
+def _check_signature(
+    target: Callable[..., Any], path: str, arguments: Mapping[str, Any], given: Mapping[str, Any], partial_: bool
+) -> None:
+    name = path.rpartition(".")[2]
+    parameters = inspect.signature(target).parameters
+    _check_keys(arguments, set(parameters) - set(given), name)
+    for key, value in arguments.items():
+        _check_type(value, _annotation(target, key), f"{name}.{key}")
+    if not partial_:
+        missing = [
+            key
+            for key, parameter in parameters.items()
+            if parameter.default is parameter.empty and key not in arguments and key not in given
+        ]
+        if missing:
+            raise UserError(f"{name} needs '{missing[0]}'")
+
+
+def _annotation(target: Callable[..., Any], key: str) -> Any:
+    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
+    try:
+        return typing.get_type_hints(function).get(key, Any)
+    except (NameError, TypeError):
+        return Any
+
+
+def _check_type(value: Any, annotation: Any, where: str) -> None:
+    """Refuses a scalar of the wrong type; leaves everything more complicated to the target."""
+    allowed = (
+        typing.get_args(annotation)
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        else (annotation,)
+    )
+    if typing.get_origin(annotation) is typing.Literal:
+        if value not in allowed[0].__args__:
+            raise UserError(f"{where}={value!r} must be one of {list(allowed[0].__args__)}")
+        return
+    scalars = {int, float, str, bool, types.NoneType}
+    if not set(allowed) <= scalars or isinstance(value, Mapping):
+        return
+    fits = type(value) in allowed or (float in allowed and type(value) is int)
+    if not fits:
+        names = " or ".join("null" if t is types.NoneType else t.__name__ for t in allowed)
+        raise UserError(f"{where}={value!r} must be {names}")
+
+
+def _check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key in mapping:
+        if key not in known:
+            raise UserError(f"{where} has no key '{key}'{_nearest(key, known)}")
+
+
+def _nearest(key: str, known: typing.Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names)}"
+
+
+def _known_sections() -> set[str]:
+    text = (conf_folder() / "config.yaml").read_text()
+    groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
+    return groups | set(re.findall(r"^(\w+):", text, re.MULTILINE)) - {"defaults"}
+
+
+def _explain(error: Exception, overrides: list[str]) -> str:
+    """Hydra's messages are paragraphs; the person needs one line."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"Could not override '([^']+)'", text):
+        key = found[1]
+        known = list(_flat_keys(_without_key(overrides, key)))
+        leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
+    if found := re.search(r"Could not find '([^']+)'", text):
+        group, _, name = found[1].rpartition("/")
+        return f"{group} has no option '{name}'{_nearest(name, options(group))}"
+    return text
+
+
+def _without_key(overrides: list[str], key: str) -> list[str]:
+    return [o for o in overrides if o.lstrip("+~").partition("=")[0] != key]
+
+
+def _flat_keys(overrides: list[str]) -> Iterator[str]:
+    try:
+        with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
+            composed = hydra_compose("config", overrides)
+        container = OmegaConf.to_container(composed, resolve=False)
+    except (HydraException, OmegaConfBaseException):
+        return
+    stack: list[tuple[str, Any]] = [("", container)]
+    while stack:
+        prefix, value = stack.pop()
+        if isinstance(value, Mapping):
+            stack += [(f"{prefix}.{key}" if prefix else str(key), v) for key, v in value.items()]
+        if prefix:
+            yield prefix

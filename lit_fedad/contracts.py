@@ -1,0 +1,265 @@
+"""The four contracts of the house: message, task, client, server.
+
+A task says what a client learns and how it scores. A method (a client class and a server class) says what clients
+and the server exchange. The federation runs rounds and knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.randomness import generator, seeded
+
+Message = dict[str, Tensor]
+"""All that ever crosses between a client and the server: flat, named, on the CPU, finite."""
+
+Payload = Mapping[str, "TensorSpec"]
+"""What a message must look like: every name with its shape and type."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The declared form of one tensor of a message.
+
+    Attributes:
+        shape: Sizes; None where a size is free.
+        dtype: Element type.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sent: its message and the number of training images behind it."""
+
+    message: Message
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where in the experiment a piece of code runs; the only source of randomness.
+
+    Attributes:
+        seed: The experiment's seed.
+        round: Set-up exchanges count up to 0, training rounds from 1.
+        client: Client number; None on the server.
+    """
+
+    seed: int
+    round: int
+    client: int | None = None
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A CPU generator that depends on nothing but seed, purpose, round and client."""
+        return generator(self.seed, purpose, self.round, self.client)
+
+    @contextmanager
+    def seeded(self, purpose: str) -> Iterator[None]:
+        """Seeds torch's global generators for a block and restores them afterwards."""
+        with seeded(self.seed, purpose, self.round, self.client):
+            yield
+
+
+class Prediction(NamedTuple):
+    """What a task says about a batch. High scores are anomalous.
+
+    Attributes:
+        image_score: One score an image [B].
+        anomaly_map: One score a pixel [B, H, W]; None for tasks that do not localise.
+        logits: Class logits [B, K] of classification tasks.
+    """
+
+    image_score: Tensor
+    anomaly_map: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class Task(L.LightningModule):
+    """What is learnt and how it scores; trains just as well under a plain ``lightning.Trainer``.
+
+    Subclasses implement ``training_step``, ``configure_optimizers`` and ``predict_step`` (returning a `Prediction`)
+    as in Lightning, and `features`.
+    """
+
+    def features(self, batch: Mapping[str, Any]) -> Tensor:
+        """What regularisers and prototypes look at.
+
+        Args:
+            batch: A batch of the data module.
+
+        Returns:
+            Features, batch first.
+        """
+        raise NotImplementedError
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Takes from local data what training needs before its first step (a bank, a centre). Default: nothing."""
+
+    def refresh(self, loader: DataLoader, context: Context) -> None:
+        """Renews, after local training, what `prepare` made. Default: nothing."""
+
+    def learned_state(self) -> dict[str, Tensor]:
+        """The state that training changes: everything but the frozen backbone."""
+        return {k: v for k, v in self.state_dict().items() if not k.startswith("backbone.")}
+
+
+class Client(L.LightningModule):
+    """The client side of one method: wraps a task and adds what the method needs.
+
+    One live object serves every client of a process. What belongs to a single client is its `personal_state`, which
+    is swapped in before a visit and out after it.
+
+    Args:
+        task: What the client learns.
+        local_epochs: Passes over the client's data a round (E).
+        keep_optimizer: Whether the optimiser's state lives on between rounds. Only right where the server never
+            overwrites the weights that it optimises.
+    """
+
+    def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
+        super().__init__()
+        self.task = task
+        self.local_epochs = local_epochs
+        self.keep_optimizer = keep_optimizer
+        self.context = Context(seed=0, round=0)
+        self._optimizer_state: dict[str, Any] | None = None
+
+    def begin(self, context: Context) -> None:
+        """Starts a visit: says which client this is now, and in which round."""
+        self.context = context
+
+    def receive(self, broadcast: Message) -> None:
+        """Takes over what the server sent."""
+        raise NotImplementedError
+
+    def fit(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains locally: E epochs of the task's ``training_step``, with Lightning's hooks.
+
+        Args:
+            loader: The client's training batches.
+            fabric: Moves batches, scales precision and runs the backward pass.
+
+        Returns:
+            Means over all steps of the loss and of the other scalars that ``training_step`` returned.
+        """
+        task = self.task
+        configured: Any = task.configure_optimizers()
+        if not isinstance(configured, torch.optim.Optimizer):
+            raise TypeError(f"{type(task).__name__}.configure_optimizers must return one optimizer")
+        if self._optimizer_state is not None:
+            configured.load_state_dict(self._optimizer_state)
+        module, optimizer = fabric.setup(task, configured)
+        module.mark_forward_method("training_step")
+        totals: dict[str, float] = {}
+        steps = 0
+        task.train()
+        task.on_train_start()
+        for _ in range(self.local_epochs):
+            task.on_train_epoch_start()
+            for index, batch in enumerate(loader):
+                batch = fabric.to_device(batch)
+                task.on_train_batch_start(batch, index)
+                output = module.training_step(batch, index)
+                outputs = output if isinstance(output, Mapping) else {"loss": output}
+                optimizer.zero_grad()
+                fabric.backward(outputs["loss"])
+                optimizer.step()
+                task.on_train_batch_end(output, batch, index)
+                for name, value in outputs.items():
+                    totals[name] = totals.get(name, 0.0) + float(value.detach())
+                steps += 1
+            task.on_train_epoch_end()
+        task.on_train_end()
+        task.eval()
+        if self.keep_optimizer:
+            self._optimizer_state = configured.state_dict()
+        return {name: total / steps for name, total in totals.items()}
+
+    def send(self, loader: DataLoader) -> Message:
+        """What goes to the server.
+
+        Args:
+            loader: The client's training batches in a fixed order.
+        """
+        raise NotImplementedError
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+        """The client's own prediction; the task's, unless the method predicts otherwise."""
+        return self.task.predict_step(batch, batch_idx)
+
+    def personal_state(self) -> dict[str, Any]:
+        """What lives between rounds, is checkpointed, and never leaves the client."""
+        return {"optimizer": self._optimizer_state}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client's `personal_state` in."""
+        self._optimizer_state = state["optimizer"]
+
+
+class Server:
+    """The server side of one method.
+
+    Attributes:
+        setup: Names of the exchanges before round 1, in order. They are numbered up to 0, take in every client and
+            train nothing: ``("statistics", "memory")`` are rounds -1 and 0.
+    """
+
+    setup: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.context = Context(seed=0, round=0)
+
+    def begin(self, context: Context) -> None:
+        """Starts a round."""
+        self.context = context
+
+    def phase(self, round: int) -> str:
+        """The name of a set-up exchange, or ``"train"``."""
+        return "train" if round > 0 else self.setup[round - 1]
+
+    def download_payload(self) -> Payload:
+        """The form of what this round's `broadcast` sends."""
+        raise NotImplementedError
+
+    def upload_payload(self) -> Payload:
+        """The form of what clients send in this round."""
+        raise NotImplementedError
+
+    def broadcast(self, client_id: int) -> Message:
+        """What a client is sent at the start of the round."""
+        raise NotImplementedError
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Takes in what clients sent.
+
+        Args:
+            updates: By client, in client order; never empty.
+        """
+        raise NotImplementedError
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers worth a curve, after `aggregate`."""
+        return {}
+
+    def warnings(self) -> list[str]:
+        """What a user should be told after `aggregate`, one line each."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later round depends on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""

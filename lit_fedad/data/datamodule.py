@@ -1,0 +1,205 @@
+"""Batches of the clients' training images and of the test set, for Fabric and for a plain Trainer."""
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, cast
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from lit_fedad.data.sample import Sample
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+
+
+class Batch(TypedDict, total=False):
+    """What every loader yields: images or their features, never both.
+
+    Attributes:
+        image: Normalised images, float32 ``[B, 3, S, S]``.
+        pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
+        label: 0 normal, 1 anomalous, int64 ``[B]``.
+        mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.
+        index: Position in the data set, int64 ``[B]``.
+    """
+
+    image: Tensor
+    pyramid: tuple[Tensor, ...]
+    label: Tensor
+    mask: Tensor
+    index: Tensor
+
+
+class Targets:
+    """Labels and masks of samples; masks are read once and kept at one bit a pixel.
+
+    Args:
+        samples: The samples.
+        transform: Reads a mask.
+        with_masks: Whether masks are wanted.
+    """
+
+    def __init__(self, samples: Sequence[Sample], transform: ImageTransform, with_masks: bool) -> None:
+        self._labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+        self._size = transform.size
+        self._masks: np.ndarray | None = None
+        if with_masks:
+            masks = [np.packbits(transform.mask(sample.mask, sample.path).numpy()) for sample in samples]
+            self._masks = np.stack(masks) if masks else np.empty((0, 0), np.uint8)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        """Label, index and, where wanted, mask of the samples at these positions."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        batch = Batch(label=self._labels[index], index=index)
+        if self._masks is not None:
+            bits = np.unpackbits(self._masks[index.numpy()], axis=1, count=self._size**2)
+            batch["mask"] = torch.from_numpy(bits.reshape(-1, self._size, self._size))
+        return batch
+
+
+class ImageDataset(Dataset):
+    """Images, read anew each time.
+
+    Args:
+        samples: The samples.
+        transform: Turns files into tensors.
+        with_masks: Whether batches carry masks.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sample], transform: ImageTransform, with_masks: bool = False
+    ) -> None:
+        self._paths = [sample.path for sample in samples]
+        self._transform = transform
+        self._targets = Targets(samples, transform, with_masks)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Returns a whole batch."""
+        batch = self._targets[indices]
+        batch["image"] = torch.stack([self._transform.image(self._paths[index]) for index in indices])
+        return batch
+
+    def __getitem__(self, index: int) -> Batch:
+        """Returns one item, without the batch dimension."""
+        return unbatched(self.__getitems__([index]))
+
+
+def unbatched(batch: Batch) -> Batch:
+    """The only item of a batch of one."""
+    item = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
+    if "pyramid" in batch:
+        return cast("Batch", {**item, "pyramid": tuple(features[0] for features in batch["pyramid"])})
+    return cast("Batch", item)
+
+
+class AnomalyDataModule(L.LightningDataModule):
+    """Training images dealt to clients, and one test set.
+
+    Args:
+        train: Normal images, a data set whose ``__getitems__`` gives a `Batch`.
+        test: Normal and anomalous images, likewise.
+        partition: For every client the indices of its images in ``train``.
+        batch_size: Training images a batch.
+        eval_batch_size: Test images a batch.
+        client: The client whose images ``train_dataloader`` gives; None for those of all clients.
+        num_workers: Processes that read images. Cached features need none.
+
+    Raises:
+        UserError: If the partition names an image, or ``client`` a client, that does not exist.
+    """
+
+    def __init__(
+        self,
+        train: Dataset,
+        test: Dataset,
+        partition: Sequence[Sequence[int]],
+        batch_size: int = 10,
+        eval_batch_size: int = 32,
+        client: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.train, self.test = train, test
+        self.partition = [list(indices) for indices in partition]
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.client = client
+        self.num_workers = num_workers
+        size = len(train)  # type: ignore[arg-type]
+        for number, indices in enumerate(self.partition):
+            outside = [index for index in indices if not 0 <= index < size]
+            if outside:
+                raise UserError(
+                    f"client {number} holds image {outside[0]}, but there are {size} training images"
+                )
+        if client is not None:
+            self._indices(client)
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffled batches of one client, or of all clients together."""
+        if self.client is None:
+            pooled = sorted(index for indices in self.partition for index in indices)
+            return self._loader(self.train, pooled, self.batch_size, shuffle=True)
+        return self._loader(self.train, self._indices(self.client), self.batch_size, shuffle=True)
+
+    def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
+        """Training batches of one client.
+
+        Args:
+            client: Client number.
+            generator: Decides the order: the same seed gives the same batches.
+            shuffle: False for the order of the partition.
+
+        Returns:
+            A loader; each pass over it draws a new order from ``generator``.
+
+        Raises:
+            UserError: If there is no such client or it holds no images.
+        """
+        return self._loader(self.train, self._indices(client), self.batch_size, shuffle, generator)
+
+    def test_dataloader(self) -> DataLoader:
+        """The test set in its order."""
+        # A loader without a generator takes a number from the global one, even in a fixed order.
+        return self._loader(self.test, None, self.eval_batch_size, shuffle=False, generator=torch.Generator())
+
+    def predict_dataloader(self) -> DataLoader:
+        """The test set in its order."""
+        return self.test_dataloader()
+
+    def _indices(self, client: int) -> list[int]:
+        if not 0 <= client < len(self.partition):
+            raise UserError(
+                f"client {client} does not exist: the partition has {len(self.partition)} clients"
+            )
+        if not self.partition[client]:
+            raise UserError(
+                f"client {client} holds no training images: use fewer clients or a milder partition"
+            )
+        return self.partition[client]
+
+    def _loader(
+        self,
+        dataset: Dataset,
+        indices: Sequence[int] | None,
+        batch_size: int,
+        shuffle: bool,
+        generator: torch.Generator | None = None,
+    ) -> DataLoader:
+        return DataLoader(
+            dataset if indices is None else Subset(dataset, indices),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            generator=generator,
+            num_workers=self.num_workers,
+            collate_fn=_as_is,
+        )
+
+
+def _as_is(batch: Any) -> Any:
+    """Data sets give whole batches: there is nothing to collate."""
+    return batch

@@ -1,0 +1,221 @@
+"""Frozen features, computed once per image and kept on disk in half precision."""
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_fedad.data.datamodule import Batch, Targets, unbatched
+from lit_fedad.data.row_store import RowStore, Shapes, write_json
+from lit_fedad.data.sample import Sample
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+
+_FORMAT = 1  # raise it when the same images, transform and backbone begin to give other rows
+
+
+class CachedFeatures(Dataset):
+    """Feature pyramids read from the rows of a cache, whole batches at once.
+
+    Args:
+        file: The file of rows.
+        shapes: ``(C_l, H_l, W_l)`` of each layer.
+        rows: The row of each sample.
+        targets: Labels and masks of the samples.
+    """
+
+    def __init__(self, file: Path, shapes: Shapes, rows: Sequence[int], targets: Targets) -> None:
+        self._file, self._shapes, self._targets = file, shapes, targets
+        self._rows = np.asarray(rows, dtype=np.int64)
+        ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64).tolist()
+        self._spans = list(zip([0, *ends], ends, strict=False))
+        self._data = self._map()
+
+    def _map(self) -> np.ndarray:
+        if not len(self._rows):
+            return np.empty((0, 0), np.float16)
+        return np.memmap(self._file, np.float16, "r", shape=(int(self._rows.max()) + 1, self._spans[-1][1]))
+
+    # A memory map would travel to a worker process as a copy of the whole file.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_data": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._data = self._map()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Returns a whole batch."""
+        batch = self._targets[indices]
+        rows = self._rows[batch["index"].numpy()]
+        batch["pyramid"] = tuple(
+            torch.from_numpy(self._data[rows, start:end]).float().view(-1, *shape)
+            for (start, end), shape in zip(self._spans, self._shapes, strict=True)
+        )
+        return batch
+
+    def __getitem__(self, index: int) -> Batch:
+        """Returns one item, without the batch dimension."""
+        return unbatched(self.__getitems__([index]))
+
+
+class FeatureCache:
+    """Keeps what a frozen extractor makes of images.
+
+    Rows are found by the bytes of an image: copies and renamed files are computed once. Several processes may
+    fill the same folder at the same time: one computes, the others wait and read.
+
+    Args:
+        folder: Where caches lie; each pair of transform and extractor gets a folder of its own in it.
+        transform: Turns files into images.
+        extractor: Frozen model: images ``[B, 3, S, S]`` to one tensor ``[B, C_l, H_l, W_l]`` a layer.
+        fingerprint: Identifies the extractor: it changes whenever its features do.
+        max_bytes: Limit on the size of the rows; None leaves it to the disk.
+
+    Attributes:
+        folder: The folder of this transform and extractor.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        transform: ImageTransform,
+        extractor: Callable[[Tensor], Sequence[Tensor]],
+        fingerprint: str,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._transform, self._extractor, self._max_bytes = transform, extractor, max_bytes
+        identity = {"format": _FORMAT, "transform": transform.fingerprint, "backbone": fingerprint}
+        self.folder = Path(folder) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        self._store = RowStore(self.folder, identity)
+        self._image: dict[Path, bytes] = {}
+
+    def fill(
+        self,
+        samples: Sequence[Sample],
+        batch_size: int = 16,
+        progress: Callable[[int, int], None] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Computes what is missing or damaged.
+
+        Args:
+            samples: The samples whose features will be read.
+            batch_size: Images a call of the extractor.
+            progress: Called after each batch with the number of images done and of images to do.
+            device: Where the extractor is.
+
+        Raises:
+            UserError: If an image cannot be read, its features do not fit half precision, or the folder cannot
+                be written or has too little room.
+        """
+        paths = dict.fromkeys(sample.path for sample in samples)
+        with self._store.locked():
+            self._image |= _hash_images(paths, self.folder / "images.json")
+            path_of = {self._image[path]: path for path in paths}
+            missing = self._store.missing(path_of)
+            if not missing:
+                return
+            shapes = self._shapes(path_of[missing[0]], device)
+            if self._store.shapes not in (None, shapes):
+                self._store.clear(f"is for shapes {self._store.shapes}, but the backbone gives {shapes}")
+                missing = list(path_of)
+            self._store.prepare(shapes, len(missing), self._max_bytes)
+            batches = [missing[start : start + batch_size] for start in range(0, len(missing), batch_size)]
+            done = 0
+            for batch, images in zip(batches, self._decode(batches, path_of), strict=True):
+                rows = self._extract(images.to(device), batch_size)
+                finite = rows.isfinite().all(dim=1)
+                if not finite.all():
+                    path = path_of[batch[int(finite.int().argmin())]]
+                    raise UserError(f"features of {path} do not fit half precision: set cache.enabled=false")
+                self._store.write(batch, rows.numpy())
+                done += len(batch)
+                if progress is not None:
+                    progress(done, len(missing))
+
+    def dataset(self, samples: Sequence[Sample], with_masks: bool = False) -> CachedFeatures:
+        """Returns the features of samples that `fill` has seen.
+
+        Args:
+            samples: The samples.
+            with_masks: Whether batches carry masks.
+
+        Raises:
+            ValueError: If `fill` has not seen one of them.
+        """
+        unseen = [sample.path for sample in samples if sample.path not in self._image]
+        if unseen:
+            raise ValueError(f"no features of {unseen[0]}: call fill with these samples first")
+        rows = [self._store.row[self._image[sample.path]] for sample in samples]
+        targets = Targets(samples, self._transform, with_masks)
+        return CachedFeatures(self._store.rows_file, self._store.shapes or (), rows, targets)
+
+    @torch.inference_mode()
+    def _shapes(self, path: Path, device: torch.device | str) -> Shapes:
+        pyramid = self._extractor(self._transform.image(path)[None].to(device))
+        return tuple(tuple(features.shape[1:]) for features in pyramid)
+
+    @torch.inference_mode()
+    def _extract(self, images: Tensor, batch_size: int) -> Tensor:
+        """Rows of a batch of images, float16 ``[B, row]``."""
+        # The last bits of a convolution can depend on the size of the batch. With full batches only, a row does
+        # not depend on how many others are missing, and one that is made again is the same bit for bit.
+        filling = images[-1:].expand(batch_size - len(images), -1, -1, -1)
+        pyramid = self._extractor(torch.cat([images, filling]))
+        return torch.cat([features[: len(images)].flatten(1) for features in pyramid], dim=1).half().cpu()
+
+    def _decode(self, batches: list[list[bytes]], path_of: dict[bytes, Path]) -> Iterator[Tensor]:
+        """Reads images in threads, one batch ahead of the extractor."""
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+
+            def submit(batch: list[bytes]) -> list[Future[Tensor]]:
+                return [pool.submit(self._transform.image, path_of[image]) for image in batch]
+
+            ahead = submit(batches[0])
+            for following in [*batches[1:], []]:
+                current, ahead = ahead, submit(following)
+                yield torch.stack([image.result() for image in current])
+
+
+def _hash_images(paths: Iterable[Path], memo_file: Path) -> dict[Path, bytes]:
+    """SHA-256 of each file's bytes; a file whose time of change and size the memo knows is not read again."""
+    memo: dict[str, tuple[int, int, str]] = {}
+    try:
+        if memo_file.exists():
+            memo = {
+                path: (int(t), int(n), h) for path, (t, n, h) in json.loads(memo_file.read_text()).items()
+            }
+            memo = {path: known for path, known in memo.items() if len(bytes.fromhex(known[2])) == 32}
+    except (ValueError, TypeError, AttributeError):
+        warnings.warn(f"feature cache file {memo_file} is damaged: images are hashed again", stacklevel=3)
+        memo = {}
+    digests = {}
+    changed = False
+    for path in paths:
+        try:
+            stat = path.stat()
+            known = memo.get(str(path.absolute()))
+            if known is None or known[:2] != (stat.st_mtime_ns, stat.st_size):
+                with path.open("rb") as file:
+                    known = (stat.st_mtime_ns, stat.st_size, hashlib.file_digest(file, "sha256").hexdigest())
+                memo[str(path.absolute())], changed = known, True
+        except OSError as error:
+            raise UserError(f"image {path} cannot be read: {error.strerror}") from error
+        digests[path] = bytes.fromhex(known[2])
+    if changed:
+        write_json(memo_file, memo)
+    return digests

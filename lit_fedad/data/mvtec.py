@@ -1,0 +1,205 @@
+"""Folders in the layout of MVTec AD, one product type or a mixture of several.
+
+A product folder holds ``train/good``, ``test/<good|defect>`` and, where there are masks,
+``ground_truth/<defect>/<stem>_mask.png`` (or ``<stem>.png``).
+"""
+
+import difflib
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from lit_fedad.data.randomness import seeded
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
+
+
+def mvtec_mixture(
+    root: str | Path,
+    products: Sequence[str] | None = None,
+    name: str | None = None,
+    train_per_product: int | None = None,
+    test_per_product: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """Reads one or several product folders into one image set.
+
+    Nothing is decoded here: an image that cannot be read is reported when it is transformed.
+
+    Args:
+        root: A product folder, or a folder that contains product folders.
+        products: Product folders relative to ``root``, such as ``mvtec/bottle``; None takes ``root`` itself
+            or every product folder directly inside it. A product is called after its folder; where two
+            folders share a name, after their whole relative paths (``a/bottle`` becomes ``a_bottle``).
+        name: Name of the image set; by default the name of the product or, for several, of ``root``.
+        train_per_product: At most this many training images of each product, a random subset.
+        test_per_product: At most this many test images of each product, a random subset: half of them good
+            and half spread evenly over the defects, filled up from the other half where there are too few.
+        seed: Seed of the random subsets. The subset of a product does not depend on the other products.
+
+    Returns:
+        The image set, ordered by product as given, then by defect and file name.
+
+    Raises:
+        UserError: A folder, a product, an image or a mask is missing, or a limit is below 1.
+    """
+    root = Path(root).expanduser()
+    for key, limit in (("train_per_product", train_per_product), ("test_per_product", test_per_product)):
+        if limit is not None and limit < 1:
+            raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; give the folder that holds the product folders")
+
+    stray: list[Path] = []
+    train: list[Sample] = []
+    test: list[Sample] = []
+    folders = _product_folders(root, products)
+    for product, folder in folders.items():
+        normal = _train_samples(folder, product, stray)
+        labelled = _test_samples(folder, product, stray)
+        train += _subset(normal, train_per_product, seed)
+        test += _balanced_subset(labelled, test_per_product, seed)
+    if stray:
+        warnings.warn(
+            f"{root}: skipped {len(stray)} files or folders that are no images of the set, first {stray[0]}",
+            stacklevel=2,
+        )
+    default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
+    return ImageSet(name or default_name, tuple(train), tuple(test))
+
+
+def _product_folders(root: Path, products: Sequence[str] | None) -> dict[str, Path]:
+    """Product name -> product folder, in the order given (or sorted)."""
+    if products is None:
+        if (root / "train").is_dir() or (root / "test").is_dir():
+            return {root.resolve().name: root}
+        products = [path.name for path in _entries(root) if (path / "train").is_dir()]
+        if not products:
+            nested = _known_products(root)
+            hint = f"name them in products, for example {nested[0]}" if nested else "check the path"
+            raise UserError(f"{root}: no product folder with train/good directly inside; {hint}")
+    relative = [Path(product) for product in ([products] if isinstance(products, str) else products)]
+    if not relative:
+        raise UserError("products: the list is empty; name at least one product folder, or leave it out")
+    for path in relative:
+        if not (root / path).is_dir():
+            raise UserError(_unknown_product(root, path.as_posix()))
+
+    sharing = Counter(path.name for path in relative)
+    names = [path.name if sharing[path.name] == 1 else "_".join(path.parts) for path in relative]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise UserError(f"products: {twice[0]} is listed twice; remove one, or rename one of the folders")
+    return {name: root / path for name, path in zip(names, relative, strict=True)}
+
+
+def _known_products(root: Path) -> list[str]:
+    """Relative paths of the product folders at most three levels below ``root``."""
+    found = chain.from_iterable(root.glob(f"{level}train/good") for level in ("*/", "*/*/", "*/*/*/"))
+    return sorted(path.parents[1].relative_to(root).as_posix() for path in found if path.is_dir())
+
+
+def _unknown_product(root: Path, product: str) -> str:
+    """The message for a product folder that does not exist."""
+    known = _known_products(root)
+    # A product may be misspelt, or right but without the folders above it: compare with both spellings.
+    spellings = {Path(path).name: path for path in known} | {path: path for path in known}
+    nearest = difflib.get_close_matches(product, spellings, n=1, cutoff=0.0)
+    hint = f"the nearest is '{spellings[nearest[0]]}'" if nearest else "it holds no product folder at all"
+    return f"{root}: no product folder '{product}'; {hint}"
+
+
+def _train_samples(folder: Path, product: str, stray: list[Path]) -> list[Sample]:
+    good = folder / "train" / "good"
+    if not good.is_dir():
+        raise UserError(f"{folder}: no train/good; put the normal training images there (MVTec layout)")
+    stray += [path for path in _entries(folder / "train") if path != good]
+    return [Sample(path, product) for path in _images(good, stray)]
+
+
+def _test_samples(folder: Path, product: str, stray: list[Path]) -> list[Sample]:
+    defects = [path for path in _entries(folder / "test") if path.is_dir()]
+    if not defects:
+        raise UserError(
+            f"{folder}: no folder test/good or test/<defect>; put the test images there (MVTec layout)"
+        )
+    stray += [path for path in _entries(folder / "test") if not path.is_dir()]
+    masked = (folder / "ground_truth").is_dir()
+    samples = []
+    for defect in defects:
+        images = _images(defect, stray)
+        if masked and defect.name != "good":
+            masks = _masks(folder / "ground_truth" / defect.name, images)
+        else:
+            masks = [None] * len(images)
+        samples += [
+            Sample(path, product, defect.name, mask) for path, mask in zip(images, masks, strict=True)
+        ]
+    return samples
+
+
+def _masks(folder: Path, images: list[Path]) -> list[Path | None]:
+    """The mask of every image, in order."""
+    found = {path.stem: path for path in _entries(folder) if path.suffix.lower() in IMAGE_SUFFIXES}
+    masks = [found.get(f"{path.stem}_mask", found.get(path.stem)) for path in images]
+    missing = [path for path, mask in zip(images, masks, strict=True) if mask is None]
+    if missing:
+        raise UserError(
+            f"{missing[0]}: no mask {folder / missing[0].stem}_mask.png"
+            f" ({len(missing)} of {len(images)} missing); add them, or remove ground_truth"
+        )
+    return masks
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in visible if path.name.lower() not in _SYSTEM_FILES)
+
+
+def _images(folder: Path, stray: list[Path]) -> list[Path]:
+    """The images in a folder, sorted; everything else is added to ``stray``."""
+    entries = _entries(folder)
+    images = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+    if not images:
+        raise UserError(
+            f"{folder}: holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}); add some or remove it"
+        )
+    stray += sorted(set(entries) - set(images))
+    return images
+
+
+def _shuffled(samples: Iterable[Sample], seed: int, purpose: str) -> list[Sample]:
+    samples = list(samples)
+    if not samples:
+        return []
+    rng = seeded(seed, purpose, samples[0].product, samples[0].defect)
+    return [samples[i] for i in rng.permutation(len(samples))]
+
+
+def _subset(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
+    """A random subset of at most ``limit`` samples, in their old order."""
+    chosen = set(_shuffled(samples, seed, "train subset")[:limit])
+    return [sample for sample in samples if sample in chosen]
+
+
+def _balanced_subset(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
+    """A random subset of at most ``limit`` samples: half good, half dealt evenly from the defects."""
+    if limit is None:
+        return samples
+    by_defect: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_defect.setdefault(sample.defect, []).append(sample)
+    piles = {defect: _shuffled(pile, seed, "test subset") for defect, pile in by_defect.items()}
+    good = piles.pop("good", [])
+    dealt = [sample for deal in zip_longest(*piles.values()) for sample in deal if sample is not None]
+    num_good = min(len(good), max(limit // 2, limit - len(dealt)))
+    chosen = {*good[:num_good], *dealt[: limit - num_good]}
+    return [sample for sample in samples if sample in chosen]

@@ -1,0 +1,266 @@
+"""How the training images are dealt to the clients."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from lit_fedad.data.randomness import seeded
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.errors import UserError
+
+_MAX_DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which client holds which training images.
+
+    Attributes:
+        clients: For every client the indices of its images in ``ImageSet.train``, in ascending order.
+    """
+
+    clients: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of images of every client."""
+        return tuple(map(len, self.clients))
+
+    def counts(self, image_set: ImageSet) -> np.ndarray:
+        """Counts the images of every client and product type.
+
+        Returns:
+            int64 [clients, products], products in the order of ``image_set.products``.
+        """
+        column = {product: j for j, product in enumerate(image_set.products)}
+        counts = np.zeros((len(self.clients), len(column)), dtype=np.int64)
+        for row, indices in zip(counts, self.clients, strict=True):
+            for index in indices:
+                row[column[image_set.train[index].product]] += 1
+        return counts
+
+    def save(self, path: str | Path) -> None:
+        """Writes the index lists as JSON, a form that ``FromFile`` reads back."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        rows = ",\n  ".join(json.dumps(indices) for indices in self.clients)
+        Path(path).write_text(f'{{"clients": [\n  {rows}\n]}}\n')
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Partition":
+        """Reads index lists from JSON: ``{"clients": [[...], ...]}``, or the list of lists alone.
+
+        Raises:
+            UserError: The file is missing or does not hold one list of whole numbers a client.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}); give an existing partition file"
+            ) from error
+        except ValueError as error:
+            raise UserError(
+                f"{path}: is not JSON ({error}); write one list of image indices a client"
+            ) from error
+        clients = content.get("clients") if isinstance(content, dict) else content
+        if not isinstance(clients, list):
+            raise UserError(f"{path}: holds no list of clients; write one list of image indices a client")
+        for client, indices in enumerate(clients):
+            # type(), for JSON's true and false are whole numbers to isinstance.
+            if not isinstance(indices, list) or any(type(index) is not int for index in indices):
+                raise UserError(
+                    f"{path}: client {client} is not a list of whole numbers; list its image indices"
+                )
+        return cls._of(clients)
+
+    @classmethod
+    def _of(cls, clients: Iterable[Iterable[int]]) -> "Partition":
+        return cls(tuple(tuple(sorted(map(int, indices))) for indices in clients))
+
+
+Strategy = Callable[[ImageSet, int], Partition]
+"""A partition strategy: image set and seed in, partition out."""
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Label-skewed clients: each product type is split by its own draw from Dir(alpha).
+
+    For every type p, q_p ~ Dirichlet(alpha * 1_N) gives the shares of the N clients (FedDyMem, experiments).
+    All types are drawn anew until every client is large enough.
+
+    Attributes:
+        clients: Number of clients N.
+        alpha: Concentration; small values leave each type with few clients.
+        min_size: Fewest images a client may hold.
+        balance: Clients that already hold their even share of all images get nothing of the types that
+            follow, as in PFLlib; sizes become more alike.
+
+    Raises:
+        UserError: A number is out of range, or ``min_size`` was not reached in 10,000 draws.
+    """
+
+    clients: int = 5
+    alpha: float = 0.1
+    min_size: int = 10
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        _check_clients(self.clients)
+        if not self.alpha > 0 or self.min_size < 0:
+            raise UserError(
+                f"partition alpha={self.alpha}, min_size={self.min_size}: alpha > 0 and min_size >= 0"
+            )
+
+    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+        """Splits every product type of the training images by shares drawn from ``seed``."""
+        rng = seeded(seed, "partition")
+        types = [rng.permutation(indices) for indices in _indices_by_product(image_set)]
+        totals = np.array([len(indices) for indices in types])
+        possible = self.clients * self.min_size <= totals.sum()
+        for _ in range(_MAX_DRAWS if possible else 0):
+            counts = self._draw_counts(rng, totals)
+            if counts.sum(axis=0).min() >= self.min_size:
+                break
+        else:
+            raise UserError(
+                f"partition: no draw with alpha={self.alpha} gave each of {self.clients} clients"
+                f" min_size={self.min_size} of the {totals.sum()} images; lower min_size or clients"
+            )
+        pieces = [np.split(indices, np.cumsum(row)[:-1]) for indices, row in zip(types, counts, strict=True)]
+        return Partition._of(np.concatenate(own) for own in zip(*pieces, strict=True))
+
+    def _draw_counts(self, rng: np.random.Generator, totals: np.ndarray) -> np.ndarray:
+        """How many images of every type each client gets, int64 [types, clients]."""
+        counts = np.zeros((len(totals), self.clients), dtype=np.int64)
+        for row, total in zip(counts, totals, strict=True):
+            shares = rng.dirichlet(np.full(self.clients, self.alpha))
+            if self.balance:
+                unfilled = counts.sum(axis=0) < totals.sum() / self.clients
+                shares = shares * unfilled
+                # With a tiny alpha all the mass may lie on clients that are full.
+                shares = shares / shares.sum() if shares.sum() > 0 else unfilled / unfilled.sum()
+            edges = np.rint(np.cumsum(shares)[:-1] * total).clip(max=total)
+            row[:] = np.diff(edges, prepend=0, append=total)
+        return counts
+
+
+@dataclass(frozen=True)
+class ByProduct:
+    """One or several whole product types a client: the strongest skew.
+
+    Attributes:
+        clients: Number of clients; the types are dealt to them in turn. None gives each type a client of its
+            own.
+
+    Raises:
+        UserError: There are more clients than product types.
+    """
+
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_clients(1 if self.clients is None else self.clients)
+
+    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+        """Deals the product types in order; nothing is random."""
+        types = _indices_by_product(image_set)
+        clients = len(types) if self.clients is None else self.clients
+        if clients > len(types):
+            raise UserError(
+                f"partition: {clients} clients but {len(types)} product types; lower clients to that"
+            )
+        return Partition._of(chain.from_iterable(types[client::clients]) for client in range(clients))
+
+
+@dataclass(frozen=True)
+class IID:
+    """Equally large clients with images at random.
+
+    Attributes:
+        clients: Number of clients.
+
+    Raises:
+        UserError: There are more clients than images.
+    """
+
+    clients: int = 5
+
+    def __post_init__(self) -> None:
+        _check_clients(self.clients)
+
+    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+        """Shuffles the training images with ``seed`` and cuts them into even parts."""
+        images = len(image_set.train)
+        if self.clients > images:
+            raise UserError(f"partition: {self.clients} clients but {images} training images; lower clients")
+        return Partition._of(np.array_split(seeded(seed, "partition").permutation(images), self.clients))
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One client holds everything: the centralised bound."""
+
+    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+        """Takes all training images; nothing is random."""
+        return Partition._of([range(len(image_set.train))])
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """The index lists of a JSON file, as ``Partition.save`` writes them; images may be left out.
+
+    Attributes:
+        path: The file.
+        clients: Number of clients the file must hold; None takes any.
+
+    Raises:
+        UserError: The file cannot be read, an index is out of range or used twice, or a client has no images.
+    """
+
+    path: str | Path
+    clients: int | None = None
+
+    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+        """Reads the file and checks it against the training images; nothing is random."""
+        partition = Partition.load(self.path)
+        images = len(image_set.train)
+        if not partition.clients or (self.clients or len(partition.clients)) != len(partition.clients):
+            expected = "at least 1" if self.clients is None else self.clients
+            raise UserError(
+                f"{self.path}: holds {len(partition.clients)} clients, expected {expected}; change either"
+            )
+        owner: dict[int, int] = {}
+        for client, indices in enumerate(partition.clients):
+            if not indices:
+                raise UserError(f"{self.path}: client {client} has no images; give it some or remove it")
+            for index in indices:
+                if not 0 <= index < images:
+                    raise UserError(
+                        f"{self.path}: client {client} lists image {index}, but {image_set.name} has images"
+                        f" 0 to {images - 1}; correct it, or give the set that the file was made for"
+                    )
+                if index in owner:
+                    raise UserError(
+                        f"{self.path}: image {index} is listed for client {owner[index]} and again for client"
+                        f" {client}; keep one of the two"
+                    )
+                owner[index] = client
+        return partition
+
+
+def _check_clients(clients: int) -> None:
+    if clients < 1:
+        raise UserError(f"partition clients={clients}: give at least 1")
+
+
+def _indices_by_product(image_set: ImageSet) -> list[list[int]]:
+    """The training indices of every product type, in order of first appearance."""
+    by_product: dict[str, list[int]] = {}
+    for index, sample in enumerate(image_set.train):
+        by_product.setdefault(sample.product, []).append(index)
+    return list(by_product.values())

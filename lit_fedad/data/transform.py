@@ -1,0 +1,151 @@
+"""From an image file to a tensor, and its mask through the same geometry."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as tvf
+
+from lit_fedad.errors import UserError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Resizes (bicubic), crops and normalises images; masks follow with nearest-neighbour sampling.
+
+    Attributes:
+        size: Side of the square output in pixels.
+        resize: The short side is resized to this and the centre is cropped; None resizes both sides to
+            ``size``, which loses no border but changes the aspect ratio of images that are not square.
+        mean: Mean of the red, green and blue channel in [0, 1].
+        std: Standard deviation of the three channels.
+
+    Raises:
+        UserError: A size is not positive, the crop is larger than the resized image, or ``mean`` and ``std``
+            are not three numbers each (positive ones for ``std``).
+    """
+
+    size: int
+    resize: int | None = None
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        # Configurations hand over lists and whole numbers: one spelling makes one fingerprint.
+        object.__setattr__(self, "mean", tuple(map(float, self.mean)))
+        object.__setattr__(self, "std", tuple(map(float, self.std)))
+        if self.size < 1:
+            raise UserError(f"transform size={self.size}: give a positive number of pixels")
+        if self.resize is not None and self.resize < self.size:
+            raise UserError(
+                f"transform resize={self.resize} is below size={self.size}, the side of the crop;"
+                " raise resize, or leave it out to resize directly"
+            )
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise UserError(
+                f"transform mean={self.mean}, std={self.std}: give three numbers each, std above 0"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Stable text of everything that changes the output; part of the key of cached features."""
+        return f"{self!r} v1"  # raise the version when the same fields begin to give other pixels
+
+    def image(self, path: Path) -> Tensor:
+        """Reads an image as the backbone wants it.
+
+        Returns:
+            Normalised image, float32 [3, size, size].
+
+        Raises:
+            UserError: The file cannot be read as an image.
+        """
+        scaled = self.raw(path).permute(2, 0, 1) / 255
+        mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
+        return (scaled - mean) / std
+
+    def raw(self, path: Path) -> Tensor:
+        """Reads an image for pictures: the same geometry without normalisation.
+
+        Returns:
+            RGB image, uint8 [size, size, 3].
+
+        Raises:
+            UserError: The file cannot be read as an image.
+        """
+        return self._fit(_to_rgb(_open(path), path), InterpolationMode.BICUBIC)
+
+    def mask(self, path: Path | None, image_path: Path) -> Tensor:
+        """Reads the mask of an image.
+
+        Every value above 0 is anomalous; in a JPEG, which smears edges, every value from 128.
+
+        Args:
+            path: The mask; None for an image without anomalous pixels.
+            image_path: The image it belongs to, whose size it must have.
+
+        Returns:
+            1 where the pixel is anomalous, uint8 [size, size].
+
+        Raises:
+            UserError: The file cannot be read, or its size is not that of the image.
+        """
+        if path is None:
+            return torch.zeros(self.size, self.size, dtype=torch.uint8)
+        mask, image_size = _open(path), _open(image_path).size
+        if mask.size != image_size:
+            raise UserError(
+                f"{path}: the mask is {mask.width}x{mask.height} but its image {image_path} is"
+                f" {image_size[0]}x{image_size[1]}; save the mask at the size of the image"
+            )
+        # Opacity and palette indices say nothing about anomalies, colours do.
+        values = np.asarray(mask.convert("RGB") if mask.mode == "P" or "A" in mask.mode else mask)
+        brightest = values.max(axis=2) if values.ndim == 3 else values
+        anomalous = brightest >= (128 if Path(path).suffix.lower() in {".jpg", ".jpeg"} else 1)
+        return self._fit(Image.fromarray(anomalous.astype(np.uint8)), InterpolationMode.NEAREST)
+
+    def _fit(self, image: Image.Image, interpolation: InterpolationMode) -> Tensor:
+        """The geometry, the same for images and masks: uint8 [size, size] or [size, size, channels]."""
+        if self.resize is None:
+            image = tvf.resize(image, [self.size, self.size], interpolation)
+        else:
+            image = tvf.center_crop(tvf.resize(image, [self.resize], interpolation), [self.size, self.size])
+        return torch.from_numpy(np.array(image))
+
+
+def _open(path: Path) -> Image.Image:
+    """The decoded image, turned the way its EXIF orientation says."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such image file; was it moved after the set was read?") from None
+    # Pillow reports damage through exceptions of many kinds, a decompression bomb among them.
+    except Exception as error:
+        raise UserError(
+            f"{path}: cannot be read as an image ({error}); replace the file or remove it"
+        ) from error
+
+
+def _to_rgb(image: Image.Image, path: Path) -> Image.Image:
+    """Eight-bit RGB; transparent pixels become white, sixteen bits are scaled to eight."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64)
+        # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.
+        if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+            raise UserError(
+                f"{path}: its pixels are float or 32-bit, of no fixed range; save it with 8 or 16 bits"
+            )
+        image = Image.fromarray((values / 257).round().astype(np.uint8))
+    if image.has_transparency_data:
+        background = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(background, image.convert("RGBA"))
+    return image.convert("RGB")

@@ -1,0 +1,225 @@
+"""Configuration in, result out: the one place where the parts meet."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from lit_fedad.assembly import Data, Model, build_data, build_federation, build_model
+from lit_fedad.config import Config
+from lit_fedad.evaluation import Thresholds
+from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.gallery import draw_curves, draw_heatmaps, draw_partition
+from lit_fedad.report.console import Display
+from lit_fedad.runs import RunFolder
+from lit_fedad.tracking import Tracker
+
+METRICS = ("i_auroc", "p_auroc", "pro", "aupr")
+
+
+def train(config: Config, quiet: bool = False) -> dict[str, Any]:
+    """Runs an experiment, or what is left of it.
+
+    Args:
+        config: From `lit_fedad.config.compose`.
+        quiet: Print nothing but warnings.
+
+    Returns:
+        The content of ``result.json``.
+
+    Raises:
+        UserError: For bad input, in one line.
+    """
+    run = RunFolder.of(config)
+    if config["fresh"]:
+        run.clear()
+    run.claim(config)
+    display = Display(quiet=quiet)
+    if run.result() is None:
+        fabric = make_fabric(**config["fabric"])
+        fabric.launch(_play, config, quiet)
+    else:
+        display.note(f"complete already; fresh=true runs it anew: {run.path}")
+    result = run.result()
+    assert result is not None
+    display.closing_table(result)
+    display.where_next(
+        [
+            ("files", str(run.path)),
+            ("compare", "mlflow ui"),
+            ("new images", f"lit-fedad predict run={run.path} images=FOLDER"),
+        ]
+    )
+    return result
+
+
+def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
+    """The run itself, in every process."""
+    run, first = RunFolder.of(config), fabric.is_global_zero
+    display = Display(quiet=quiet or not first)
+    model = build_model(config)
+    data = build_data(config, model.backbone, fabric, display)
+    federation = build_federation(config, run.path, model, data, fabric)
+    tracker = _open_tracker(config, run, model, data, first)
+    federation.on_round = _Reporter(federation, display, tracker)
+    if first:
+        display.header(_describe(config, model, data, run))
+        data.partition.save(run.path / "partition.json")
+        draw_partition(data, run.path)
+    status = "FAILED"
+    try:
+        federation.run()
+        thresholds = federation.ask(
+            federation.rounds, Thresholds(data.module, fabric, config["evaluation"]["threshold_quantile"])
+        )
+        if config["evaluation"]["pictures"]:
+            draw_heatmaps(federation, data, fabric, run.path, config["evaluation"]["pictures"])
+        peak = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        if first:
+            draw_curves(federation.history, run.path)
+            run.save_json("thresholds.json", thresholds)
+            run.save_json("result.json", _result(config, model, data, federation, max(peak), tracker))
+            _track_files(tracker, run.path)
+        status = "FINISHED"
+    finally:
+        delivery = tracker.close(status)
+        if delivery.pending and first:
+            display.warn(f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.path}")
+
+
+class _Reporter:
+    """Tells the person and the tracker about each exchange."""
+
+    def __init__(self, federation: Federation, display: Display, tracker: Tracker) -> None:
+        self.federation, self.display, self.tracker = federation, display, tracker
+
+    def __call__(self, report: RoundReport) -> None:
+        played = [r.seconds for r in self.federation.history if r.round > 0]
+        left = self.federation.rounds - max(report.round, 0)
+        self.display.round_line(
+            round=report.round,
+            rounds=self.federation.rounds,
+            loss=report.scalars.get("loss"),
+            metrics={name: values["mean"] for name, values in (report.metrics or {}).items()},
+            bytes_up=sum(report.bytes_up.values()),
+            bytes_down=sum(report.bytes_down.values()),
+            seconds=report.seconds,
+            eta_s=left * sum(played) / len(played) if played else None,
+            name=report.phase,
+        )
+        for line in report.warnings:
+            self.display.warn(line)
+        self.tracker.metrics(_tracked(report), step=report.round)
+
+
+def _tracked(report: RoundReport) -> dict[str, float]:
+    """One flat batch of numbers for the tracker."""
+    flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
+    for client, scalars in report.per_client.items():
+        flat |= {f"{name}/client_{client}": value for name, value in scalars.items()}
+    for name, values in (report.metrics or {}).items():
+        flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
+        flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
+    traffic = {"bytes/up": report.bytes_up, "bytes/down": report.bytes_down, "elements/up": report.elements_up}
+    flat |= {name: float(sum(by_client.values())) for name, by_client in traffic.items()}
+    return {**flat, "participants": len(report.participants), "seconds": report.seconds}
+
+
+def _describe(config: Config, model: Model, data: Data, run: RunFolder) -> dict[str, str]:
+    sizes = data.partition.sizes
+    return {
+        "method": f"{config['method']['name']} ({config['method']['paper']})",
+        "task": type(model.task).__name__,
+        "data": f"{data.images.name}: {len(data.images.train)} training, {len(data.images.test)} test images",
+        "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
+        "backbone": f"{config['backbone']['name']}, weights {model.backbone.provenance['weights']}",
+        "rounds": f"{config['rounds']} (seed {config['seed']})",
+        "files": str(run.path),
+    }
+
+
+def _result(
+    config: Config, model: Model, data: Data, federation: Federation, peak: int, tracker: Tracker
+) -> dict[str, Any]:
+    evaluated = [r for r in federation.history if r.metrics is not None]
+    best = max(evaluated, key=lambda r: _sortable(r.metrics["i_auroc"]["mean"]))  # type: ignore[index]
+    chosen = {"first": evaluated[0], "last": evaluated[-1], "best": best}
+    history = federation.history
+    return {
+        "method": config["method"]["name"],
+        "task": type(model.task).__name__,
+        "data": data.images.name,
+        "partition": {
+            "strategy": config["partition"]["_target_"].rpartition(".")[2],
+            "sizes": list(data.partition.sizes),
+            "counts": data.partition.counts(data.images).tolist(),
+            "products": data.images.products,
+        },
+        "backbone": model.backbone.provenance,
+        "seed": config["seed"],
+        "rounds": config["rounds"],
+        **{name: {"round": r.round, **_metrics(r)} for name, r in chosen.items()},
+        "exchanges": [r.round for r in history],
+        "bytes_up": [sum(r.bytes_up.values()) for r in history],
+        "bytes_down": [sum(r.bytes_down.values()) for r in history],
+        "elements_up": [sum(r.elements_up.values()) for r in history],
+        "seconds_per_round": [r.seconds for r in history],
+        "scalars": [r.scalars for r in history],
+        "metrics": {r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics},
+        "peak_rss_bytes": peak,
+        "tracking_run_id": tracker.run_id,
+        "config": config,
+    }
+
+
+def _metrics(report: RoundReport) -> dict[str, Any]:
+    undefined = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
+    return {name: (report.metrics or {}).get(name, undefined) for name in METRICS}
+
+
+def _sortable(value: float) -> float:
+    return value if value == value else float("-inf")
+
+
+def _open_tracker(config: Config, run: RunFolder, model: Model, data: Data, first: bool) -> Tracker:
+    settings = config["tracking"]
+    tags = {
+        "method": config["method"]["name"],
+        "paper": config["method"]["paper"],
+        "task": type(model.task).__name__,
+        "data": data.images.name,
+        "backbone": config["backbone"]["name"],
+        "weights": model.backbone.provenance["weights"],
+        "seed": str(config["seed"]),
+        "lit_fedad.out": str(run.path.resolve()),
+    }
+    tracker = Tracker(
+        run.path,
+        experiment=settings["experiment"] or data.images.name,
+        run_name=run.path.name,
+        tags=tags,
+        uri=settings["uri"],
+        enabled=first and settings["enabled"],
+    )
+    tracker.params({key: value for key, value in config.items() if key not in ("out", "tracking", "fresh")})
+    counts = data.partition.counts(data.images)
+    tracker.dataset(
+        name=data.images.name,
+        source=str(config["data"].get("root") or config["data"]["_target_"]),
+        digest=data.partition.digest(data.images),
+        profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
+        context="training",
+    )
+    return tracker
+
+
+def _track_files(tracker: Tracker, folder: Path) -> None:
+    """The run's files as artifacts; the last checkpoint is the trained model with its memory."""
+    for name in ("config.yaml", "partition.json", "thresholds.json", "result.json"):
+        tracker.artifact(folder / name)
+    for name in ("figures", "checkpoints"):
+        tracker.artifact(folder / name, folder=name)

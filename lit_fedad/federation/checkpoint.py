@@ -1,0 +1,97 @@
+"""Checkpoints that are either complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_fedad.errors import UserError
+
+
+class Checkpoints:
+    """The checkpoints of one run: one folder a round, the last one kept.
+
+    A checkpoint is written beside its final name and renamed when everything in it is on disk, so that a kill at any
+    moment leaves the previous one in place.
+
+    Args:
+        folder: Where checkpoints lie.
+        identity: What must be equal for a run to be continued (the resolved configuration).
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.folder = folder
+        self.identity = identity
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint; None if there is none."""
+        complete = sorted(self.folder.glob("round_*"))
+        return complete[-1] if complete else None
+
+    def begin(self, round: int) -> Path:
+        """An empty folder to write a checkpoint's files to."""
+        partial = self.partial(round)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        return partial
+
+    def commit(self, round: int, state: dict[str, Any]) -> Path:
+        """Adds the server's side to the files of `begin` and makes the checkpoint visible.
+
+        Args:
+            round: Round that the checkpoint follows.
+            state: Server state and history.
+
+        Returns:
+            The checkpoint's folder.
+        """
+        partial, final = self.partial(round), self.folder / f"round_{round + 100_000:06d}"
+        torch.save(state, partial / "server.pt")
+        (partial / "meta.json").write_text(json.dumps({"round": round, "identity": self.identity}))
+        for path in partial.iterdir():
+            _sync(path)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(partial, final)
+        _sync(self.folder)
+        for older in sorted(self.folder.glob("round_*"))[:-1]:
+            shutil.rmtree(older)
+        return final
+
+    def load(self, path: Path) -> tuple[int, dict[str, Any]]:
+        """Reads the server's side of a checkpoint.
+
+        Returns:
+            The round it follows, and the state given to `commit`.
+
+        Raises:
+            UserError: If it was written under another configuration, or cannot be read.
+        """
+        try:
+            meta = json.loads((path / "meta.json").read_text())
+            state = torch.load(path / "server.pt", map_location="cpu", weights_only=False)
+        except (OSError, ValueError, RuntimeError, EOFError) as error:
+            raise UserError(f"{path}: the checkpoint cannot be read ({error}); remove the folder") from error
+        if meta["identity"] != self.identity:
+            raise UserError(
+                f"{self.folder.parent}: begun under another configuration; give another out=DIR or add fresh=true"
+            )
+        return meta["round"], state
+
+    def partial(self, round: int) -> Path:
+        """Where a checkpoint is written before it is complete."""
+        return self.folder / f".partial_{round + 100_000:06d}"
+
+
+def _sync(path: Path) -> None:
+    """Forces a file's or folder's content to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

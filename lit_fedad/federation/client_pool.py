@@ -1,0 +1,118 @@
+"""The personal states of many clients: one live model, and a shelf of what belongs to each client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Any]
+
+
+def size_of(state: Any) -> int:
+    """Bytes of all tensors in a nested state."""
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict):
+        return sum(size_of(value) for value in state.values())
+    if isinstance(state, (list, tuple)):
+        return sum(size_of(value) for value in state)
+    return 0
+
+
+def detached(state: Any) -> Any:
+    """A copy of a nested state on the CPU that shares no memory with the live model."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: detached(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(detached(value) for value in state)
+    return state
+
+
+class ClientPool:
+    """Keeps personal states in host memory and, above a size, on disk.
+
+    A client that was never put in has the initial state, which is kept once for all of them.
+
+    Args:
+        initial: The state of a client before its first visit.
+        folder: Where states go that do not fit; made on first use.
+        memory_bytes: How much host memory the states may take.
+    """
+
+    def __init__(self, initial: State, folder: Path, memory_bytes: int = 2 << 30) -> None:
+        self.initial = detached(initial)
+        self.folder = folder
+        self.memory_bytes = memory_bytes
+        self._memory: OrderedDict[int, State] = OrderedDict()
+        self._files: dict[int, Path] = {}
+        self._unsaved: set[int] = set()
+        self._bytes = 0
+
+    def get(self, client: int) -> State:
+        """The client's state. Load it into the live model; do not change it."""
+        if client in self._memory:
+            self._memory.move_to_end(client)
+            return self._memory[client]
+        if client in self._files:
+            return torch.load(self._files[client], map_location="cpu", weights_only=False)
+        return self.initial
+
+    def put(self, client: int, state: State) -> None:
+        """Keeps a copy of the client's state."""
+        self._drop(client)
+        self._memory[client] = detached(state)
+        self._bytes += size_of(self._memory[client])
+        self._unsaved.add(client)
+        while self._bytes > self.memory_bytes and len(self._memory) > 1:
+            self._spill(next(iter(self._memory)))
+
+    def _drop(self, client: int) -> None:
+        if client in self._memory:
+            self._bytes -= size_of(self._memory.pop(client))
+        self._files.pop(client, None)
+
+    def _spill(self, client: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"client_{client:05d}.pt"
+        torch.save(self._memory[client], path)
+        self._drop(client)
+        self._files[client] = path
+
+    def save(self, folder: Path, previous: Path | None) -> None:
+        """Writes every state to a checkpoint; states that did not change are linked from the previous one.
+
+        Args:
+            folder: The checkpoint being written.
+            previous: The last complete checkpoint.
+        """
+        for client in sorted({*self._memory, *self._files}):
+            name = f"client_{client:05d}.pt"
+            old = previous / name if previous else None
+            if client not in self._unsaved and old and old.exists():
+                os.link(old, folder / name)
+            elif client in self._memory:
+                torch.save(self._memory[client], folder / name)
+            else:
+                shutil.copyfile(self._files[client], folder / name)
+        self._unsaved.clear()
+
+    def restore(self, folder: Path, clients: set[int]) -> None:
+        """Takes the states of some clients from a checkpoint.
+
+        Args:
+            folder: A complete checkpoint.
+            clients: The clients that this process looks after.
+        """
+        for path in sorted(folder.glob("client_*.pt")):
+            client = int(path.stem.removeprefix("client_"))
+            if client in clients:
+                self.put(client, torch.load(path, map_location="cpu", weights_only=False))
+        self._unsaved.clear()

@@ -1,0 +1,309 @@
+"""The only round loop: pick, broadcast, fit, send, aggregate, evaluate, report, checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Context, Server, Update
+from lit_fedad.errors import UserError
+from lit_fedad.federation.channel import Channel, elements
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.processes import all_cores, collect, deal, share
+
+T = TypeVar("T")
+
+
+class ClientData(Protocol):
+    """Training data by client."""
+
+    sizes: Mapping[int, int]
+
+    def loader(self, client: int, generator: torch.Generator | None) -> DataLoader:
+        """Batches of a client: shuffled by the generator, or in a fixed order without one."""
+
+
+class Evaluator(Protocol):
+    """Scores clients; knows data and metrics, so that the federation need not."""
+
+    def score(self, client: Client) -> Any:
+        """Mergeable metric state of one client."""
+
+    def summarise(self, states: dict[int, Any]) -> dict[str, Any]:
+        """Metrics from the states of all clients."""
+
+
+@dataclass
+class RoundReport:
+    """What one exchange did.
+
+    Attributes:
+        round: Number; set-up exchanges count up to 0.
+        phase: ``"train"``, or the name of the set-up exchange.
+        participants: Clients that finished.
+        failures: Causes by client that failed.
+        scalars: Loss and diagnostics: means over clients, weighted by their images.
+        per_client: Loss and diagnostics by client.
+        bytes_up: Bytes that each client sent.
+        bytes_down: Bytes that each client was sent.
+        elements_up: Numbers that each client sent.
+        seconds: Wall-clock time without evaluation.
+        metrics: Evaluation after this round; None where none was due.
+        warnings: Lines for the user.
+    """
+
+    round: int
+    phase: str
+    participants: list[int]
+    failures: dict[int, str] = field(default_factory=dict)
+    scalars: dict[str, float] = field(default_factory=dict)
+    per_client: dict[int, dict[str, float]] = field(default_factory=dict)
+    bytes_up: dict[int, int] = field(default_factory=dict)
+    bytes_down: dict[int, int] = field(default_factory=dict)
+    elements_up: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    metrics: dict[str, Any] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Visit:
+    """What a process brings back from one client: the bytes it sent, or the cause of its failure."""
+
+    blob: bytes = b""
+    elements: int = 0
+    scalars: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Federation:
+    """Runs the rounds of any method.
+
+    Args:
+        server: The method's server side.
+        client: The method's client side; one live object for all clients of this process.
+        data: Training data by client.
+        evaluator: Scores clients.
+        fabric: Launched.
+        rounds: Training rounds T.
+        seed: The experiment's seed.
+        checkpoints: Where the run's state is kept.
+        pool: Personal states.
+        participation: Who takes part, and what a failure means.
+        channel: Carries the messages.
+        evaluate_every: Evaluate after round 0, every so many rounds, and after the last.
+        on_round: Called on the first process after each exchange, before its checkpoint.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        client: Client,
+        data: ClientData,
+        evaluator: Evaluator,
+        fabric: Fabric,
+        rounds: int,
+        seed: int,
+        checkpoints: Checkpoints,
+        pool: ClientPool,
+        participation: Participation,
+        channel: Channel,
+        evaluate_every: int = 1,
+        on_round: Callable[[RoundReport], None] = lambda report: None,
+    ) -> None:
+        self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
+        self.fabric, self.rounds, self.seed = fabric, rounds, seed
+        self.checkpoints, self.pool = checkpoints, pool
+        self.participation, self.channel = participation, channel
+        self.evaluate_every, self.on_round = evaluate_every, on_round
+        self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
+        hands = deal({c: data.sizes[c] for c in self.clients}, fabric.world_size)
+        self.mine = set(hands[fabric.global_rank])
+        self.history: list[RoundReport] = []
+
+    @property
+    def first_round(self) -> int:
+        """Number of the first exchange: at most 1, lower by one for every set-up exchange."""
+        return 1 - len(self.server.setup)
+
+    def run(self) -> list[RoundReport]:
+        """Plays all rounds that are not in the last checkpoint.
+
+        Returns:
+            One report an exchange, also of those before a resumption. Complete on the first process only.
+
+        Raises:
+            UserError: If a client fails and the policy is to stop, or too few clients remain.
+        """
+        for round in range(self.resume(), self.rounds + 1):
+            report = self.play(round)
+            if self.fabric.is_global_zero:
+                self.history.append(report)
+                self.on_round(report)
+            self.save(round)
+        return self.history
+
+    def play(self, round: int) -> RoundReport:
+        """One exchange between the server and the clients it picks."""
+        began = time.perf_counter()
+        context = Context(self.seed, round)
+        self.server.begin(context)
+        report = RoundReport(round, self.server.phase(round), self.participation.pick(self.clients, context))
+        letters = self._send_letters(report, context)
+        visits = {c: self._visit(c, round, letters[c]) for c in report.participants if c in self.mine}
+        visits = collect(self.fabric, visits)
+        if self.fabric.is_global_zero:
+            self._take_in(report, visits)
+        # Only the first process knows the outcome: a refused round must end all of them.
+        refusal = share(self.fabric, self._refusal(report))
+        if refusal:
+            raise UserError(refusal)
+        report.seconds = time.perf_counter() - began
+        if self._evaluation_due(round):
+            report.metrics = self.evaluate(round)
+        return report
+
+    def evaluate(self, round: int) -> dict[str, Any] | None:
+        """Scores every client with what the server would send it next; metrics on the first process only."""
+        states = self.ask(round, lambda client, _: self.evaluator.score(client))
+        return self.evaluator.summarise(states) if self.fabric.is_global_zero else None
+
+    def ask(self, round: int, question: Callable[[Client, int], T]) -> dict[int, T]:
+        """Puts a question to every client, as it is after a round and with what the server would send it next.
+
+        Args:
+            round: The last round played.
+            question: Called with the live client and its number.
+
+        Returns:
+            Answers by client, on the first process only.
+        """
+        context = Context(self.seed, round + 1)
+        self.server.begin(context)
+        letters = self._letters(self.clients, context)
+        answers = {}
+        for client in sorted(self.mine):
+            self.enter(client, round + 1, letters[client])
+            answers[client] = question(self.client, client)
+        return collect(self.fabric, answers)
+
+    def over_processes(self, value: T) -> list[T]:
+        """A value of every process, on the first one only."""
+        return list(collect(self.fabric, {self.fabric.global_rank: value}).values())
+
+    def enter(self, client: int, round: int, letter: bytes) -> None:
+        """Turns the live model into one client, as it is after the server's message."""
+        self.client.begin(Context(self.seed, round, client))
+        self.client.load_personal_state(self.pool.get(client))
+        self.client.receive(self.channel.unpack(letter, self.channel.down))
+        self.client.to(self.fabric.device)
+        self.client.eval()
+
+    def resume(self) -> int:
+        """Restores the last checkpoint, if there is one.
+
+        Returns:
+            The number of the next exchange.
+        """
+        latest = self.checkpoints.latest()
+        if latest is None:
+            return self.first_round
+        round, state = self.checkpoints.load(latest)
+        self.server.load_state_dict(state["server"])
+        self.history = state["history"]
+        self.pool.restore(latest, self.mine)
+        return round + 1
+
+    def save(self, round: int) -> None:
+        """Writes a checkpoint: every process its clients, the first one the server."""
+        previous = self.checkpoints.latest()
+        if self.fabric.is_global_zero:
+            self.checkpoints.begin(round)
+        folder = share(self.fabric, self.checkpoints.partial(round))
+        self.pool.save(folder, previous)
+        self.fabric.barrier()
+        if self.fabric.is_global_zero:
+            state = {"server": self.server.state_dict(), "history": self.history}
+            self.checkpoints.commit(round, state)
+        self.fabric.barrier()
+
+    def _evaluation_due(self, round: int) -> bool:
+        return round >= 0 and (round % self.evaluate_every == 0 or round == self.rounds)
+
+    def _letters(self, clients: list[int], context: Context) -> dict[int, bytes]:
+        """The server's serialised messages by client, on every process; equal messages are packed once."""
+        letters: dict[int, bytes] = {}
+        if self.fabric.is_global_zero:
+            packed: dict[tuple[Any, ...], bytes] = {}
+            payload = self.server.download_payload()
+            for client in clients:
+                message = self.server.broadcast(client)
+                key = tuple((name, id(tensor)) for name, tensor in message.items())
+                if key not in packed:
+                    packed[key] = self.channel.pack(message, payload, self.channel.down, context, "the server")
+                letters[client] = packed[key]
+        return share(self.fabric, letters)
+
+    def _send_letters(self, report: RoundReport, context: Context) -> dict[int, bytes]:
+        letters = self._letters(report.participants, context)
+        report.bytes_down = {client: len(letter) for client, letter in letters.items()}
+        return letters
+
+    def _visit(self, client: int, round: int, letter: bytes) -> Visit:
+        """One client's part of a round; a failure is brought back, not raised, so that the policy can decide."""
+        visit = Visit()
+        try:
+            self.enter(client, round, letter)
+            context = self.client.context
+            if round > 0:
+                loader = self.data.loader(client, context.generator("batches"))
+                with context.seeded("fit"):
+                    visit.scalars = self.client.fit(loader, self.fabric)
+            with context.seeded("send"):
+                message = self.client.send(self.data.loader(client, None))
+            payload = self.server.upload_payload()
+            visit.blob = self.channel.pack(message, payload, self.channel.up, context, "the client")
+            visit.elements = elements(message)
+            self.pool.put(client, self.client.personal_state())
+        except UserError as error:
+            visit.error = str(error)
+        except (RuntimeError, ValueError, OSError, ArithmeticError) as error:
+            visit.error = f"{type(error).__name__}: {error}".splitlines()[0]
+        return visit
+
+    def _take_in(self, report: RoundReport, visits: dict[int, Visit]) -> None:
+        report.failures = {c: visit.error for c, visit in visits.items() if visit.error is not None}
+        good = {c: visit for c, visit in visits.items() if visit.error is None}
+        report.participants = list(good)
+        report.bytes_up = {c: len(visit.blob) for c, visit in good.items()}
+        report.elements_up = {c: visit.elements for c, visit in good.items()}
+        report.per_client = {c: visit.scalars for c, visit in good.items()}
+        report.warnings = [f"round {report.round}: client {c} left out: {e}" for c, e in report.failures.items()]
+        if self._refusal(report):
+            return
+        sizes = self.data.sizes
+        updates = {c: Update(self.channel.unpack(v.blob, self.channel.up), sizes[c]) for c, v in good.items()}
+        with all_cores(self.fabric):
+            self.server.aggregate(updates)
+        names = dict.fromkeys(name for scalars in report.per_client.values() for name in scalars)
+        for name in names:
+            known = {c: s[name] for c, s in report.per_client.items() if name in s}
+            total = sum(sizes[c] for c in known)
+            report.scalars[name] = sum(sizes[c] * value for c, value in known.items()) / total
+        report.scalars.update(self.server.diagnostics())
+        report.warnings += self.server.warnings()
+
+    def _refusal(self, report: RoundReport) -> str | None:
+        try:
+            self.participation.settle(len(report.participants), report.failures, report.round)
+        except UserError as error:
+            return str(error)
+        return None

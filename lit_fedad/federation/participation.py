@@ -1,0 +1,72 @@
+"""Who takes part in a round, and what happens when one of them fails."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Picks the clients of a round and decides about failures.
+
+    Attributes:
+        fraction: Share of the clients that a training round takes in, in (0, 1]; set-up exchanges take in all.
+        min_clients: Fewest clients a round needs, picked and finished.
+        on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
+            round as long as `min_clients` remain.
+    """
+
+    fraction: float = 1.0
+    min_clients: int = 1
+    on_failure: Literal["fail", "skip"] = "fail"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"federation.participation.fraction={self.fraction} must be in (0, 1]")
+        if self.on_failure not in ("fail", "skip"):
+            raise UserError(f"federation.participation.on_failure='{self.on_failure}' must be 'fail' or 'skip'")
+
+    def pick(self, clients: Sequence[int], context: Context) -> list[int]:
+        """The clients of a round, ascending.
+
+        Args:
+            clients: All clients that hold data.
+            context: Seed and round.
+
+        Raises:
+            UserError: If there are fewer clients than `min_clients`.
+        """
+        if len(clients) < self.min_clients:
+            raise UserError(f"min_clients={self.min_clients}, but only {len(clients)} clients hold data")
+        count = max(self.min_clients, round(self.fraction * len(clients)))
+        if context.round <= 0 or count >= len(clients):
+            return sorted(clients)
+        order = torch.randperm(len(clients), generator=context.generator("participation"))
+        return sorted(clients[i] for i in order[:count].tolist())
+
+    def settle(self, finished: int, failures: dict[int, str], round: int) -> None:
+        """Decides whether a round with failures stands.
+
+        Args:
+            finished: Number of clients that finished.
+            failures: Causes by client.
+            round: Round number, for the message.
+
+        Raises:
+            UserError: If the policy is to fail, or too few clients remain.
+        """
+        if not failures:
+            return
+        client, cause = next(iter(failures.items()))
+        if self.on_failure == "fail":
+            raise UserError(f"round {round}, client {client}: {cause}")
+        if finished < self.min_clients:
+            raise UserError(
+                f"round {round}: {finished} clients finished, min_clients={self.min_clients};"
+                f" first failure: client {client}: {cause}"
+            )

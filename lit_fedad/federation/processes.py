@@ -1,0 +1,98 @@
+"""Clients dealt to Fabric's processes, and their results brought together in client order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+from torch.nn import Module
+
+
+class ClientsApart(DDPStrategy):
+    """Launches processes as ``ddp`` does, but keeps their models apart.
+
+    DDP would average the gradients of different clients, and hang when clients take different numbers of steps.
+    """
+
+    def setup_module(self, module: Module) -> Module:  # type: ignore[override]
+        """Returns the module itself."""
+        return module
+
+
+def make_fabric(
+    accelerator: str = "auto", devices: int | str = 1, precision: Any = "32-true", num_nodes: int = 1
+) -> Fabric:
+    """A Fabric whose processes train different clients.
+
+    Args:
+        accelerator: ``cpu``, ``cuda``, ``mps`` or ``auto``.
+        devices: Processes on this machine.
+        precision: Any of Fabric's precisions.
+        num_nodes: Machines.
+    """
+    alone = num_nodes == 1 and str(devices) in ("1", "auto") and not torch.cuda.is_available()
+    if alone or (num_nodes == 1 and str(devices) == "1"):
+        return Fabric(accelerator=accelerator, devices=1, precision=precision)
+    start = "spawn" if num_nodes == 1 else "popen"
+    strategy = ClientsApart(start_method=start)  # type: ignore[arg-type]
+    return Fabric(accelerator=accelerator, devices=devices, precision=precision, num_nodes=num_nodes, strategy=strategy)
+
+
+def deal(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
+    """Deals clients to processes so that each has about the same number of images, largest client first.
+
+    Args:
+        sizes: Images by client.
+        processes: Number of processes.
+
+    Returns:
+        Clients of each process, ascending. A client stays with its process for the whole run.
+
+    Example:
+        >>> deal({0: 10, 1: 70, 2: 30, 3: 40}, 2)
+        [[1], [0, 2, 3]]
+    """
+    hands: list[list[int]] = [[] for _ in range(processes)]
+    loads = [0] * processes
+    for client in sorted(sizes, key=lambda c: (-sizes[c], c)):
+        target = loads.index(min(loads))
+        hands[target].append(client)
+        loads[target] += sizes[client]
+    return [sorted(hand) for hand in hands]
+
+
+def share(fabric: Fabric, value: Any) -> Any:
+    """Gives the first process's value to every process."""
+    if fabric.world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def collect(fabric: Fabric, results: dict[int, Any]) -> dict[int, Any]:
+    """Brings results by client together on the first process, in client order; empty elsewhere."""
+    if fabric.world_size == 1:
+        return dict(sorted(results.items()))
+    boxes: list[Any] | None = [None] * fabric.world_size if fabric.global_rank == 0 else None
+    dist.gather_object(results, boxes, dst=0)
+    merged = {client: result for box in boxes or [] for client, result in box.items()}
+    return dict(sorted(merged.items()))
+
+
+@contextmanager
+def all_cores(fabric: Fabric) -> Iterator[None]:
+    """Gives the first process every core of the machine while the others wait for it."""
+    threads = torch.get_num_threads()
+    if fabric.world_size > 1:
+        torch.set_num_threads(os.cpu_count() or threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,239 @@
+"""Exact nearest neighbours in a memory bank, and distances to them that can be differentiated.
+
+Everything works on rows: a bank is ``[slots, channels]``, patches are ``[n, channels]``.
+
+The expansion ``|q|^2 - 2 q.b + |b|^2`` turns the search into one matrix product, but its rounding error is
+about ``eps * |q|^2``: a distance near zero comes out wrong, even negative. It therefore only *ranks* the slots,
+on rows moved to the mean of the bank, where the error is smallest. Distances are recomputed from the differences.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from lit_fedad.errors import UserError
+
+Backend = Literal["auto", "torch", "faiss"]
+Search = Callable[[Tensor], Tensor]
+
+CHUNK_BYTES = 64 * 2**20
+_CACHE_BYTES = 2**20  # differences are bound by memory: blocks of this size stay in a core's cache
+
+
+@torch.no_grad()
+def nearest(
+    queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto", chunk_bytes: int = CHUNK_BYTES
+) -> tuple[Tensor, Tensor]:
+    """Finds the ``k`` nearest slots of every query, exactly and without gradient.
+
+    The distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less than
+    the rounding of the matrix product (about ``1e-7 |q - mean|^2`` in single precision) may change places.
+
+    Args:
+        queries: Rows ``[n, channels]``, any floating type; half precision is computed in single.
+        bank: Rows ``[slots, channels]`` on the same device.
+        k: Number of neighbours, 1 to ``slots``.
+        backend: ``torch`` (any device), ``faiss`` (searches in single precision, on the GPU with faiss-gpu) or
+            ``auto``: faiss where it was measured faster (single precision on a Linux CPU), else torch.
+        chunk_bytes: Bound on the temporaries for the queries; a centred copy of the bank comes on top.
+
+    Returns:
+        Euclidean distances ``[n, k]``, ascending, and the slots they belong to, ``[n, k]`` int64.
+
+    Raises:
+        UserError: faiss is asked for by name and not installed.
+        ValueError: The shapes do not fit, or ``k`` is not in 1 to ``slots``.
+
+    Example:
+        >>> bank = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> distances, slots = nearest(torch.zeros(1, 2), bank, k=2)
+        >>> distances.tolist(), slots.tolist()
+        ([[1.0, 5.0]], [[1, 0]])
+    """
+    _check_rows(queries, bank)
+    if not 1 <= k <= len(bank):
+        raise ValueError(f"k={k} neighbours asked of a bank of {len(bank)} slots: choose 1 to {len(bank)}")
+    dtype = working_dtype(queries, bank)
+    bank = bank.to(dtype)
+    centre = bank.mean(0)
+    centred = bank - centre
+    search = _faiss_search(centred, k) if _uses_faiss(backend, centred) else _torch_search(centred, k)
+
+    distances = torch.empty(len(queries), k, dtype=dtype, device=bank.device)
+    indices = torch.empty(len(queries), k, dtype=torch.int64, device=bank.device)
+    row_bytes = dtype.itemsize * (len(bank) + 2 * bank.shape[1])
+    for rows in chunks(len(queries), row_bytes, chunk_bytes):
+        block = queries[rows].to(dtype)
+        indices[rows] = search(block - centre)
+        distances[rows] = _distances(block, bank, indices[rows])
+    if k > 1:  # the recomputed distances may reorder near ties
+        distances, order = distances.sort(dim=1, stable=True)
+        indices = indices.gather(1, order)
+    return distances, indices
+
+
+def neighbour_distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
+    """Euclidean distances of every query to given slots, differentiable in the queries.
+
+    The bank counts as a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A distance
+    of 0 gets the sub-gradient 0.
+
+    Args:
+        queries: Rows ``[n, channels]``.
+        bank: Rows ``[slots, channels]``.
+        indices: Slots to measure to, ``[n, k]`` int64, as :func:`nearest` returns them.
+
+    Returns:
+        Distances ``[n, k]``, at least single precision.
+
+    Raises:
+        ValueError: The shapes do not fit.
+
+    Example:
+        >>> query = torch.tensor([[3.0, 4.0]], requires_grad=True)
+        >>> neighbour_distances(query, torch.zeros(1, 2), torch.tensor([[0]])).sum().backward()
+        >>> [round(value, 4) for value in query.grad[0].tolist()]
+        [0.6, 0.8]
+    """
+    _check_rows(queries, bank)
+    if indices.ndim != 2 or len(indices) != len(queries):
+        raise ValueError(f"indices must be [{len(queries)}, k], one row a query, not {list(indices.shape)}")
+    distances: Tensor = _NeighbourDistances.apply(queries, bank.detach(), indices)
+    return distances
+
+
+def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
+    """Squared distances ``[n, slots]`` by one matrix product, rounded as the expansion rounds.
+
+    Args:
+        rows: Rows ``[n, channels]``, best moved to the mean of the data.
+        bank: Rows ``[slots, channels]``, moved likewise.
+        bank_norms: Squared norms of the bank's rows, ``[slots]``.
+
+    Example:
+        >>> squared_distances(torch.tensor([[1.0]]), torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 9.0]))
+        tensor([[0., 4.]])
+    """
+    product = torch.addmm(bank_norms, rows, bank.T, alpha=-2)
+    return product.add_(rows.square().sum(1, keepdim=True)).clamp_(min=0)
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest type of the tensors, but at least single precision.
+
+    Example:
+        >>> working_dtype(torch.zeros(1, dtype=torch.float16))
+        torch.float32
+    """
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def chunks(length: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
+    """Slices that cover ``range(length)`` in blocks of at most ``chunk_bytes`` (but at least one row).
+
+    Example:
+        >>> list(chunks(5, row_bytes=4, chunk_bytes=8))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = max(1, chunk_bytes // max(1, row_bytes))
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+class _NeighbourDistances(torch.autograd.Function):
+    """d_k = |q - b_k|, with gradient sum_k g_k (q - b_k) / d_k with respect to q."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
+        dtype = working_dtype(queries, bank)
+        distances = _distances(queries.to(dtype), bank.to(dtype), indices)
+        ctx.save_for_backward(queries, bank, indices, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        queries, bank, indices, distances = ctx.saved_tensors  # type: ignore[attr-defined]
+        # The tiny floor only keeps 0/0 away: where the distance is 0 the difference it multiplies is 0 too.
+        scale = grad / distances.clamp(min=torch.finfo(distances.dtype).tiny)
+        scale = scale.masked_fill(distances == 0, 0)
+        gradient = torch.zeros(queries.shape, dtype=distances.dtype, device=queries.device)
+        for rows in _cache_blocks(queries, distances.dtype):
+            block = queries[rows].to(distances.dtype)
+            for column in range(indices.shape[1]):
+                difference = block - bank[indices[rows, column]]
+                gradient[rows].addcmul_(difference, scale[rows, column, None])
+        return gradient.to(queries.dtype), None, None
+
+
+def _distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
+    """|q - b_k| from the differences, one neighbour at a time."""
+    distances = torch.empty(indices.shape, dtype=queries.dtype, device=queries.device)
+    for rows in _cache_blocks(queries, queries.dtype):
+        for column in range(indices.shape[1]):
+            difference = bank[indices[rows, column]].sub_(queries[rows])
+            distances[rows, column] = torch.linalg.vector_norm(difference, dim=1)
+    return distances
+
+
+def _cache_blocks(queries: Tensor, dtype: torch.dtype) -> Iterator[slice]:
+    size = _CACHE_BYTES if queries.device.type == "cpu" else CHUNK_BYTES
+    return chunks(len(queries), dtype.itemsize * queries.shape[1], size)
+
+
+def _torch_search(bank: Tensor, k: int) -> Search:
+    norms = bank.square().sum(1)
+
+    def search(rows: Tensor) -> Tensor:
+        scores = torch.addmm(norms, rows, bank.T, alpha=-2)  # |q|^2 does not change the ranking
+        return scores.argmin(1, keepdim=True) if k == 1 else scores.topk(k, dim=1, largest=False).indices
+
+    return search
+
+
+def _faiss_search(bank: Tensor, k: int) -> Search:
+    import faiss
+
+    index: Any = faiss.IndexFlatL2(bank.shape[1])
+    if bank.is_cuda and hasattr(faiss, "StandardGpuResources"):
+        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), bank.device.index or 0, index)
+    index.add(_numpy(bank))
+
+    def search(rows: Tensor) -> Tensor:
+        faiss.omp_set_num_threads(torch.get_num_threads())  # faiss has a thread pool of its own
+        found = torch.from_numpy(index.search(_numpy(rows), k)[1])
+        return found.clamp_(min=0).to(rows.device)  # -1 marks a row with NaN, whose distance is NaN anyway
+
+    return search
+
+
+def _numpy(rows: Tensor) -> Any:
+    return rows.to("cpu", torch.float32).contiguous().numpy()
+
+
+def _uses_faiss(backend: Backend, bank: Tensor) -> bool:
+    if backend not in ("auto", "torch", "faiss"):
+        raise UserError(f"unknown neighbour backend {backend!r}: choose auto, torch or faiss")
+    if backend == "torch":
+        return False
+    installed = find_spec("faiss") is not None
+    if backend == "faiss" and not installed:
+        raise UserError("backend=faiss needs faiss: pip install faiss-cpu, or choose backend=auto")
+    # macOS: the OpenMP runtimes of torch and faiss clash in one process, so there it is only used on request.
+    fast_here = bank.device.type == "cpu" and bank.dtype == torch.float32 and sys.platform == "linux"
+    return backend == "faiss" or (installed and fast_here)
+
+
+def _check_rows(queries: Tensor, bank: Tensor) -> None:
+    if queries.ndim != 2 or bank.ndim != 2 or queries.shape[1] != bank.shape[1]:
+        raise ValueError(
+            f"queries and bank must be rows of equal width, not {list(queries.shape)} and {list(bank.shape)}"
+        )

@@ -1,0 +1,66 @@
+"""What all metrics here share: states that merge, and lists of samples that may be empty."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+
+class MergeableMetric(Metric):
+    """A `torchmetrics.Metric` whose states add up over batches, processes and clients in any order.
+
+    Args:
+        settings: Whatever two metrics must agree on before their states may be merged.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+    higher_is_better = True
+
+    def __init__(self, *settings: object) -> None:
+        # `merge_state` of torchmetrics keeps the value cached by an earlier `compute`, which would go stale.
+        super().__init__(compute_with_cache=False)
+        self.settings = settings
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add the state of another metric, or its `metric_state`, to this one.
+
+        Args:
+            incoming_state: A metric of the same class and settings, or the dictionary of its states.
+
+        Raises:
+            ValueError: If class or settings differ, or if a state is missing.
+        """
+        if isinstance(incoming_state, MergeableMetric) and incoming_state.settings != self.settings:
+            raise ValueError(
+                f"cannot merge metrics of different settings: {self.settings}, {incoming_state.settings}"
+            )
+        super().merge_state(incoming_state)
+        self._update_count += incoming_state.update_count if isinstance(incoming_state, Metric) else 1
+
+
+def kept(samples: Tensor, device: torch.device) -> Tensor:
+    """Samples to keep in a list state: a flat copy, safe from what the caller does to the original.
+
+    Float because torchmetrics gathers an empty float tensor from a process that has seen no batch.
+    """
+    return samples.flatten().to(device, torch.float32, copy=True)
+
+
+def concatenated(samples: list[Tensor] | Tensor) -> Tensor:
+    """A list state as one tensor, empty if nothing was seen."""
+    return dim_zero_cat(samples) if len(samples) else torch.empty(0)
+
+
+def check_same_shape(scores: Tensor, labels: Tensor) -> None:
+    """Refuse scores and labels that do not belong together.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    if scores.shape != labels.shape:
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)} must have the same shape"
+        )

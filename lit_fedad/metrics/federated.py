@@ -1,0 +1,71 @@
+"""Metrics of a federation: every client's value, their mean, the worst client, and all clients pooled.
+
+The mean of the clients' AUROCs and the AUROC of their pooled scores answer different questions and part
+widely when clients score on different scales, so both are reported under their own names.
+"""
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TypedDict
+
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.anomaly import AnomalyMetrics
+
+
+class Summary(TypedDict):
+    """One metric over a federation; NaN where undefined."""
+
+    mean: float
+    worst: float
+    pooled: float
+    per_client: dict[int, float]
+
+
+def summarise(per_client: Mapping[int, AnomalyMetrics]) -> dict[str, Summary]:
+    """Summarise the metrics of all clients.
+
+    Nothing is gathered from other processes: bring the clients' metrics together first.
+
+    Args:
+        per_client: Metrics of every client by client id, of equal settings; left unchanged.
+
+    Returns:
+        For every name that `AnomalyMetrics.compute` returns, plain floats: the mean and the minimum over the
+        clients for which the value is defined (NaN if there is none), the value of all clients' samples
+        pooled, and the value of every client in ascending order of id.
+
+    Raises:
+        UserError: If there is no client.
+        ValueError: If the settings of the clients' metrics differ.
+
+    Example:
+        >>> import torch
+        >>> north, south = AnomalyMetrics(pixel=False), AnomalyMetrics(pixel=False)
+        >>> north.update(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1]))
+        >>> south.update(torch.tensor([10.0, 20.0, 15.0]), torch.tensor([0, 0, 1]))
+        >>> summarise({1: south, 0: north})["i_auroc"]
+        {'mean': 0.75, 'worst': 0.5, 'pooled': 0.4444444444444444, 'per_client': {0: 1.0, 1: 0.5}}
+    """
+    if not per_client:
+        raise UserError("no client was evaluated: give at least one client test images")
+    pooled = deepcopy(next(iter(per_client.values())))
+    pooled.reset()
+    values: dict[int, dict[str, float]] = {}
+    for client, metrics in sorted(per_client.items()):
+        pooled.merge_state(metrics)
+        values[client] = {name: float(value) for name, value in metrics.compute_local().items()}
+    return {
+        name: _summary({client: of_client[name] for client, of_client in values.items()}, float(value))
+        for name, value in pooled.compute_local().items()
+    }
+
+
+def _summary(per_client: dict[int, float], pooled: float) -> Summary:
+    defined = [value for value in per_client.values() if not math.isnan(value)]
+    return {
+        "mean": math.fsum(defined) / len(defined) if defined else math.nan,
+        "worst": min(defined, default=math.nan),
+        "pooled": pooled,
+        "per_client": per_client,
+    }

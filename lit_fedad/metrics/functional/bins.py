@@ -1,0 +1,130 @@
+"""Ordered bins for scores of any scale: fixed logarithmic bins, or one bin for every distinct score."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+
+_FLOAT32_MANTISSA_BITS = 23
+_FLOAT32_EXPONENT_BIAS = 127
+_FLOAT32_MAGNITUDE = 0x7FFFFFFF
+
+
+def as_scores(scores: Tensor) -> Tensor:
+    """Scores as flat float32, the precision in which all metrics here compare them.
+
+    Args:
+        scores: Anomaly scores of any shape and real dtype; high means anomalous, infinities are welcome.
+
+    Returns:
+        The scores, flattened, shape [n].
+
+    Raises:
+        UserError: If a score is NaN, which has no rank.
+    """
+    flat = scores.detach().float().flatten()
+    # The maximum propagates NaN and costs a fifth of `isnan().any()`.
+    if flat.numel() and flat.amax().isnan():
+        raise UserError(
+            "anomaly scores hold NaN: the model has diverged; lower the learning rate or check its inputs"
+        )
+    return flat
+
+
+@dataclass(frozen=True)
+class LogBins:
+    """Bins of constant relative width that need no range of the scores in advance.
+
+    The bit pattern of a positive float32 grows with its value and holds exponent and leading mantissa digits
+    side by side, so shifting it right is a logarithmic histogram with linear steps inside every octave.
+    Negative scores mirror the positive ones. Since the bins do not depend on the data, the counts of
+    different batches, processes and clients add up exactly.
+
+    Two scores of one sign share a bin only if they differ by less than 2^-mantissa_bits of the smaller (one
+    in 1,024 by default), or if both magnitudes lie below 2^min_exponent (about 2e-10; such scores count as
+    zero) or at or above 2^max_exponent (about 2e7). Scores that vary by less than that around a large offset
+    need more bits.
+
+    Attributes:
+        mantissa_bits: Bins per octave, as a power of two, 0 to 23.
+        min_exponent: Magnitudes below 2^min_exponent share the bin of zero.
+        max_exponent: Magnitudes from 2^max_exponent on share the outermost bin of their sign.
+
+    Raises:
+        ValueError: If the bits or exponents lie outside what float32 holds.
+
+    Example:
+        >>> bins = LogBins(mantissa_bits=1, min_exponent=0, max_exponent=2)
+        >>> bins.count
+        11
+        >>> bins.index(torch.tensor([-9.0, -1.0, 0.0, 0.5, 1.0, 1.4, 1.5, 2.0, 3.0, 4.0, 9.0]))
+        tensor([ 0,  4,  5,  5,  6,  6,  7,  8,  9, 10, 10], dtype=torch.int32)
+    """
+
+    mantissa_bits: int = 10
+    min_exponent: int = -32
+    max_exponent: int = 24
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mantissa_bits <= _FLOAT32_MANTISSA_BITS:
+            raise ValueError(
+                f"mantissa_bits must lie in 0..{_FLOAT32_MANTISSA_BITS}, got {self.mantissa_bits}"
+            )
+        if not -126 <= self.min_exponent < self.max_exponent <= 128:
+            raise ValueError(
+                "exponents must satisfy -126 <= min_exponent < max_exponent <= 128, "
+                f"got {self.min_exponent} and {self.max_exponent}"
+            )
+
+    @property
+    def count(self) -> int:
+        """Number of bins, in ascending order of score."""
+        return 2 * self._zero + 1
+
+    @property
+    def _zero(self) -> int:
+        return ((self.max_exponent - self.min_exponent) << self.mantissa_bits) + 1
+
+    def index(self, scores: Tensor) -> Tensor:
+        """Bin of every score.
+
+        Args:
+            scores: Scores of any shape and real dtype, compared in float32.
+
+        Returns:
+            Bin numbers, int32, flattened, shape [n].
+
+        Raises:
+            UserError: If a score is NaN.
+        """
+        bits = as_scores(scores).view(torch.int32)
+        below_first = ((self.min_exponent + _FLOAT32_EXPONENT_BIAS) << self.mantissa_bits) - 1
+        step = (bits & _FLOAT32_MAGNITUDE) >> (_FLOAT32_MANTISSA_BITS - self.mantissa_bits)
+        step.sub_(below_first).clamp_(0, self._zero)
+        sign = bits >> 31  # 0 or -1, for which (step ^ sign) - sign is step or -step
+        return step.bitwise_xor_(sign).sub_(sign).add_(self._zero)
+
+
+DEFAULT_BINS = LogBins()
+
+
+def distinct_bins(scores: Tensor) -> tuple[Tensor, int]:
+    """One bin for every distinct score: a histogram over these loses nothing.
+
+    Args:
+        scores: Scores of any shape and real dtype, compared in float32.
+
+    Returns:
+        Bin of every score (flattened, shape [n]) and the number of bins, in ascending order of score.
+
+    Raises:
+        UserError: If a score is NaN.
+
+    Example:
+        >>> distinct_bins(torch.tensor([40.0, -1.0, 40.0, 30.0]))
+        (tensor([2, 0, 2, 1]), 3)
+    """
+    values, index = as_scores(scores).unique(return_inverse=True)
+    return index, values.numel()

@@ -1,0 +1,116 @@
+"""AUROC, average precision and PRO from histograms over ordered bins, lowest score first.
+
+Samples of one bin are tied. With one bin for every distinct score the values are exact; with logarithmic bins
+the AUROC is off by at most half the share of (normal, anomalous) pairs that fall into a common bin.
+"""
+
+import torch
+from torch import Tensor
+
+
+def auroc(negative: Tensor, positive: Tensor) -> Tensor:
+    """Area under the ROC curve: the chance that an anomaly outscores a normal sample, ties counted half.
+
+    The pairs are counted in whole numbers (Mann-Whitney U), so the order of samples, batches and clients
+    leaves no trace; int64 holds the pairs of two billion samples of each kind.
+
+    Args:
+        negative: Counts of normal samples per bin, int64, shape [bins].
+        positive: Counts of anomalous samples per bin, int64, shape [bins].
+
+    Returns:
+        A float64 scalar in [0, 1]; NaN without a normal or without an anomalous sample.
+
+    Example:
+        >>> auroc(torch.tensor([2, 1, 0]), torch.tensor([0, 1, 1]))
+        tensor(0.9167, dtype=torch.float64)
+    """
+    below = negative.cumsum(0) - negative
+    twice_won = (positive * (2 * below + negative)).sum()
+    return twice_won.double() / (2 * negative.sum().double() * positive.sum().double())
+
+
+def average_precision(negative: Tensor, positive: Tensor) -> Tensor:
+    """Area under the precision-recall curve as average precision, anomalies positive (AUPR).
+
+    The sum over thresholds of precision times the step in recall, without interpolation, as in scikit-learn.
+
+    Args:
+        negative: Counts of normal samples per bin, int64, shape [bins].
+        positive: Counts of anomalous samples per bin, int64, shape [bins].
+
+    Returns:
+        A float64 scalar in [0, 1]; NaN without a normal or without an anomalous sample (without normal
+        samples it would be 1 whatever the scores are).
+
+    Example:
+        >>> average_precision(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 1]))
+        tensor(0.8333, dtype=torch.float64)
+    """
+    total = positive.sum()
+    if not negative.sum() or not total:
+        return _undefined(positive)
+    found = positive.flip(0)
+    hits = found.cumsum(0)
+    flagged = hits + negative.flip(0).cumsum(0)
+    return (found * hits.double() / flagged.clamp(min=1)).sum() / total
+
+
+def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
+    """Area under the per-region overlap curve (AUPRO).
+
+    Source: Bergmann et al., "The MVTec Anomaly Detection Dataset", IJCV 2021.
+
+    At a threshold, the overlap is the mean over ground-truth regions of the share that is flagged, and the
+    false positive rate (FPR) the share of all normal pixels of all images that is flagged. The overlap is
+    integrated over the FPR from 0 to the limit, with linear interpolation between thresholds and at the
+    limit, and divided by it.
+
+    Args:
+        normal: Counts of normal pixels per bin, int64, shape [bins].
+        region: Region weight per bin, int64, shape [bins] (see `pixel_histograms`).
+        limit: Largest FPR, in (0, 1].
+
+    Returns:
+        A float64 scalar in [0, 1]: 1 for a perfect map, limit / 2 for a constant map and, on average, for a
+        random one; NaN without a normal pixel or without a region.
+
+    Raises:
+        ValueError: If the limit lies outside (0, 1].
+
+    Example:
+        >>> pro(torch.tensor([5, 5, 0]), torch.tensor([0, 1, 1]), limit=0.25)
+        tensor(0.6250, dtype=torch.float64)
+    """
+    check_limit(limit)
+    if not normal.sum() or not region.sum():
+        return _undefined(normal)
+    fpr, overlap = _rate_from_the_top(normal), _rate_from_the_top(region)
+    last = int((fpr <= limit).sum()) - 1
+    beyond = min(last + 1, fpr.numel() - 1)
+    width = fpr[beyond] - fpr[last]
+    step = (limit - fpr[last]) / width if width > 0 else 0.0
+    at_limit = overlap[last] + step * (overlap[beyond] - overlap[last])
+    x = torch.cat([fpr[: last + 1], fpr.new_tensor([limit])])
+    y = torch.cat([overlap[: last + 1], at_limit[None]])
+    return torch.trapezoid(y, x) / limit
+
+
+def check_limit(limit: float) -> None:
+    """Refuse an integration limit of PRO that is no FPR.
+
+    Raises:
+        ValueError: If the limit lies outside (0, 1].
+    """
+    if not 0 < limit <= 1:
+        raise ValueError(f"the FPR limit of PRO must lie in (0, 1], got {limit}")
+
+
+def _rate_from_the_top(histogram: Tensor) -> Tensor:
+    """Share flagged at every threshold, from above all scores (0) to below all (1), shape [bins + 1]."""
+    flagged = histogram.flip(0).cumsum(0)
+    return torch.cat([flagged.new_zeros(1), flagged]).double() / flagged[-1]
+
+
+def _undefined(like: Tensor) -> Tensor:
+    return torch.tensor(torch.nan, dtype=torch.float64, device=like.device)

@@ -1,0 +1,262 @@
+"""Frozen feature pyramids: any timm model, with downloaded, given or random weights."""
+
+import difflib
+import hashlib
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub as hub
+import safetensors.torch
+import timm
+import torch
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from torch import Tensor, nn
+
+from lit_fedad.errors import UserError
+from lit_fedad.models import resnetv2_gluon as resnetv2_gluon  # registers its model with timm
+
+HUB_TIMEOUT = 5.0  # seconds; a hub out of reach is noticed within twice this
+
+_INSTEAD = "pass a file (backbone.weights=/path/to/file) or backbone.weights=random"
+
+
+class FeaturePyramid(nn.Module):
+    """A frozen backbone that gives one feature map a layer.
+
+    Its parameters need no gradient, it stays in evaluation mode whatever its parent does, and what lies
+    behind the last used layer is not kept.
+
+    Args:
+        features: timm feature extractor: images ``[B, 3, H, W]`` to a list of maps ``[B, C_l, H_l, W_l]``.
+        name: Name of the timm model.
+        layers: The used layers, as timm counts them.
+        weights: What was asked for.
+        taken: What was loaded.
+
+    Attributes:
+        channels: C_l of each layer.
+        strides: H / H_l of each layer.
+        fingerprint: SHA-256 over architecture, layers and weights: equal fingerprints, equal features.
+        provenance: Where the weights came from, for the record of a run.
+    """
+
+    def __init__(self, features: Any, name: str, layers: tuple[int, ...], weights: str, taken: str) -> None:
+        super().__init__()
+        self.channels: tuple[int, ...] = tuple(features.feature_info.channels())
+        self.strides: tuple[int, ...] = tuple(features.feature_info.reduction())
+        self.fingerprint = _fingerprint(name, layers, features)
+        self.provenance: dict[str, Any] = {
+            "name": name,
+            "layers": list(layers),
+            "weights": weights,
+            "taken": taken,
+            "sha256": self.fingerprint,
+        }
+        # On a CPU the convolutions are up to twice as fast in this layout.
+        self.features: nn.Module = features.to(memory_format=torch.channels_last)
+        self.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "FeaturePyramid":
+        """Stays in evaluation mode: the statistics of a frozen BatchNorm must not follow a client's data."""
+        return super().train(False)
+
+    # Not inference_mode: its tensors could not enter the graph of a head that is trained on them.
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor a layer."""
+        maps = self.features(images.contiguous(memory_format=torch.channels_last))
+        return [features.contiguous() for features in maps]
+
+
+def create_backbone(
+    name: str = "wide_resnet50_2",
+    layers: Sequence[int] = (1, 2, 3),
+    weights: str | Path = "imagenet",
+    seed: int = 0,
+) -> FeaturePyramid:
+    """Creates a frozen feature pyramid from a timm model.
+
+    Args:
+        name: timm model, with a tag where one set of its weights is meant (``"wide_resnet50_2.tv_in1k"``).
+        layers: Feature levels as timm counts them, in rising order; for ResNets 0 is the stem, 1 to 4 are the
+            stages.
+        weights: ``"imagenet"`` downloads timm's; ``"auto"`` does so where it can and falls back to random
+            weights with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a state
+            dict in ``.pth``, ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
+        seed: Seed of random weights. The global random state is left alone.
+
+    Returns:
+        The pyramid, on the CPU.
+
+    Raises:
+        UserError: If the model or a layer is unknown, or the weights cannot be had or do not fit.
+
+    Example:
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     pyramid = create_backbone("test_resnet", layers=(1, 2), weights="random")
+        >>> [tuple(features.shape) for features in pyramid(torch.zeros(1, 3, 64, 64))]
+        [(1, 32, 16, 16), (1, 48, 8, 8)]
+    """
+    layers = tuple(int(layer) for layer in layers)
+    weights = str(weights)
+    _check_model(name, layers)
+    random = f"backbone {name!r} has RANDOM weights (seed {seed})"
+    hub_file = None
+    if weights == "imagenet":
+        hub_file = _hub_file(name)
+    elif weights == "auto":
+        try:
+            hub_file = _hub_file(name)
+        except UserError as error:
+            warnings.warn(f"{random}: {error}", stacklevel=2)
+    elif weights == "random":
+        warnings.warn(f"{random}: they test the plumbing, no more", stacklevel=2)
+
+    features = _build(name, layers, seed, hub_file)
+    if hub_file is not None:
+        taken = f"imagenet:{timm.get_pretrained_cfg(name).tag}"
+    elif weights in ("auto", "random"):
+        taken = "random"
+    else:
+        _load_file(features.model, Path(weights), name)
+        taken = f"file:{Path(weights).name}"
+    return FeaturePyramid(features, name, layers, weights, taken)
+
+
+def _check_model(name: str, layers: tuple[int, ...]) -> None:
+    """Refuses unknown models and tags, and layer lists that timm would silently reorder or repeat."""
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"backbone.name={name}: timm has no such model{hint}")
+    tagged = timm.list_pretrained(f"{architecture}.*")
+    if tag and name not in tagged:
+        raise UserError(f"backbone.name={name}: timm has no such weights, only {', '.join(tagged) or 'none'}")
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
+        raise UserError(f"backbone.layers={list(layers)}: give layer numbers from 0 up, in rising order")
+
+
+def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None) -> Any:
+    """Builds timm's feature extractor, cut behind the last used layer; the global random state stays."""
+    options: dict[str, Any] = {"features_only": True, "feature_cls": "getter", "out_indices": layers}
+    if hub_file is not None:
+        options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(hub_file)}}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            return timm.create_model(name, **options)
+        except safetensors.SafetensorError as error:
+            hint = f"({_line(error)}): delete it, or {_INSTEAD}"
+            raise UserError(f"weights file {hub_file} is damaged {hint}") from error
+        except (AssertionError, AttributeError, IndexError, RuntimeError) as error:
+            reason = f"layers {list(layers)}: {_line(error)}"
+            raise UserError(f"backbone {name!r} gives no features at {reason}") from error
+
+
+def _hub_file(name: str) -> Path:
+    """Returns timm's own weights as a local file, downloaded if need be.
+
+    Raises:
+        UserError: If timm has none, or the hub is out of reach, which is noticed within twice the timeout.
+    """
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.hf_hub_id:
+        raise UserError(f"backbone {name!r} has no ImageNet weights to download: {_INSTEAD}")
+    repository, _, tail = config.hf_hub_id.partition("@")
+    revision = tail or None
+    files = [config.hf_hub_filename] if config.hf_hub_filename else ["model.safetensors", "pytorch_model.bin"]
+    for file in files:
+        cached = hub.try_to_load_from_cache(repository, file, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+
+    endpoint = hub.constants.ENDPOINT
+    reason = "HF_HUB_OFFLINE is set" if hub.constants.HF_HUB_OFFLINE else _unreachable(endpoint)
+    for file in files if reason is None else []:
+        try:
+            return Path(hub.hf_hub_download(repository, file, revision=revision, etag_timeout=HUB_TIMEOUT))
+        except Exception as error:  # the hub's HTTP library, and so its errors, differ between releases
+            reason = _line(error)
+            if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
+                break
+    raise UserError(f"ImageNet weights of backbone {name!r} cannot be downloaded ({reason}): {_INSTEAD}")
+
+
+def _unreachable(endpoint: str) -> str | None:
+    """Returns why the hub cannot be reached, or None if it answers.
+
+    One request without retries, where the hub's own client goes on for most of a minute. It runs in a thread
+    because no timeout covers the look-up of the host's name.
+    """
+    reason: list[str | None] = [f"{endpoint} did not answer in {HUB_TIMEOUT:g} s"]
+
+    def ask() -> None:
+        try:
+            hub.get_session().head(endpoint, timeout=HUB_TIMEOUT)
+            reason[0] = None
+        except Exception as error:  # as above
+            reason[0] = f"{endpoint}: {_line(error)}"
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_TIMEOUT)
+    return reason[0]
+
+
+def _load_file(model: nn.Module, path: Path, name: str) -> None:
+    """Loads a file into the pruned timm model; what it holds beyond that must belong to the pruned parts."""
+    state = _read_state(path)
+    needed = model.state_dict()
+    for key, value in needed.items():
+        if key.endswith("num_batches_tracked"):
+            continue  # counts training steps; converted files leave it out
+        if key not in state:
+            raise UserError(f"weights file {path} lacks {key!r}, which backbone {name!r} needs")
+        if state[key].shape != value.shape:
+            shapes = f"{tuple(state[key].shape)}, backbone {name!r} needs {tuple(value.shape)}"
+            raise UserError(f"weights file {path}: {key!r} has shape {shapes}")
+    extra = [key for key in state if key not in needed]
+    if extra:
+        with torch.random.fork_rng(devices=[]):
+            whole = timm.create_model(name).state_dict()
+        unknown = [key for key in extra if key not in whole]
+        if unknown:
+            raise UserError(f"weights file {path} holds {unknown[0]!r}, unknown to backbone {name!r}")
+    model.load_state_dict({key: value for key, value in state.items() if key in needed}, strict=False)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    """Reads a state dict, bare or under ``state_dict`` or ``model``."""
+    if not path.is_file():
+        raise UserError(f"backbone.weights={path}: no such file; give imagenet, auto, random or a file")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file fails in zipfile, pickle, struct, safetensors or torch
+        raise UserError(f"weights file {path} cannot be read: {_line(error)}") from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"weights file {path} holds no state dict")
+    return content
+
+
+def _fingerprint(name: str, layers: tuple[int, ...], features: nn.Module) -> str:
+    """Hashes what decides the features; a tag in the name decides nothing beyond the weights."""
+    digest = hashlib.sha256(f"{name.partition('.')[0]} {layers}".encode())
+    for key, value in features.state_dict().items():
+        if not key.endswith("num_batches_tracked"):
+            digest.update(f"{key} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _line(error: Exception) -> str:
+    """First line of an exception, or its class where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

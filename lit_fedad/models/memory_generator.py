@@ -1,0 +1,116 @@
+"""FedDyMem's trainable head: projection layer and memory generator (Section IV-B, Eq. 9 to 11)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class MemoryGenerator(nn.Module):
+    """Turns frozen patch features into memory features.
+
+    Every layer is a 1x1 convolution, hence a linear map of single patches: patches are rows, their places on the
+    feature map come as coordinates. With ``projection`` and ``generator`` and without ``residual`` this is the
+    paper's network: 13,887,746 parameters at 1,792 channels.
+
+    Args:
+        channels: Width C of the features, in and out.
+        hidden: Width of the coordinate network phi.
+        grid_size: Side of the trainable grid G (H_G = W_G).
+        projection: Projection layer P = relu(conv(F)) (Eq. 9); without it P = F.
+        generator: CoordConv, coordinates, grid sample and output layer (Eq. 10, 11); without it M = P.
+        residual: Adds the output to the input. The last layer then starts at zero, so that an untrained head is the
+            identity. This is not in the paper; it keeps what the frozen features already know.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int = 512,
+        grid_size: int = 8,
+        projection: bool = True,
+        generator: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        self.residual = residual and (projection or generator)
+        self.project = nn.Linear(channels, channels) if projection else None
+        self.grid = nn.Parameter(torch.empty(channels, grid_size, grid_size)) if generator else None
+        if generator:
+            self.coord_conv = nn.Linear(channels + 2, channels)
+            self.phi_1 = nn.Linear(channels, hidden)
+            self.phi_2 = nn.Linear(hidden, 2)
+        # A residual without a generator still needs one layer that can start at zero.
+        inputs = 2 * channels if generator else channels
+        self.out = nn.Linear(inputs, channels) if generator or self.residual else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws initial weights from torch's global generator."""
+        for layer in self.children():
+            layer.reset_parameters()  # type: ignore[operator]
+        if self.grid is not None:
+            nn.init.xavier_normal_(self.grid)
+        if self.residual and self.out is not None:
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
+
+    def forward(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Generates memory features.
+
+        Args:
+            rows: Patch features [n, C].
+            places: Patch centres (x, y) in [-1, 1] [n, 2].
+
+        Returns:
+            Memory features [n, C].
+        """
+        projected = rows if self.project is None else F.relu(self.project(rows))
+        generated = projected if self.out is None else self._generate(projected, places)
+        return rows + generated if self.residual else generated
+
+    def _generate(self, projected: Tensor, places: Tensor) -> Tensor:
+        assert self.out is not None
+        if self.grid is None:
+            return self.out(projected)
+        channels = projected.shape[1]
+        weight_grid, weight_coord = self.out.weight.split(channels, dim=1)
+        if torch.is_grad_enabled() or len(projected) < channels:
+            coord = self.coord_conv(torch.cat([projected, places], dim=1))
+            hidden, merged = self.phi_1(coord), F.linear(coord, weight_coord, self.out.bias)
+        else:
+            hidden = self._after_coord_conv(projected, places, self.phi_1.weight, self.phi_1.bias)
+            merged = self._after_coord_conv(projected, places, weight_coord, self.out.bias)
+        where = torch.tanh(self.phi_2(torch.tanh(hidden)))
+        # Sampling is linear: the output layer may act on the few grid points instead of on every sample.
+        return merged + sample_grid(torch.einsum("oc,chw->ohw", weight_grid, self.grid), where)
+
+    def _after_coord_conv(self, projected: Tensor, places: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """A linear layer behind the CoordConv, the two folded into one: the same map at half the cost."""
+        folded = weight @ self.coord_conv.weight
+        shift = weight @ self.coord_conv.bias + bias
+        return F.linear(projected, folded[:, :-2], shift) + places @ folded[:, -2:].T
+
+
+def sample_grid(grid: Tensor, where: Tensor) -> Tensor:
+    """Bilinear samples of a grid (Eq. 10, 11): ``grid_sample`` with ``align_corners=True`` for single points.
+
+    Args:
+        grid: Values [C, H, W].
+        where: Coordinates (x, y) in [-1, 1] [n, 2].
+
+    Returns:
+        Samples [n, C], differentiable in both arguments.
+    """
+    _, height, width = grid.shape
+    x = (where[:, 0] + 1) / 2 * (width - 1)
+    y = (where[:, 1] + 1) / 2 * (height - 1)
+    left = x.detach().floor().clamp(0, max(width - 2, 0))
+    top = y.detach().floor().clamp(0, max(height - 2, 0))
+    dx, dy = x - left, y - top
+    weights = torch.stack([(1 - dy) * (1 - dx), (1 - dy) * dx, dy * (1 - dx), dy * dx], dim=1)
+    right, bottom = (left + 1).clamp(max=width - 1), (top + 1).clamp(max=height - 1)
+    corners = torch.stack(
+        [top * width + left, top * width + right, bottom * width + left, bottom * width + right], dim=1
+    )
+    # embedding_bag never builds the [n, 4, C] block of corner values.
+    return F.embedding_bag(corners.long(), grid.flatten(1).T, per_sample_weights=weights, mode="sum")

@@ -1,0 +1,43 @@
+"""Random numbers that depend on where they are drawn, never on what was drawn before."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def derive_seed(seed: int, purpose: str, round: int = 0, client: int | None = None) -> int:
+    """A 63-bit seed from the place where randomness is needed.
+
+    Args:
+        seed: The experiment's seed.
+        purpose: What the numbers are for, e.g. ``"batches"``.
+        round: Round number; set-up exchanges count up to 0.
+        client: Client number; None on the server.
+
+    Returns:
+        The same number for the same place, whatever ran before and in whichever process.
+
+    Example:
+        >>> derive_seed(0, "batches", 3, 1) == derive_seed(0, "batches", 3, 1)
+        True
+        >>> derive_seed(0, "batches", 3, 1) == derive_seed(0, "batches", 3, 2)
+        False
+    """
+    text = f"{seed}/{purpose}/{round}/{client}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, purpose: str, round: int = 0, client: int | None = None) -> torch.Generator:
+    """A CPU generator seeded by `derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, round, client))
+
+
+@contextmanager
+def seeded(seed: int, purpose: str, round: int = 0, client: int | None = None) -> Iterator[None]:
+    """Seeds torch's global generators for a block and restores them afterwards."""
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive_seed(seed, purpose, round, client))
+        yield

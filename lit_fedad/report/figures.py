@@ -1,0 +1,292 @@
+"""Figures of an experiment: how the data lie on the clients, curves over rounds, score histograms.
+
+Every figure begins in `blank_figure` and is drawn through matplotlib's object interface: nothing here touches
+pyplot or its global state, so figures can be made in any thread or process.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+FONT_SIZE = 7  # points: the smallest text of a figure that is printed at its own size
+
+# The palette of Okabe and Ito (2008), made to be told apart with any kind of colour vision. Its black is kept
+# for means and thresholds; its yellow comes last because it is too pale for a line.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+_HATCHES = ("//////", "......", "xxxxxx")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_LINE_STYLES = ("-", "--")
+_DARK = "#222222"
+_COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
+_MOST_PIES = 12
+_MOST_COLOURED_LINES = 8
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """An empty figure in the common style, on an Agg canvas.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+
+    Returns:
+        A figure with constrained layout at 200 dots an inch.
+    """
+    figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
+    """How much of which product type lies on which client (FedDyMem, Fig. 5).
+
+    Up to 12 clients one pie each, whose area is proportional to the client's share of all images; beyond
+    that, stacked bars.
+
+    Args:
+        counts: Images of each product type on each client [clients, products].
+        products: Names of the product types.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: `counts` is not of the shape [clients, products], or holds no image.
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or counts.shape[1] != len(products):
+        raise ValueError(f"counts has the shape {counts.shape}; expected [clients, {len(products)}]")
+    if counts.sum() <= 0:
+        raise ValueError("counts holds no image: there is nothing to draw")
+    draw = _pies if len(counts) <= _MOST_PIES else _bars
+    figure = draw(counts)
+    patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(products)]
+    entry_width = FONT_SIZE * (4.0 + 0.6 * max(map(len, products)))  # points, estimated: box, gaps and name
+    columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
+    rows = math.ceil(len(products) / columns)
+    columns = math.ceil(len(products) / rows)
+    figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.1)
+    figure.legend(handles=patches, loc="outside lower center", ncols=columns, **_LEGEND)
+    return figure
+
+
+def curves_figure(
+    history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str, mean: bool = True
+) -> Figure:
+    """One curve a client over the rounds, and their mean in bold.
+
+    Up to 8 clients each has its own colour, line and marker; beyond that all are thin and grey, with a band
+    from the lowest to the highest. Values that are not finite are gaps. The mean of a round is taken over the
+    clients that have a finite value in it.
+
+    Args:
+        history: Pairs (round, value) of each client.
+        ylabel: What the values are.
+        mean: Whether to draw the mean; a single client has none.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: `history` names no client.
+    """
+    if not history:
+        raise ValueError("history names no client: there is nothing to draw")
+    by_round: dict[int, list[float]] = {}
+    for points in history.values():
+        for number, value in points:
+            if math.isfinite(value):
+                by_round.setdefault(number, []).append(value)
+    rounds = sorted(by_round)
+
+    figure = blank_figure(_COLUMN, 2.3)
+    axes = _axes(figure, "round", ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    if len(rounds) == 1:
+        axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
+    few = len(history) <= _MOST_COLOURED_LINES
+    for index, (client, points) in enumerate(sorted(history.items())):
+        style = _line(index, len(rounds)) if few else {"color": "0.4", "linewidth": 0.5, "alpha": 0.45}
+        label = f"client {client}" if few else ("one client" if index == 0 else None)
+        axes.plot([number for number, _ in points], [value for _, value in points], label=label, **style)
+    if not few:
+        lowest, highest = [min(by_round[r]) for r in rounds], [max(by_round[r]) for r in rounds]
+        axes.fill_between(
+            rounds, lowest, highest, color=_COLOURS[4], alpha=0.3, lw=0, label="lowest to highest"
+        )
+    if mean and len(history) > 1:
+        means = [sum(by_round[r]) / len(by_round[r]) for r in rounds]
+        marker = "o" if len(rounds) == 1 else None
+        axes.plot(
+            rounds, means, color=_DARK, linewidth=1.8, marker=marker, label="mean", zorder=3, markersize=4
+        )
+    if few:
+        figure.legend(loc="outside right upper", **_LEGEND)
+    else:
+        figure.legend(loc="outside upper center", ncols=3, **_LEGEND)
+    return figure
+
+
+def score_figure(scores: Sequence[float], labels: Sequence[int], threshold: float | None) -> Figure:
+    """Histograms of the image scores of normal and anomalous images, each as a share of its class.
+
+    Scores that are not finite are counted in the legend and not drawn.
+
+    Args:
+        scores: Image scores [N].
+        labels: 0 for normal, 1 for anomalous [N].
+        threshold: Decision threshold to mark; None marks none.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: `scores` and `labels` differ in length.
+    """
+    score, label = np.asarray(scores, dtype=float), np.asarray(labels)
+    if score.shape != label.shape:
+        raise ValueError(f"{score.size} scores for {label.size} labels; expected one label a score")
+    finite = np.isfinite(score)
+    edges = np.histogram_bin_edges(score[finite], bins=30).tolist()
+
+    figure = blank_figure(_COLUMN, 2.3)
+    axes = _axes(figure, "image score", "share of the class")
+    for value, name, colour in ((0, "normal", _COLOURS[0]), (1, "anomalous", _COLOURS[5])):
+        chosen = label == value
+        shown = score[chosen & finite]
+        lost = int(chosen.sum()) - shown.size
+        text = f"{name} (n = {chosen.sum()}" + (f", {lost} not finite)" if lost else ")")
+        look: dict[str, Any] = {"color": colour, "weights": np.full(shown.size, 1 / max(shown.size, 1))}
+        axes.hist(shown, edges, histtype="stepfilled", alpha=0.45, label=text, **look)
+        axes.hist(shown, edges, histtype="step", linewidth=1, **look)
+    if threshold is not None:
+        axes.axvline(threshold, color=_DARK, linewidth=1, linestyle="--", label=f"threshold {threshold:.3g}")
+    figure.legend(loc="outside upper center", ncols=2, **_LEGEND)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG: whole or not at all, and the same bytes for the same figure.
+
+    Args:
+        figure: The figure.
+        path: File to write; missing folders are made.
+
+    Returns:
+        `path`.
+    """
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", metadata={"Software": None})
+    return path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Write a file that nobody ever sees half written.
+
+    Args:
+        path: The file to be.
+
+    Yields:
+        A path beside it to write to; it takes the place of `path` when the block ends without an error.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+_LEGEND: dict[str, Any] = {
+    "fontsize": FONT_SIZE,
+    "frameon": False,
+    "handlelength": 1.8,
+    "columnspacing": 1.2,
+    "labelspacing": 0.3,
+}
+
+
+def _fill(index: int) -> dict[str, Any]:
+    """Look of the area of one product type: the plain colours in turn, then pale and hatched ones."""
+    turn, colour = divmod(index, len(_COLOURS))
+    edge = to_rgb(_COLOURS[colour])
+    if turn == 0:
+        return {"facecolor": edge, "edgecolor": "white", "linewidth": 0.5, "hatch": ""}
+    pale = tuple(0.35 * channel + 0.65 for channel in edge)
+    return {
+        "facecolor": pale,
+        "edgecolor": edge,
+        "linewidth": 0.5,
+        "hatch": _HATCHES[(turn - 1) % len(_HATCHES)],
+    }
+
+
+def _line(index: int, points: int) -> dict[str, Any]:
+    """Look of the line of one client: colour and marker in turn, then again with the next line style."""
+    turn, colour = divmod(index, len(_MARKERS))
+    marker = _MARKERS[colour] if points <= 30 else None
+    style = {"color": _COLOURS[colour], "linestyle": _LINE_STYLES[turn % len(_LINE_STYLES)], "linewidth": 0.9}
+    return style | {"marker": marker, "markersize": 3, "markeredgewidth": 0}
+
+
+def _axes(figure: Figure, xlabel: str, ylabel: str) -> Axes:
+    """The one pair of axes of a figure, in the common style."""
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set(color=_DARK, linewidth=0.6)
+    axes.tick_params(labelsize=FONT_SIZE, color=_DARK, width=0.6, length=2.5)
+    axes.grid(axis="y", color="0.9", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(xlabel, fontsize=FONT_SIZE + 1)
+    axes.set_ylabel(ylabel, fontsize=FONT_SIZE + 1)
+    return axes
+
+
+def _pies(counts: np.ndarray) -> Figure:
+    """One pie a client in rows of at most six, all drawn at one scale."""
+    sizes = counts.sum(axis=1)
+    rows = math.ceil(len(counts) / 6)
+    columns = math.ceil(len(counts) / rows)
+    figure = blank_figure(max(_COLUMN, _PAGE * columns / 6), 1.5 * rows)
+    for client, (row, size) in enumerate(zip(counts, sizes, strict=True)):
+        axes = figure.add_subplot(rows, columns, client + 1)
+        present = np.flatnonzero(row)
+        if present.size:
+            radius = math.sqrt(size / sizes.max())  # the area, not the radius, tells the share
+            wedges, *_ = axes.pie(row[present], radius=radius, startangle=90, counterclock=False)
+            for product, wedge in zip(present, wedges, strict=True):
+                wedge.set(**_fill(int(product)))
+        axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05), aspect="equal")
+        axes.axis("off")
+        text = f"client {client}\n{size:,} image{'s' if size != 1 else ''}"
+        axes.text(0, -1.12, text, ha="center", va="top", fontsize=FONT_SIZE, linespacing=1.25)
+    return figure
+
+
+def _bars(counts: np.ndarray) -> Figure:
+    """One bar a client, product types stacked."""
+    figure = blank_figure(_PAGE, 2.3)
+    axes = _axes(figure, "client", "images")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=min(len(counts), 30)))
+    axes.set_xlim(-0.6, len(counts) - 0.4)
+    bottoms = counts.cumsum(axis=1) - counts
+    for product in range(counts.shape[1]):
+        style = _fill(product)
+        if len(counts) > 100:  # bars too thin for edges and hatches
+            style = {"facecolor": style["facecolor"], "linewidth": 0}
+        owners = np.flatnonzero(counts[:, product])
+        axes.bar(owners, counts[owners, product], bottom=bottoms[owners, product], width=0.85, **style)
+    return figure

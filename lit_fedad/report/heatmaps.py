@@ -1,0 +1,233 @@
+"""Anomaly maps beside the images they were computed from: sheets of cases, overlays, and what to show."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from PIL import Image
+
+from lit_fedad.report.figures import FONT_SIZE, blank_figure, whole_file
+
+# Even steps for the eye, rising in lightness: readable in grey and with any kind of colour vision. Saturated
+# up to its end, so that high scores also stand out on white ground.
+_COLOUR_MAP = colormaps["plasma"]
+_STRONGEST = 0.8  # opacity of the highest score in an overlay: what lies beneath stays visible
+_CELL, _GAP, _CAPTION, _HEAD, _BAR = 1.25, 0.06, 0.24, 0.4, 0.72  # inches
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image and what a model made of it.
+
+    Attributes:
+        image: The image as it was scored, uint8 [H, W, 3].
+        mask: Non-zero where the image is anomalous, uint8 [H, W]; None where no mask exists.
+        anomaly_map: Anomaly score of each pixel [H, W].
+        caption: One line to print under the row.
+    """
+
+    image: np.ndarray
+    mask: np.ndarray | None
+    anomaly_map: np.ndarray
+    caption: str
+
+
+def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
+    """One row a case: image, mask, anomaly map and overlay, under one colour scale.
+
+    The scale is shared so that rows can be compared; it runs over `robust_range` of all maps. Without a
+    single mask the mask column is left out. The overlay carries the outline of the mask.
+
+    Args:
+        cases: What to show, at least one.
+        title: Heading of the sheet.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: There is no case.
+    """
+    if not cases:
+        raise ValueError("a heatmap sheet needs at least one case")
+    vmin, vmax = robust_range(case.anomaly_map for case in cases)
+    norm = Normalize(vmin, vmax)
+    masks = any(case.mask is not None for case in cases)
+    heads = ["image", *(["mask"] if masks else []), "anomaly map", "overlay"]
+    height, width = cases[0].anomaly_map.shape
+    cell = _CELL * height / width
+    sheet_width = _GAP + len(heads) * (_CELL + _GAP) + _BAR
+    sheet_height = _HEAD + len(cases) * (cell + _CAPTION)
+
+    figure = blank_figure(sheet_width, sheet_height)
+    figure.set_layout_engine(
+        "none"
+    )  # cells are placed to the point: captions may run on under their whole row
+
+    def place(left: float, top: float, wide: float, high: float) -> Axes:
+        """Axes at a place given in inches from the top left corner."""
+        bottom = 1 - (top + high) / sheet_height
+        return figure.add_axes((left / sheet_width, bottom, wide / sheet_width, high / sheet_height))
+
+    for row, case in enumerate(cases):
+        top = _HEAD + row * (cell + _CAPTION)
+        for column, head in enumerate(heads):
+            axes = place(_GAP + column * (_CELL + _GAP), top, _CELL, cell)
+            axes.axis("off")
+            if row == 0:
+                axes.set_title(head, fontsize=FONT_SIZE, pad=3)
+            if head == "image":
+                axes.imshow(case.image)
+                axes.text(0, -0.03, case.caption, fontsize=FONT_SIZE, va="top", transform=axes.transAxes)
+            elif head == "mask":
+                _show_mask(axes, case)
+            elif head == "anomaly map":
+                axes.imshow(case.anomaly_map, cmap=_COLOUR_MAP, norm=norm)
+            else:
+                axes.imshow(overlay(case.image, case.anomaly_map, vmin, vmax))
+                _outline(axes, case)
+
+    bar_height = min(len(cases) * (cell + _CAPTION) - _CAPTION, 3 * _CELL)
+    bar = place(sheet_width - _BAR + 0.06, _HEAD, 0.09, bar_height)
+    colours = figure.colorbar(ScalarMappable(norm, _COLOUR_MAP), cax=bar, extend="both", extendfrac=0.03)
+    colours.ax.tick_params(labelsize=FONT_SIZE, width=0.5, length=2)
+    colours.set_label("anomaly score", fontsize=FONT_SIZE)
+    colours.outline.set_linewidth(0.5)
+    figure.text(_GAP / sheet_width, 1 - 0.05 / sheet_height, title, fontsize=FONT_SIZE + 1, va="top")
+    return figure
+
+
+def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> np.ndarray:
+    """An image with its anomaly map laid over it: the higher the score, the less of the image shows.
+
+    The image is shown in grey, so that every colour is a score. Scores up to `vmin` (and those that are not
+    numbers) leave the image as it is; those from `vmax` on are equally strong.
+
+    Args:
+        image: uint8 [H, W, 3].
+        anomaly_map: Anomaly scores [H, W].
+        vmin: Score at the lower end of the colour scale.
+        vmax: Score at its upper end.
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        ValueError: Image and map differ in size.
+
+    Examples:
+        >>> import numpy as np
+        >>> image = np.full((1, 2, 3), 100, dtype=np.uint8)
+        >>> overlay(image, np.array([[0.0, 1.0]]), vmin=0.0, vmax=1.0).tolist()
+        [[[100, 100, 100], [212, 219, 47]]]
+    """
+    if image.shape[:2] != anomaly_map.shape:
+        raise ValueError(
+            f"the image is {image.shape[:2]} and its anomaly map {anomaly_map.shape}; sizes must agree"
+        )
+    strength = np.nan_to_num(np.asarray(Normalize(vmin, vmax, clip=True)(anomaly_map), dtype=float))
+    grey = image @ np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
+    opacity = _STRONGEST * strength[..., None]
+    heat = 255 * _COLOUR_MAP(strength)[..., :3]
+    return np.rint((1 - opacity) * grey[..., None] + opacity * heat).astype(np.uint8)
+
+
+def save_heatmap(path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> Path:
+    """Write the `overlay` of one image as PNG, pixel for pixel.
+
+    Args:
+        path: File to write; missing folders are made.
+        image: uint8 [H, W, 3].
+        anomaly_map: Anomaly scores [H, W].
+        vmin: Score at the lower end of the colour scale.
+        vmax: Score at its upper end.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ValueError: Image and map differ in size.
+    """
+    picture = Image.fromarray(overlay(image, anomaly_map, vmin, vmax))
+    with whole_file(path) as part:
+        picture.save(part, format="png")
+    return path
+
+
+def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:
+    """Ends of a colour scale that a few extreme pixels cannot stretch.
+
+    Args:
+        maps: Anomaly maps of any size; values that are not finite are left out.
+
+    Returns:
+        The 2nd and the 99.5th percentile of all values: defects are small, hence the uneven pair. (0, 1) if
+        there is no finite value.
+
+    Examples:
+        >>> robust_range([np.arange(201.0)])
+        (4.0, 199.0)
+    """
+    values = np.concatenate([np.ravel(anomaly_map) for anomaly_map in maps])
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return 0.0, 1.0
+    low, high = np.percentile(values, (2, 99.5))
+    return float(low), float(high)
+
+
+def pick_cases(scores: Sequence[float], labels: Sequence[int], best: int, worst: int) -> list[int]:
+    """The images that a model got most clearly right and most clearly wrong, without any threshold.
+
+    An image is judged by its rank among the images of the other class: the share of them that it is ordered
+    correctly against (its own part of the AUROC), ties counting half. Equal ranks are told apart by the
+    distance of the score from the median of the other class. Images whose score is not finite are never
+    picked. Where a class is missing, all ranks are equal and the score alone decides.
+
+    Args:
+        scores: Image scores [N], higher is more anomalous.
+        labels: 0 for normal, 1 for anomalous [N].
+        best: How many of the best to pick.
+        worst: How many of the worst to pick.
+
+    Returns:
+        Indices of the best, best first, then of the worst, worst first. None is picked twice: with too few
+        images the best go first.
+
+    Examples:
+        >>> pick_cases([0.1, 0.9, 0.2, 0.8], [0, 0, 1, 1], best=1, worst=1)
+        [0, 1]
+    """
+    score, label = np.asarray(scores, dtype=float), np.asarray(labels)
+    candidates = np.flatnonzero(np.isfinite(score))
+    judged = []
+    for index in candidates:
+        sign = 1 if label[index] else -1
+        gaps = sign * (score[index] - score[candidates][label[candidates] != label[index]])
+        rank = np.mean((gaps > 0) + 0.5 * (gaps == 0)) if gaps.size else 0.0
+        distance = np.median(gaps) if gaps.size else sign * score[index]
+        judged.append((-rank, -distance, int(index)))
+    order = [index for _, _, index in sorted(judged)]
+    return order[:best] + order[best:][::-1][:worst]
+
+
+def _show_mask(axes: Axes, case: Case) -> None:
+    """The mask in black and white, or a note that there is none."""
+    if case.mask is None:
+        axes.text(0.5, 0.5, "no mask", fontsize=FONT_SIZE, color="0.5", ha="center", va="center")
+    else:
+        axes.imshow(case.mask > 0, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def _outline(axes: Axes, case: Case) -> None:
+    """The border of the mask as a white line with a dark rim, seen on any ground."""
+    if case.mask is not None and 0 < np.count_nonzero(case.mask) < case.mask.size:
+        lines = axes.contour(case.mask > 0, levels=[0.5], colors="white", linewidths=0.7)
+        lines.set_path_effects([withStroke(linewidth=1.5, foreground="black")])

@@ -1,0 +1,339 @@
+"""Anomaly detection by the distance of patch features to a bank of normal ones (FedDyMem's task, and its baselines')."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.memory.knn import nearest, neighbour_distances
+from lit_fedad.memory.reduce import MemoryReduce
+from lit_fedad.models.anomaly_map import AnomalyMap
+from lit_fedad.models.backbones import FeaturePyramid
+
+MEDIAN = "median"
+
+
+class HingeLoss(nn.Module):
+    """Pulls patches to their nearest memory slots (FedDyMem, Eq. 12).
+
+    ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
+    ``mean_j max(0, 1.1 th - |m - m'_j|)`` over the next J slots, which the paper lacks (it is CFA's) and without
+    which pure attraction may contract the features.
+
+    Args:
+        threshold: th, the distance below which a patch is left alone; ``"median"`` takes the median distance of
+            normal patches to their K nearest slots, once, before training.
+        neighbours: K.
+        repulsion: Weight of the repulsion; 0 is Eq. 12 itself.
+        repelled: J.
+        margin: How far beyond th repulsion reaches.
+    """
+
+    def __init__(
+        self,
+        threshold: float | str = 0.01,
+        neighbours: int = 3,
+        repulsion: float = 0.0,
+        repelled: int = 3,
+        margin: float = 1.1,
+    ) -> None:
+        super().__init__()
+        if isinstance(threshold, str) and threshold != MEDIAN:
+            raise ValueError(f"loss.threshold='{threshold}' must be a number or '{MEDIAN}'")
+        self.threshold = threshold
+        self.neighbours, self.repulsion, self.repelled, self.margin = neighbours, repulsion, repelled, margin
+
+    @property
+    def reach(self) -> int:
+        """How many neighbours the loss looks at."""
+        return self.neighbours + (self.repelled if self.repulsion else 0)
+
+    def forward(self, distances: Tensor, threshold: Tensor) -> Tensor:
+        """The loss.
+
+        Args:
+            distances: Distances to the `reach` nearest slots, ascending [n, reach].
+            threshold: th, a scalar.
+        """
+        near, far = distances[:, : self.neighbours], distances[:, self.neighbours :]
+        loss = F.relu(near - threshold).mean()
+        if far.shape[1]:
+            loss = loss + self.repulsion * F.relu(self.margin * threshold - far).mean()
+        return loss
+
+
+class Score(Protocol):
+    """Turns the distances to the nearest slots into a patch score."""
+
+    neighbours: int
+
+    def __call__(self, distances: Tensor) -> Tensor:
+        """Distances ascending [n, neighbours] to scores [n]."""
+
+
+class NearestDistance:
+    """The distance to the nearest slot."""
+
+    neighbours = 1
+
+    def __call__(self, distances: Tensor) -> Tensor:
+        """Distances [n, 1] to scores [n]."""
+        return distances[:, 0]
+
+
+class Softmin:
+    """CFA's score, which FedDyMem follows: the nearest distance, weighted by its softmin among the K nearest.
+
+    Args:
+        neighbours: K.
+    """
+
+    def __init__(self, neighbours: int = 3) -> None:
+        self.neighbours = neighbours
+
+    def __call__(self, distances: Tensor) -> Tensor:
+        """Distances [n, K] to scores [n]."""
+        return F.softmin(distances, dim=1)[:, 0] * distances[:, 0]
+
+
+class MemoryBank(Task):
+    """A frozen backbone, a trainable head and a memory bank.
+
+    Features of several backbone layers are brought to one grid and concatenated (Eq. 8), optionally standardised per
+    channel, and turned into memory features by the head (Eq. 9 to 11). Training pulls them to the bank (Eq. 12); the
+    score of a patch is its distance to the bank, the score of an image the maximum of its smoothed map.
+
+    A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
+    renews it after each round with itself as the previous memory.
+
+    Args:
+        backbone: Frozen feature extractor.
+        head: Builds the head, given the number of channels; None for no head.
+        loss: Training loss.
+        score: Patch score.
+        reduce: Compresses local patches into a bank, where the task keeps its own.
+        grid: Side of the patch grid, H0 = W0.
+        image_size: Side of the images, in pixels.
+        slots: Size of the bank; None for grid * grid.
+        standardise: Whether channels are brought to mean 0 and variance 1 over the training patches.
+        average_pool: 3x3 average over neighbouring positions of each layer, as CFA and PatchCore do.
+        patches_per_image: Random patches of each image that a step trains on; None for all.
+        learning_rate: AdamW's.
+        weight_decay: AdamW's.
+        sigma: Gaussian smoothing of the map, in pixels.
+    """
+
+    memory: Tensor
+    mean: Tensor
+    scale: Tensor
+    threshold: Tensor
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        head: Callable[[int], nn.Module] | None,
+        loss: HingeLoss,
+        score: Score,
+        reduce: MemoryReduce,
+        grid: int = 56,
+        image_size: int = 224,
+        slots: int | None = None,
+        standardise: bool = False,
+        average_pool: bool = False,
+        patches_per_image: int | None = None,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 5e-4,
+        sigma: float = 4.0,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.channels = sum(backbone.channels)
+        self.head = head(self.channels) if head else None
+        self.loss, self.score, self.reduce = loss, score, reduce
+        self.grid, self.slots = grid, slots or grid * grid
+        self.standardise, self.average_pool = standardise, average_pool
+        self.patches_per_image = patches_per_image
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.draw_map = AnomalyMap(grid, image_size, sigma)
+        self.register_buffer("memory", torch.full((self.slots, self.channels), torch.nan))
+        self.register_buffer("mean", torch.zeros(self.channels))
+        self.register_buffer("scale", torch.ones(self.channels))
+        fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
+        self.register_buffer("threshold", torch.tensor(float(fixed)))
+        side = (torch.arange(grid) + 0.5) / grid * 2 - 1
+        y, x = torch.meshgrid(side, side, indexing="ij")
+        self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
+
+    # ---------------------------------------------------------------------------------------------- features
+
+    def embed(self, batch: Mapping[str, Any]) -> Tensor:
+        """Frozen features on the grid (Eq. 8).
+
+        Args:
+            batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
+
+        Returns:
+            Patch features [B, grid * grid, C], not standardised.
+        """
+        pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
+        layers = []
+        for layer in pyramid:
+            if self.average_pool:
+                layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
+            if layer.shape[-1] != self.grid:
+                layer = F.interpolate(layer, size=(self.grid, self.grid), mode="bilinear", align_corners=False)
+            layers.append(layer.flatten(2))
+        return torch.cat(layers, dim=1).transpose(1, 2)
+
+    def generate(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Memory features of single patches: standardised, then through the head.
+
+        Args:
+            rows: Frozen patch features [n, C].
+            places: Patch centres in [-1, 1] [n, 2].
+
+        Returns:
+            Memory features [n, C].
+        """
+        if self.standardise:
+            rows = (rows - self.mean) / self.scale
+        return rows if self.head is None else self.head(rows, places)
+
+    def features(self, batch: Mapping[str, Any]) -> Tensor:
+        """Memory features of whole images, M [B, grid * grid, C]."""
+        rows = self.embed(batch)
+        places = self.places.repeat(len(rows), 1)  # type: ignore[operator]
+        return self.generate(rows.flatten(0, 1), places).unflatten(0, rows.shape[:2])
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> STEP_OUTPUT:
+        """One step of Eq. 12.
+
+        Returns:
+            ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
+        """
+        with torch.no_grad():
+            rows = self.embed(batch)
+            places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
+            if self.patches_per_image is not None and self.patches_per_image < rows.shape[1]:
+                drawn = torch.rand(rows.shape[:2]).argsort(dim=1)[:, : self.patches_per_image, None].to(rows.device)
+                rows, places = rows.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
+        generated = self.generate(rows.flatten(0, 1), places.flatten(0, 1)).float()
+        _, neighbours = nearest(generated.detach(), self.memory, self.loss.reach)
+        distances = neighbour_distances(generated, self.memory, neighbours)
+        loss = self.loss(distances, self.threshold)
+        return {"loss": loss, "nn_distance": distances[:, 0].detach().mean()}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW with AMSGrad (CFA's, the likely meaning of the paper's "Adam, momentum 1")."""
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to train."""
+        return any(p.requires_grad for p in self.parameters())
+
+    # ---------------------------------------------------------------------------------------------- the bank
+
+    def load_memory(self, memory: Tensor) -> None:
+        """Takes over a memory [slots, C]."""
+        self.memory = memory.to(self.memory)
+
+    def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
+        """Takes over what channels are standardised by, both [C]."""
+        self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
+
+    @torch.inference_mode()
+    def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
+        """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
+        count = 0
+        shift = total = square = torch.zeros(self.channels, dtype=torch.float64)
+        for batch in loader:
+            rows = self.embed(self._to_device(batch)).flatten(0, 1).double().cpu()
+            # Sums around the first batch's mean keep the variance exact for channels far from zero.
+            shift = rows.mean(0) if count == 0 else shift
+            count += len(rows)
+            total, square = total + (rows - shift).sum(0), square + (rows - shift).square().sum(0)
+        mean = total / count
+        return count, (shift + mean).float(), (square / count - mean**2).clamp(min=0).float()
+
+    @torch.inference_mode()
+    def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Compresses all local patches into one bank (Eq. 14 to 16), one batch at a time.
+
+        Args:
+            loader: Local batches.
+            context: Round and randomness; the round is t in Eq. 16.
+            previous: M'^{t-1} [slots, C]; None for the first memory.
+
+        Returns:
+            The bank [slots, C], and how many patches or images stand behind each slot [slots].
+        """
+        round = 0 if previous is None else max(context.round, 0)
+        self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
+        for batch in loader:
+            self.reduce.update(self.features(self._to_device(batch)).float())
+        memory, counts = self.reduce.finish()
+        return memory.clone(), counts.clone()
+
+    @torch.inference_mode()
+    def neighbour_quantiles(self, loader: DataLoader, levels: int) -> tuple[Tensor, int]:
+        """Equally spaced quantiles [levels] of the local patches' distances to their K nearest slots, and their number."""
+        distances = []
+        for batch in loader:
+            rows = self.features(self._to_device(batch)).flatten(0, 1).float()
+            distances.append(nearest(rows, self.memory, self.loss.neighbours)[0].flatten().cpu())
+        ordered = torch.cat(distances).sort().values
+        at = torch.linspace(0, len(ordered) - 1, levels).round().long()
+        return ordered[at], len(ordered)
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Builds statistics, bank and threshold from local data."""
+        if self.standardise:
+            _, mean, variance = self.channel_moments(loader)
+            self.load_statistics(mean, variance.sqrt() + 1e-5)
+        self.load_memory(self.reduce_memory(loader, context, previous=None)[0])
+        if isinstance(self.loss.threshold, str):
+            quantiles, _ = self.neighbour_quantiles(loader, levels=257)
+            self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
+
+    def refresh(self, loader: DataLoader, context: Context) -> None:
+        """Renews the task's own bank from local data (Eq. 14 to 16, with itself as the previous memory)."""
+        self.load_memory(self.reduce_memory(loader, context, previous=self.memory)[0])
+
+    # ------------------------------------------------------------------------------------------------ scoring
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+        """Scores images by their distance to the bank."""
+        rows = self.features(batch)
+        distances, _ = nearest(rows.flatten(0, 1).float(), self.memory, self.score.neighbours)
+        maps = self.draw_map(self.score(distances).reshape(-1, self.grid, self.grid))
+        return Prediction(image_score=maps.flatten(1).amax(1), anomaly_map=maps)
+
+    def _to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self.transfer_batch_to_device(dict(batch), self.device, 0)
+
+    # ----------------------------------------------------------------------------- under a plain Trainer
+
+    def on_fit_start(self) -> None:
+        """Builds the bank, unless one was loaded."""
+        if self.memory.isnan().any():
+            self.prepare(self._trainer_loader(), Context(seed=0, round=0))
+
+    def on_train_epoch_end(self) -> None:
+        """Renews the bank; in a federation, the method decides when."""
+        if self._trainer is not None:
+            self.refresh(self._trainer_loader(), Context(seed=0, round=self.current_epoch + 1))
+
+    def _trainer_loader(self) -> DataLoader:
+        self.trainer.fit_loop.setup_data()
+        return self.trainer.train_dataloader

@@ -1,0 +1,198 @@
+import hashlib
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.data import textures as module
+from lit_fedad.data.painting import DEFECTS, SURFACES
+from lit_fedad.data.textures import textures
+from lit_fedad.errors import UserError
+
+SMALL = {"size": 48, "train_per_product": 2, "test_per_product": 4}
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
+
+
+def only_folder(root: Path) -> Path:
+    (folder,) = root.iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A small set, painted once for the tests that only read it."""
+    root = tmp_path_factory.mktemp("textures")
+    return root, textures(root, **SMALL)
+
+
+def test_the_set_is_in_mvtec_layout(small):
+    root, images = small
+    folder = only_folder(root)
+    assert folder.name.startswith("textures-")
+    assert images.name == "textures"
+    assert images.products == list(SURFACES)
+    assert images.has_masks
+    assert Counter(sample.product for sample in images.train) == dict.fromkeys(SURFACES, 2)
+    assert Counter(sample.label for sample in images.test) == {0: 10, 1: 10}
+    assert (folder / "brick" / "ground_truth" / "scratch" / "000_mask.png").is_file()
+    for sample in (*images.train, *images.test):
+        with Image.open(sample.path) as image:
+            assert (image.size, image.mode) == ((48, 48), "RGB")
+
+
+def test_defaults_paint_every_defect_of_every_product(tmp_path):
+    images = textures(tmp_path, size=32, train_per_product=1, test_per_product=10)
+    kinds = Counter((sample.product, sample.defect) for sample in images.test if sample.label)
+    assert kinds == {(product, defect): 1 for product in SURFACES for defect in DEFECTS}
+
+
+def test_the_second_call_reads_what_the_first_painted(small, monkeypatch):
+    root, images = small
+    monkeypatch.setattr(module, "paint", None)
+    assert textures(root, **SMALL) == images
+
+
+def test_another_seed_paints_another_set_beside_the_first(tmp_path):
+    first, second = textures(tmp_path, **SMALL), textures(tmp_path, **SMALL, seed=1)
+    assert len(list(tmp_path.iterdir())) == 2
+    for a, b in zip(first.train, second.train, strict=True):
+        assert a.path.read_bytes() != b.path.read_bytes()
+
+
+def test_a_picture_does_not_depend_on_the_others(small, tmp_path):
+    root, _ = small
+    few = digest(only_folder(root))
+    textures(tmp_path, size=48, train_per_product=3, test_per_product=8)
+    many = digest(only_folder(tmp_path))
+    assert len(many) > len(few)
+    assert {name: many[name] for name in few} == few
+
+
+def test_no_picture_twice(small):
+    contents = [sample.path.read_bytes() for sample in (*small[1].train, *small[1].test)]
+    assert len(set(contents)) == len(contents)
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("product", SURFACES)
+def test_defects_change_the_picture_where_the_mask_says(product, defect, monkeypatch):
+    size = 128
+
+    def harmless(image, other, rng):
+        return image, DEFECTS_BEFORE[defect](image, other, rng)[1]
+
+    DEFECTS_BEFORE = dict(DEFECTS)
+    with_defect, mask = module.paint(product, defect, "test", size, np.random.default_rng(5))
+    monkeypatch.setitem(DEFECTS, defect, harmless)
+    without, same_mask = module.paint(product, defect, "test", size, np.random.default_rng(5))
+    assert np.array_equal(mask, same_mask)
+    assert set(np.unique(mask)) == {0, 255}
+    assert 0.001 < (mask > 0).mean() < 0.1
+    change = np.abs(with_defect.astype(float) - without).mean(axis=2)
+    inside, outside = change[mask > 0].mean(), change[mask == 0].mean()
+    assert inside > 4
+    assert inside > 10 * outside
+
+
+def test_train_and_test_crops_come_from_disjoint_regions(monkeypatch):
+    """A photograph that is dark left of the seam and bright right of it."""
+    from lit_fedad.data import painting
+
+    columns = np.broadcast_to(np.arange(512) >= round(0.58 * 512), (512, 512)).astype(np.float32)
+    monkeypatch.setattr(painting, "_photograph", lambda name: Image.fromarray(columns))
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        assert SURFACES["brick"](rng, 32, "train").mean() < 0.01
+        assert SURFACES["brick"](rng, 32, "test").mean() > 0.99
+
+
+def test_damage_is_noticed_and_repaired(tmp_path):
+    images = textures(tmp_path, **SMALL)
+    folder = only_folder(tmp_path)
+    before = digest(folder)
+    images.train[3].path.unlink()
+    images.test[-1].path.parent.rename(folder / "elsewhere")
+    assert textures(tmp_path, **SMALL) == images
+    assert digest(folder) == before
+
+
+def test_an_interrupted_painting_leaves_nothing_and_is_redone(tmp_path, monkeypatch):
+    painted = []
+
+    def interrupted(*args):
+        painted.append(args)
+        if len(painted) == 7:
+            raise KeyboardInterrupt
+        return paint(*args)
+
+    paint = module.paint
+    monkeypatch.setattr(module, "paint", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        textures(tmp_path, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+    assert len(textures(tmp_path, **SMALL).train) == 10
+
+
+def test_the_slower_of_two_painters_takes_the_set_of_the_faster(tmp_path, monkeypatch):
+    paint = module.paint
+
+    def overtaken(*args):
+        monkeypatch.setattr(module, "paint", paint)
+        textures(tmp_path, **SMALL)
+        return paint(*args)
+
+    monkeypatch.setattr(module, "paint", overtaken)
+    images = textures(tmp_path, **SMALL)
+    assert len(images.train) == 10
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_two_processes_at_once(tmp_path):
+    program = f"from lit_fedad.data.textures import textures; textures({str(tmp_path)!r}, **{SMALL})"
+    painters = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    assert [painter.wait(timeout=120) for painter in painters] == [0, 0]
+    before = digest(only_folder(tmp_path))
+    textures(tmp_path, **SMALL)
+    assert digest(only_folder(tmp_path)) == before
+
+
+def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "xdg" / "lit_fedad")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert textures(**SMALL).train[0].path.is_relative_to(tmp_path / "home" / ".cache" / "lit_fedad")
+
+
+def test_painting_needs_no_network(tmp_path, monkeypatch):
+    from lit_fedad.data import painting
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    painting._photograph.cache_clear()
+    assert textures(tmp_path, **SMALL).train
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/textures-.*choose another root"):
+        textures(tmp_path / "file", **SMALL)
+
+
+@pytest.mark.parametrize("fields", [{"size": 31}, {"train_per_product": 0}, {"test_per_product": 1}])
+def test_numbers_that_are_too_small_are_refused(tmp_path, fields):
+    with pytest.raises(UserError, match="give at least 32, 1 and 2"):
+        textures(tmp_path, **(SMALL | fields))

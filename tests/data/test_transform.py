@@ -1,0 +1,229 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
+from lit_fedad.errors import UserError
+
+
+def save(path, array, mode=None, **options):
+    Image.fromarray(np.asarray(array), mode).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, size=(40, 60, 3), dtype=np.uint8)
+    return save(tmp_path / "photo.png", pixels)
+
+
+def test_direct_resize_is_pillows_bicubic(photo):
+    expected = np.asarray(Image.open(photo).resize((16, 16), Image.Resampling.BICUBIC))
+    raw = ImageTransform(16).raw(photo)
+    assert raw.dtype == torch.uint8
+    assert np.array_equal(raw.numpy(), expected)
+
+
+def test_resize_and_crop_keeps_the_aspect_ratio(photo):
+    # 60 x 40 becomes 30 x 20; the middle 16 x 16 start at column 7 and row 2.
+    expected = np.asarray(Image.open(photo).resize((30, 20), Image.Resampling.BICUBIC))[2:18, 7:23]
+    assert np.array_equal(ImageTransform(16, resize=20).raw(photo).numpy(), expected)
+
+
+def test_image_is_the_normalised_raw_image(photo):
+    transform = ImageTransform(16, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+    image, raw = transform.image(photo), transform.raw(photo).numpy()
+    assert image.dtype == torch.float32
+    assert image.shape == (3, 16, 16)
+    for channel, (mean, std) in enumerate([(0.1, 0.5), (0.2, 1.0), (0.3, 2.0)]):
+        expected = (raw[:, :, channel] / 255 - mean) / std
+        assert image[channel].numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_picture_of_the_output_size_passes_unchanged(photo):
+    square = save(photo.parent / "square.png", np.asarray(Image.open(photo))[:40, :40])
+    expected = np.asarray(Image.open(square))
+    assert np.array_equal(ImageTransform(40).raw(square).numpy(), expected)
+    assert np.array_equal(ImageTransform(40, resize=40).raw(square).numpy(), expected)
+
+
+def constant(value, mode):
+    return Image.new(mode, (8, 8), value)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "expected"),
+    [
+        ("grey.png", constant(70, "L"), (70, 70, 70)),
+        ("bilevel.png", constant(1, "1"), (255, 255, 255)),
+        ("rgba_opaque.png", constant((10, 20, 30, 255), "RGBA"), (10, 20, 30)),
+        ("rgba_clear.png", constant((10, 20, 30, 0), "RGBA"), (255, 255, 255)),
+        ("rgba_half.png", constant((0, 100, 200, 102), "RGBA"), (153, 193, 233)),
+        ("grey_alpha.png", constant((50, 0), "LA"), (255, 255, 255)),
+        ("sixteen.png", Image.fromarray(np.full((8, 8), 100 * 257, np.uint16)), (100, 100, 100)),
+        ("sixteen.tif", Image.fromarray(np.full((8, 8), 65535, np.uint16)), (255, 255, 255)),
+        ("thirtytwo.tif", Image.fromarray(np.full((8, 8), 65535, np.int32)), (255, 255, 255)),
+        ("cmyk.tif", constant((0, 0, 0, 255), "CMYK"), (0, 0, 0)),
+    ],
+)
+def test_every_pixel_format_becomes_rgb(tmp_path, name, image, expected):
+    image.save(tmp_path / name)
+    raw = ImageTransform(4).raw(tmp_path / name)
+    assert raw.shape == (4, 4, 3)
+    assert raw[2, 2].tolist() == pytest.approx(list(expected), abs=1)
+
+
+def test_palette_images_keep_their_colours(tmp_path):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:, 4:] = (200, 30, 90)
+    image = Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE, colors=2)
+    image.save(tmp_path / "p.png")
+    assert np.array_equal(ImageTransform(8).raw(tmp_path / "p.png").numpy(), pixels)
+    image.save(tmp_path / "t.png", transparency=image.getpixel((7, 0)))
+    assert ImageTransform(8).raw(tmp_path / "t.png")[0, 7].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("array", [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32)])
+def test_pixels_without_a_fixed_range_are_refused(tmp_path, array):
+    path = save(tmp_path / "x.tif", array)
+    with pytest.raises(UserError, match=r"x\.tif: its pixels are float or 32-bit"):
+        ImageTransform(4).image(path)
+
+
+def test_exif_orientation_turns_image_and_mask(tmp_path):
+    pixels = np.zeros((20, 30, 3), np.uint8)
+    pixels[:10] = 255  # the upper half is white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned clockwise by 90 degrees: white moves to the right
+    path = save(tmp_path / "turned.png", pixels, exif=exif)
+    raw = ImageTransform(8).raw(path).numpy()
+    assert raw[:, 6:].min() > 200
+    assert raw[:, :2].max() < 50
+
+    upright = save(tmp_path / "mask.png", np.full((30, 20), 255, np.uint8))
+    assert ImageTransform(8).mask(upright, path).min() == 1
+    with pytest.raises(UserError, match=r"the mask is 30x20 but its image .* is 20x30"):
+        ImageTransform(8).mask(save(tmp_path / "raw_mask.png", np.zeros((20, 30), np.uint8)), path)
+
+
+@pytest.mark.parametrize("transform", [ImageTransform(24), ImageTransform(16, resize=24)])
+def test_mask_and_image_share_their_geometry(tmp_path, transform):
+    mask = np.zeros((48, 72), np.uint8)
+    mask[10:30, 20:60] = 255
+    mask_path, image_path = save(tmp_path / "m.png", mask), save(tmp_path / "i.png", mask)
+    result = transform.mask(mask_path, image_path)
+    assert result.dtype == torch.uint8
+    assert result.shape == (transform.size, transform.size)
+    assert set(result.unique().tolist()) == {0, 1}
+    # Away from the edge, which bicubic sampling blurs, both say the same.
+    bright = transform.raw(image_path)[..., 0].int()
+    sure = (bright < 5) | (bright > 250)
+    assert sure.float().mean() > 0.7
+    assert torch.equal(result[sure].bool(), bright[sure] > 250)
+
+
+def test_no_mask_is_all_normal(tmp_path):
+    mask = ImageTransform(5).mask(None, tmp_path / "never_opened.png")
+    assert torch.equal(mask, torch.zeros(5, 5, dtype=torch.uint8))
+
+
+def labelled(kind):
+    """The same mask, columns 4 to 7 anomalous, as different programs write it."""
+    mask = np.zeros((8, 8), np.uint8)
+    mask[:, 4:] = 1
+    if kind == "rgba":
+        return Image.fromarray(np.dstack([mask * 255] * 3 + [np.full_like(mask, 255)]))
+    if kind == "palette":
+        image = Image.fromarray(mask).convert("P")
+        image.putpalette([0, 0, 0, 128, 0, 0])
+        image.putdata(mask.flatten().tolist())
+        return image
+    if kind == "red":
+        return Image.fromarray(np.dstack([mask * 255, mask * 0, mask * 0]))
+    return {
+        "one": Image.fromarray(mask),
+        "full": Image.fromarray(mask * 255),
+        "bilevel": Image.fromarray(mask.astype(bool)),
+        "sixteen": Image.fromarray(mask.astype(np.uint16)),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["one", "full", "bilevel", "sixteen", "rgba", "palette", "red"])
+def test_any_value_above_zero_is_anomalous(tmp_path, kind):
+    labelled(kind).save(tmp_path / "m.png")
+    image = save(tmp_path / "i.png", np.zeros((8, 8), np.uint8))
+    expected = torch.zeros(8, 8, dtype=torch.uint8)
+    expected[:, 4:] = 1
+    assert torch.equal(ImageTransform(8).mask(tmp_path / "m.png", image), expected)
+
+
+def test_jpeg_masks_are_cut_at_128(tmp_path):
+    mask = np.zeros((32, 32), np.uint8)
+    mask[:, 13:] = 255
+    path = save(tmp_path / "m.jpg", mask, quality=30)
+    assert ((np.asarray(Image.open(path)) > 0) != (mask > 0)).any()
+    image = save(tmp_path / "i.png", mask)
+    assert np.array_equal(ImageTransform(32).mask(path, image).numpy(), mask // 255)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif"])
+def test_damaged_files_are_named(tmp_path, photo, suffix):
+    good = tmp_path / f"good.{suffix}"
+    Image.open(photo).save(good)
+    content = good.read_bytes()
+    for name, damaged in {"cut": content[: len(content) // 2], "empty": b"", "text": b"hello" * 9}.items():
+        path = tmp_path / f"{name}.{suffix}"
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="cannot be read as an image") as caught:
+            ImageTransform(8).image(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="no such image file"):
+        ImageTransform(8).image(tmp_path / f"gone.{suffix}")
+
+
+def test_flipped_bytes_never_escape_as_another_exception(tmp_path, photo):
+    rng, content = np.random.default_rng(0), bytearray(photo.read_bytes())
+    refused = 0
+    for _ in range(100):
+        damaged = content.copy()
+        damaged[int(rng.integers(len(damaged) // 4))] ^= int(rng.integers(1, 256))
+        (tmp_path / "flipped.png").write_bytes(damaged)
+        try:
+            ImageTransform(8).image(tmp_path / "flipped.png")
+        except UserError:
+            refused += 1
+    assert refused > 50
+
+
+def test_fingerprint_tells_every_field_apart():
+    variants = [
+        ImageTransform(224),
+        ImageTransform(256),
+        ImageTransform(224, 256),
+        ImageTransform(224, mean=(0.5, 0.5, 0.5)),
+        ImageTransform(224, std=(0.5, 0.5, 0.5)),
+    ]
+    assert len({transform.fingerprint for transform in variants}) == len(variants)
+    same = ImageTransform(224, mean=list(IMAGENET_MEAN), std=list(IMAGENET_STD))
+    assert same == ImageTransform(224)
+    assert hash(same) == hash(ImageTransform(224))
+    assert same.fingerprint == ImageTransform(224).fingerprint
+    assert pickle.loads(pickle.dumps(same)) == same
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 0}, "size=0"),
+        ({"size": 224, "resize": 200}, "resize=200 is below size=224"),
+        ({"size": 8, "mean": (0.5,)}, "three numbers"),
+        ({"size": 8, "std": (1, 1, 0)}, "std above 0"),
+    ],
+)
+def test_bad_parameters_are_refused(fields, message):
+    with pytest.raises(UserError, match=message):
+        ImageTransform(**fields)

@@ -1,0 +1,138 @@
+"""A tiny method: clients fit one weight to their own mean, the server averages by data size."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Prediction, Server, Task, TensorSpec
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.participation import Participation
+
+
+class Slope(Task):
+    """Minimises (w - x)^2 / 2 by plain gradient descent with step 0.5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, batch_idx=0):
+        return ((self.w - batch) ** 2).mean() / 2
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.0)
+
+    def predict_step(self, batch, batch_idx=0):
+        return Prediction((batch - self.w).abs())
+
+
+class ToyClient(Client):
+    fails: set[tuple[int, int]] = set()
+    """(round, client) pairs that raise."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.visits = 0
+
+    def receive(self, broadcast):
+        self.task.w.data.copy_(broadcast["w"])
+
+    def send(self, loader):
+        if (self.context.round, self.context.client) in self.fails:
+            raise RuntimeError("the disk is full\nwith a second line")
+        self.visits += 1
+        return {"w": self.task.w.detach().cpu().clone()}
+
+    def personal_state(self):
+        return {**super().personal_state(), "visits": self.visits}
+
+    def load_personal_state(self, state):
+        super().load_personal_state(state)
+        self.visits = state["visits"]
+
+
+class ToyServer(Server):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.zeros(1)
+
+    def download_payload(self):
+        return {"w": TensorSpec((1,))}
+
+    upload_payload = download_payload
+
+    def broadcast(self, client_id):
+        return {"w": self.w}
+
+    def aggregate(self, updates: Mapping[int, Any]):
+        total = sum(u.num_samples for u in updates.values())
+        self.w = sum(u.message["w"] * (u.num_samples / total) for u in updates.values())
+
+    def diagnostics(self):
+        return {"weight": float(self.w)}
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = state["w"]
+
+
+@dataclass
+class ToyData:
+    """Client c holds the numbers given; batches of one, in an order that the generator decides."""
+
+    values: dict[int, list[float]]
+    orders: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    @property
+    def sizes(self):
+        return {client: len(values) for client, values in self.values.items()}
+
+    def loader(self, client, generator):
+        values = torch.tensor(self.values[client])
+        if generator is not None:
+            values = values[torch.randperm(len(values), generator=generator)]
+        return DataLoader(values, batch_size=1)
+
+
+class ToyEvaluator:
+    def score(self, client):
+        return float(client.task.w.detach()), client.visits
+
+    def summarise(self, states):
+        return {"w": {"mean": sum(w for w, _ in states.values()) / len(states), "visits": {c: v for c, (_, v) in states.items()}}}
+
+
+@pytest.fixture
+def toy(tmp_path: Path):
+    """Builds a federation of the tiny method; keyword arguments override its parts."""
+
+    def make(values=None, folder: Path = tmp_path, fails=(), fabric=None, **overrides) -> Federation:
+        client = ToyClient(Slope())
+        client.fails = set(fails)
+        parts: dict[str, Any] = {
+            "server": ToyServer(),
+            "client": client,
+            "data": ToyData(values or {0: [1.0], 1: [4.0, 4.0, 4.0]}),
+            "evaluator": ToyEvaluator(),
+            "fabric": fabric or Fabric(accelerator="cpu", devices=1),
+            "rounds": 3,
+            "seed": 0,
+            "checkpoints": Checkpoints(folder / "checkpoints", "toy"),
+            "pool": ClientPool(client.personal_state(), folder / "personal"),
+            "participation": Participation(),
+            "channel": Channel(),
+        }
+        return Federation(**{**parts, **overrides})
+
+    return make

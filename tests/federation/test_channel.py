@@ -1,0 +1,101 @@
+"""The channel: checks, codings, byte counts."""
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from lit_fedad.contracts import Context, TensorSpec
+from lit_fedad.errors import UserError
+from lit_fedad.federation.channel import Byte, Channel, GaussianNoise, Half, Plain, elements
+
+CONTEXT = Context(seed=0, round=1, client=2)
+PAYLOAD = {"memory": TensorSpec((4, 3)), "counts": TensorSpec((None,))}
+
+
+def message() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return {"memory": torch.randn(4, 3, generator=draw), "counts": torch.arange(4.0)}
+
+
+def test_plain_returns_the_same_numbers():
+    channel = Channel()
+    blob = channel.pack(message(), PAYLOAD, channel.up, CONTEXT, "client 2")
+    assert len(blob) == len(save(message()))
+    arrived = channel.unpack(blob, channel.up)
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in message().items())
+
+
+def test_the_papers_memory_is_22_48_megabytes():
+    memory = {"memory": torch.zeros(56 * 56, 1792)}
+    blob = Channel().pack(memory, {"memory": TensorSpec((3136, 1792))}, Plain(), CONTEXT, "client 0")
+    assert elements(memory) == 5_619_712
+    assert len(blob) - 4 * 5_619_712 < 128
+    assert round(len(blob) / 1e6, 2) == 22.48
+
+
+def test_nothing_costs_nothing():
+    channel = Channel()
+    assert channel.pack({}, {}, channel.up, CONTEXT, "client 2") == b""
+    assert channel.unpack(b"", channel.up) == {}
+
+
+def test_half_halves_the_bytes():
+    channel = Channel(up=Half())
+    big = {"memory": torch.randn(256, 448)}
+    payload = {"memory": TensorSpec((256, 448))}
+    coded, plain = (len(channel.pack(big, payload, c, CONTEXT, "x")) for c in (Half(), Plain()))
+    assert coded == pytest.approx(plain / 2, rel=0.001)
+    arrived = channel.unpack(channel.pack(big, payload, channel.up, CONTEXT, "x"), channel.up)
+    assert arrived["memory"].dtype == torch.float32
+    assert torch.allclose(arrived["memory"], big["memory"], rtol=2**-11, atol=1e-7)
+
+
+def test_half_refuses_what_it_cannot_hold():
+    with pytest.raises(ValueError, match="'memory'.*65504"):
+        Half().encode({"memory": torch.tensor([1e6])}, CONTEXT)
+
+
+def test_byte_is_off_by_half_a_level_at_most():
+    bank = torch.randn(500, 7) * torch.logspace(-3, 3, 7)
+    sent = {"memory": bank, "counts": torch.arange(500.0)}
+    codec = Byte()
+    arrived = codec.decode(codec.encode(sent, CONTEXT))
+    step = (bank.amax(0) - bank.amin(0)) / 255
+    assert ((arrived["memory"] - bank).abs() <= step / 2 * 1.001).all()
+    assert torch.equal(arrived["counts"], sent["counts"])
+    assert set(arrived) == set(sent)
+
+
+def test_byte_keeps_constant_channels():
+    bank = torch.full((5, 2), 3.25)
+    codec = Byte()
+    assert torch.equal(codec.decode(codec.encode({"memory": bank}, CONTEXT))["memory"], bank)
+
+
+def test_noise_depends_on_round_and_client_alone():
+    sent = {"memory": torch.zeros(2000)}
+    noise = GaussianNoise(std=0.5)
+    first, again = noise.encode(sent, CONTEXT), noise.encode(sent, CONTEXT)
+    other = noise.encode(sent, Context(seed=0, round=1, client=3))
+    assert torch.equal(first["memory"], again["memory"])
+    assert not torch.equal(first["memory"], other["memory"])
+    assert float(first["memory"].std()) == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory": torch.zeros(4, 2)}, r"client 2 sent 'memory' of shape \(4, 2\), declared as \(4, 3\)"),
+        ({"memory": torch.zeros(4, 3, dtype=torch.float64)}, "'memory' as torch.float64"),
+        ({"counts": torch.tensor([1.0, torch.inf])}, "'counts' with values that are not finite"),
+        ({"image": torch.zeros(1)}, r"client 2 sent \['image'\] undeclared"),
+    ],
+)
+def test_what_was_not_declared_does_not_cross(change, words):
+    with pytest.raises(UserError, match=words):
+        Channel().pack({**message(), **change}, PAYLOAD, Plain(), CONTEXT, "client 2")
+
+
+def test_what_was_declared_must_come():
+    with pytest.raises(UserError, match=r"left out \['counts'\]"):
+        Channel().pack({"memory": torch.zeros(4, 3)}, PAYLOAD, Plain(), CONTEXT, "client 2")

@@ -1,0 +1,149 @@
+"""The round loop on a method small enough to play by hand."""
+
+import pytest
+import torch
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.participation import Participation
+
+
+def by_hand(rounds: int) -> list[float]:
+    """One step of 0.5 for client 0 (target 1), three for client 1 (target 4), averaged 1 : 3."""
+    w, path = 0.0, []
+    for _ in range(rounds):
+        first = w + 0.5 * (1 - w)
+        second = w
+        for _ in range(3):
+            second += 0.5 * (4 - second)
+        w = 0.25 * first + 0.75 * second
+        path.append(w)
+    return path
+
+
+def test_golden_numbers(toy):
+    history = toy().run()
+    assert [r.scalars["weight"] for r in history] == pytest.approx(by_hand(3), rel=1e-6)
+    assert history[0].scalars["loss"] == pytest.approx((1 * 0.5 + 3 * (8 + 2 + 0.5) / 3) / 4)
+
+
+def test_identical_clients_are_one_client(toy, tmp_path):
+    many = toy(values={c: [2.0, 2.0] for c in range(4)}, folder=tmp_path / "many").run()
+    one = toy(values={0: [2.0, 2.0]}, folder=tmp_path / "one").run()
+    assert [r.scalars["weight"] for r in many] == [r.scalars["weight"] for r in one]
+
+
+def test_client_order_does_not_matter(toy, tmp_path):
+    values = {0: [1.0, 3.0], 1: [5.0, 0.5, 2.0], 2: [7.0]}
+    forward = toy(values=values, folder=tmp_path / "a").run()
+    backward = toy(values=dict(reversed(values.items())), folder=tmp_path / "b").run()
+    assert [r.scalars for r in forward] == [r.scalars for r in backward]
+
+
+def test_a_client_without_data_has_no_effect(toy, tmp_path):
+    values = {0: [1.0], 1: [4.0, 4.0, 4.0]}
+    with_empty = toy(values={**values, 2: []}, folder=tmp_path / "a").run()
+    without = toy(values=values, folder=tmp_path / "b").run()
+    assert [r.scalars for r in with_empty] == [r.scalars for r in without]
+
+
+def test_resumed_equals_uninterrupted(toy, tmp_path):
+    values = {0: [1.0, 3.0], 1: [5.0, 0.5, 2.0], 2: [7.0, 1.0]}
+    settings = {"values": values, "participation": Participation(fraction=0.67)}
+    whole = toy(folder=tmp_path / "whole", rounds=6, **settings).run()
+    for stop in range(1, 6):
+        history = toy(folder=tmp_path / "parts", rounds=stop, **settings).run()
+    history = toy(folder=tmp_path / "parts", rounds=6, **settings).run()
+    assert [r.scalars for r in history] == [r.scalars for r in whole]
+    assert history[-1].metrics == whole[-1].metrics  # personal states too: visits of each client
+
+
+def test_a_checkpoint_half_written_is_ignored(toy, tmp_path):
+    toy(rounds=2).run()
+    partial = tmp_path / "checkpoints" / ".partial_100003"
+    partial.mkdir()
+    (partial / "server.pt").write_bytes(b"half")
+    assert [r.round for r in toy(rounds=3).run()] == [1, 2, 3]
+
+
+def test_another_configuration_is_refused(toy, tmp_path):
+    toy(rounds=1).run()
+    federation = toy(rounds=2)
+    federation.checkpoints.identity = "other"
+    with pytest.raises(UserError, match=f"{tmp_path}.*another configuration"):
+        federation.run()
+
+
+def test_a_failing_client_stops_the_run_in_one_line(toy):
+    with pytest.raises(UserError, match=r"^round 2, client 1: RuntimeError: the disk is full$"):
+        toy(fails={(2, 1)}).run()
+
+
+def test_a_failing_client_is_left_out(toy):
+    history = toy(fails={(2, 1)}, participation=Participation(on_failure="skip")).run()
+    first = by_hand(1)[0]
+    assert history[1].participants == [0]
+    assert history[1].scalars["weight"] == pytest.approx(first + 0.5 * (1 - first))
+    assert history[1].warnings == ["round 2: client 1 left out: RuntimeError: the disk is full"]
+
+
+def test_too_few_clients_left(toy):
+    with pytest.raises(UserError, match="1 clients finished, min_clients=2.*client 1"):
+        toy(fails={(1, 1)}, participation=Participation(on_failure="skip", min_clients=2)).run()
+
+
+def test_a_non_finite_update_names_client_and_tensor(toy):
+    with pytest.raises(UserError, match="round 1, client 1.*'w'.*not finite"):
+        toy(values={0: [1.0], 1: [float("nan")]}).run()
+
+
+def test_bytes_are_those_of_the_serialised_messages(toy):
+    from safetensors.torch import save
+
+    report = toy(rounds=1).run()[0]
+    size = len(save({"w": torch.zeros(1)}))
+    assert report.bytes_up == {0: size, 1: size} == report.bytes_down
+    assert report.elements_up == {0: 1, 1: 1}
+
+
+def test_personal_states_that_do_not_fit_go_to_disk(toy, tmp_path):
+    pool = ClientPool({"x": torch.zeros(0)}, tmp_path / "personal", memory_bytes=100)
+    for client in range(5):
+        pool.put(client, {"x": torch.full((20,), float(client))})
+    assert len(list((tmp_path / "personal").glob("*.pt"))) >= 3
+    assert [float(pool.get(c)["x"][0]) for c in range(5)] == [0, 1, 2, 3, 4]
+    (tmp_path / "checkpoint").mkdir()
+    pool.save(tmp_path / "checkpoint", None)
+    other = ClientPool({}, tmp_path / "elsewhere")
+    other.restore(tmp_path / "checkpoint", {1, 3})
+    assert [float(other.get(c)["x"][0]) for c in (1, 3)] == [1, 3]
+    assert other.get(2) == {}
+
+
+def test_unchanged_states_are_linked_not_written(toy, tmp_path):
+    pool = ClientPool({}, tmp_path / "personal")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    pool.put(0, {"x": torch.ones(1)})
+    pool.put(1, {"x": torch.ones(1)})
+    pool.save(folders[0], None)
+    pool.put(1, {"x": torch.zeros(1)})
+    pool.save(folders[1], folders[0])
+    same = [(f / "client_00000.pt").stat().st_ino for f in folders]
+    changed = [(f / "client_00001.pt").stat().st_ino for f in folders]
+    assert same[0] == same[1]
+    assert changed[0] != changed[1]
+
+
+def test_a_stored_state_does_not_follow_the_live_model(tmp_path):
+    live = torch.ones(3)
+    pool = ClientPool({"x": live}, tmp_path)
+    pool.put(0, {"x": live})
+    live.zero_()
+    assert pool.get(0)["x"].sum() == 3 == pool.get(7)["x"].sum()
+
+
+def test_evaluation_rounds(toy):
+    history = toy(rounds=5, evaluate_every=2).run()
+    assert [r.round for r in history if r.metrics] == [2, 4, 5]

@@ -1,0 +1,33 @@
+"""Who takes part."""
+
+import pytest
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.federation.participation import Participation
+
+
+def test_set_up_takes_in_everyone():
+    assert Participation(fraction=0.1).pick(range(10), Context(0, 0)) == list(range(10))
+
+
+def test_a_round_can_be_replayed_and_differs_from_others():
+    half = Participation(fraction=0.5)
+    picks = [tuple(half.pick(range(20), Context(0, round))) for round in range(1, 30)]
+    assert picks == [tuple(half.pick(range(20), Context(0, round))) for round in range(1, 30)]
+    assert all(len(set(pick)) == 10 and list(pick) == sorted(pick) for pick in picks)
+    assert len(set(picks)) > 25
+    assert set().union(*picks) == set(range(20))
+
+
+def test_min_clients_beats_the_fraction():
+    assert len(Participation(fraction=0.01, min_clients=3).pick(range(10), Context(0, 1))) == 3
+
+
+def test_bad_settings_are_one_line():
+    with pytest.raises(UserError, match="fraction=0"):
+        Participation(fraction=0)
+    with pytest.raises(UserError, match="on_failure='ignore'"):
+        Participation(on_failure="ignore")
+    with pytest.raises(UserError, match="min_clients=4, but only 3"):
+        Participation(min_clients=4).pick(range(3), Context(0, 1))

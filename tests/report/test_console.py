@@ -1,0 +1,333 @@
+import math
+import re
+import sys
+
+import pytest
+
+from lit_fedad.report import console
+from lit_fedad.report.console import Display, human_bytes, human_seconds
+
+NAN = math.nan
+METRICS = {"I-AUROC": 0.849, "P-AUROC": 0.911, "PRO": 0.77}
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*3[0-7]m")
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Make standard output and error look like a terminal of so many columns."""
+
+    def pretend(columns):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("COLUMNS", str(columns))
+
+    return pretend
+
+
+@pytest.fixture
+def out(capsys):
+    """Lines on standard output since the last call, without escape codes."""
+    return lambda: ESCAPE.sub("", capsys.readouterr().out).splitlines()
+
+
+def one_round(display, number=3, rounds=6, loss=0.0123, metrics=METRICS, up=2_290_000, seconds=1.84, **rest):
+    rest.setdefault("eta_s", 12.2)
+    display.round_line(number, rounds, loss, metrics, up, 2_290_000, seconds, **rest)
+
+
+def test_a_round_is_one_line(out):
+    one_round(Display())
+    assert out() == [
+        "round  3/6  loss 0.0123  I-AUROC 0.849  P-AUROC 0.911  PRO 0.770"
+        "  up 2.29 MB  down 2.29 MB  1.8 s  left 0:12"
+    ]
+
+
+def test_rounds_are_aligned_whatever_their_values(out):
+    display = Display()
+    one_round(display, number=9, rounds=10, eta_s=754)
+    one_round(display, number=10, rounds=10, loss=12.3456, eta_s=7)
+    one_round(display, number=10, rounds=10, loss=1.2e-7, metrics=dict.fromkeys(METRICS, NAN))
+    one_round(display, number=10, rounds=10, loss=None, metrics={})
+    lines = out()
+    for word in ("loss", "up", "down", "left"):
+        assert len({line.index(word) for line in lines}) == 1, word
+    assert len({line.index("PRO") for line in lines[:3]}) == 1
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_undefined_values_are_a_dash(out):
+    one_round(Display(), loss=NAN, metrics={"I-AUROC": 0.5, "PRO": NAN})
+    (line,) = out()
+    assert re.search(r"loss +-  I-AUROC 0\.500  PRO +-  up", line)
+    assert "nan" not in line
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (0.0, "0.0000"),
+        (-0.5, "-0.5000"),
+        (9.87654, "9.8765"),
+        (123.456, "123.5"),
+        (1e-5, "1e-05"),
+        (2e7, "2e+07"),
+    ],
+)
+def test_a_loss_of_any_size_is_short(out, loss, text):
+    one_round(Display(), loss=loss)
+    assert out()[0].split("  I-AUROC")[0].endswith(f" {text}")
+
+
+def test_set_up_rounds_are_counted_apart_or_named(out):
+    display = Display()
+    for number in (-2, -1, 0):
+        one_round(display, number=number, setup_rounds=3)
+    one_round(display, number=0, name="k-means")
+    one_round(display, number=1)
+    labels = [line.split("  loss")[0].rstrip() for line in out()]
+    assert labels == ["set-up 1/3", "set-up 2/3", "set-up 3/3", "k-means", "round  1/6"]
+
+
+def test_a_round_without_evaluation_keeps_the_place_of_the_metrics(out):
+    display = Display()
+    one_round(display)
+    one_round(display, metrics={})
+    full, blank = out()
+    assert blank.index("up") == full.index("up")
+    assert not any(name in blank for name in METRICS)
+
+
+def test_without_an_estimate_nothing_is_said_of_the_time_left(out):
+    one_round(Display(), eta_s=None)
+    assert out()[0].endswith("1.8 s")
+
+
+def test_notes_end_the_line(out):
+    one_round(Display(), metrics={"PRO": 0.5}, notes=["3 of 5 clients", "best"])
+    assert out()[0].endswith("left 0:12  3 of 5 clients  best")
+
+
+def test_eighty_columns_cost_the_lesser_fields_first(out, terminal):
+    terminal(80)
+    one_round(Display())
+    assert out() == ["round  3/6  loss 0.0123  I-AUROC 0.849  P-AUROC 0.911  PRO 0.770  left 0:12"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "kept"),
+    [
+        (110, ["I-AUROC", "P-AUROC", "PRO", "up", "s", "left", "note", "more"]),
+        (90, ["I-AUROC", "P-AUROC", "PRO", "left", "note", "more"]),
+        (76, ["I-AUROC", "P-AUROC", "PRO", "note", "more"]),
+        (75, ["I-AUROC", "P-AUROC", "PRO", "note"]),
+        (69, ["I-AUROC", "P-AUROC", "PRO"]),
+        (58, ["I-AUROC", "P-AUROC"]),
+        (40, ["I-AUROC"]),
+    ],
+)
+def test_what_does_not_fit_is_left_out_the_lesser_first(out, terminal, columns, kept):
+    terminal(columns)
+    one_round(Display(), notes=["note", "more"])
+    (line,) = out()
+    assert re.findall(r"[A-Za-z][A-Za-z-]*", line.replace("MB", "")) == ["round", "loss", *kept]
+    assert len(line) <= columns
+
+
+def test_a_note_too_long_to_fit_costs_nothing_else(out):
+    one_round(Display(), notes=["a long note " * 20])
+    one_round(Display())
+    with_note, without = out()
+    assert with_note == without
+
+
+def test_no_line_is_wider_than_110_columns(out, terminal):
+    for columns in (None, 300):
+        if columns:
+            terminal(columns)
+        one_round(
+            Display(), rounds=1000, up=22_480_000, seconds=3700, eta_s=90_000, notes=["a note " * 9] * 2
+        )
+        assert all(60 < len(line) <= 110 for line in out())
+
+
+def test_the_header_shows_each_pair_unchanged(out):
+    path = "/a/" + "long/" * 40
+    Display().header({"method": "FedDyMem", "backbone": f"[resnet18] :smile: {path}"})
+    assert out() == ["method    FedDyMem", f"backbone  [resnet18] :smile: {path}", ""]
+
+
+def result(**changes):
+    def stage(shift):
+        return {
+            "I-AUROC": {
+                "mean": 0.8 + shift,
+                "worst": 0.6 + shift,
+                "pooled": 0.75 + shift,
+                "per_client": {0: 0.8},
+            },
+            "PRO": {"mean": NAN, "worst": None, "per_client": {}},
+        }
+
+    base = {"first": stage(0.0), "last": stage(0.05), "best": stage(0.1)}
+    return base | {"bytes_up": 13_700_000, "bytes_down": 512, "seconds": 75.2} | changes
+
+
+def test_the_closing_table_shows_means_and_the_worst_and_pooled_of_the_last(out):
+    Display().closing_table(result())
+    _, head, image, region, traffic = out()
+    assert re.split(r" {2,}", head.strip()) == [
+        "metric",
+        "first",
+        "last",
+        "best",
+        "worst client (last)",
+        "pooled (last)",
+    ]
+    assert image.split() == ["I-AUROC", "0.800", "0.850", "0.900", "0.650", "0.800"]
+    assert region.split() == ["PRO", "-", "-", "-", "-", "-"]
+    assert traffic == "up 13.70 MB  down 512 B  in 1:15"
+
+
+def test_the_closing_table_takes_metrics_that_only_some_rounds_have_and_fits_80_columns(out, terminal):
+    terminal(80)
+    Display().closing_table(result(first={}, best={"F1": {"mean": 0.25}}))
+    lines = out()
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
+    assert rows["I-AUROC"] == ["-", "0.850", "-", "0.650", "0.800"]
+    assert rows["F1"] == ["-", "-", "0.250", "-", "-"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_commands_and_paths_can_be_copied(out, terminal):
+    terminal(40)
+    command = "mlflow ui --backend-store-uri sqlite:///" + "folder/" * 30 + "mlflow.db"
+    Display().where_next([("curves", command), ("again", "lit-fedad train data.root=[x] :tada:")])
+    assert out() == ["", f"curves  {command}", "again   lit-fedad train data.root=[x] :tada:"]
+
+
+def test_warnings_and_errors_are_one_line_each_on_standard_error(capsys):
+    display = Display()
+    display.warn("client 3 [bold]failed[/bold]\nand was " + "skipped " * 30)
+    display.error("data.root: no such folder")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "warning: client 3 [bold]failed[/bold] and was " + "skipped " * 30,
+        "error: data.root: no such folder",
+    ]
+
+
+@pytest.mark.parametrize(("tty", "no_color", "coloured"), [(1, "", 1), (1, "1", 0), (0, "", 0)])
+def test_colours_are_for_terminals_that_want_them(capsys, monkeypatch, terminal, tty, no_color, coloured):
+    if tty:
+        terminal(100)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    display = Display()
+    display.warn("x")
+    display.error("y")
+    one_round(display)
+    captured = capsys.readouterr()
+    assert bool(COLOUR.search(captured.err)) == coloured
+    assert bool(ESCAPE.search(captured.out)) == tty
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_quiet_prints_warnings_and_errors_only(capsys, terminal, tty):
+    if tty:
+        terminal(100)
+    display = Display(quiet=True)
+    display.header({"method": "x"})
+    with display.progress("reading") as show:
+        show(1, 2)
+        print("kept", file=sys.stderr)  # noqa: T201
+    one_round(display)
+    display.closing_table(result())
+    display.where_next([("a", "b")])
+    display.warn("w")
+    display.error("e")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert ESCAPE.sub("", captured.err).splitlines() == ["kept", "warning: w", "error: e"]
+
+
+def test_outside_a_terminal_progress_is_a_line_every_15_seconds(out, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(console, "monotonic", lambda: clock[0])
+    with Display().progress("features [train]") as show:
+        for done in range(41):  # one second each
+            show(done, 60)
+            clock[0] += 1
+    assert out() == [
+        "features [train] ...",
+        "features [train]  15/60  left 0:45",
+        "features [train]  30/60  left 0:30",
+    ]
+
+
+def test_progress_that_stands_still_is_no_error(out, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(console, "monotonic", lambda: clock[0])
+    with Display().progress("waiting") as show:
+        clock[0] = 20.0
+        show(0, 5)
+    assert out() == ["waiting ...", "waiting  0/5"]
+
+
+def test_on_a_terminal_progress_is_a_bar_with_times_that_vanishes(capsys, terminal):
+    terminal(80)
+    display = Display()
+    with display.progress("features [train]") as show:
+        for done in (5, 20):
+            show(done, 20)
+    text = capsys.readouterr().out
+    assert "\x1b[2K" in text  # lines are erased
+    shown = ESCAPE.sub("", text)
+    assert re.search(r"features \[train\] .*20/20 0:00:0\d left", shown)
+    assert shown.rstrip("\r\n").splitlines()[-1].startswith("features")
+
+
+def test_an_error_passes_through_progress(terminal):
+    for pretend in (lambda: None, lambda: terminal(80)):
+        pretend()
+        with pytest.raises(KeyError), Display().progress("reading"):
+            raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1000, "1.00 kB"),
+        (2_290_000, "2.29 MB"),
+        (22_478_848, "22.48 MB"),
+        (999_994, "999.99 kB"),
+        (999_996, "1.00 MB"),
+        (4_500_000_000, "4.50 GB"),
+        (7 * 10**15, "7000.00 TB"),
+    ],
+)
+def test_bytes_are_decimal(count, text):
+    assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1:00"),
+        (60, "1:00"),
+        (3599.6, "1:00:00"),
+        (90061, "25:01:01"),
+    ],
+)
+def test_durations_are_short(seconds, text):
+    assert human_seconds(seconds) == text
