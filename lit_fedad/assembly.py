@@ -105,6 +105,7 @@ def build_model(config: Config) -> Model:
 
 def build_data(config: Config, backbone: FeaturePyramid, fabric: Fabric, display: Display) -> Data:
     """Reads the image set, deals it to clients, and computes frozen features that are not cached yet."""
+    backbone.to(fabric.device)
     images: ImageSet = build(config["data"])
     partition: Partition = build(config["partition"])(images, config["seed"])
     transform = ImageTransform(**config["image"])
@@ -112,10 +113,13 @@ def build_data(config: Config, backbone: FeaturePyramid, fabric: Fabric, display
     test: Dataset = ImageDataset(images.test, transform, with_masks=images.has_masks)
     if config["cache"]["enabled"]:
         cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
+        samples = (*images.train, *images.test)
         if fabric.is_global_zero:
             with all_cores(fabric), display.progress("Frozen features") as progress:
-                cache.fill((*images.train, *images.test), progress=progress, device=fabric.device)
+                cache.fill(samples, progress=progress, device=fabric.device)
         fabric.barrier()
+        if not fabric.is_global_zero:
+            cache.fill(samples, device=fabric.device)
         train = cache.dataset(images.train, with_masks=False)
         test = cache.dataset(images.test, with_masks=images.has_masks)
     module = AnomalyDataModule(

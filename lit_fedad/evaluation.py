@@ -70,5 +70,5 @@ class Thresholds:
 
     def __call__(self, client: Client, number: int) -> float:
         """The client's threshold."""
-        scores = image_scores(client, self.module.loader(number, None), self.fabric)
+        scores = image_scores(client, self.module.client_loader(number, torch.Generator(), shuffle=False), self.fabric)
         return float(torch.quantile(scores.double(), self.quantile))

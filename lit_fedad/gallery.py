@@ -53,8 +53,7 @@ def draw_heatmaps(federation: Federation, data: Data, fabric: Fabric, folder: Pa
         cases = []
         for index in pick_cases(scores.numpy(), labels.numpy(), each, each):
             sample = data.images.test[index]
-            batch = loader.collate_fn(_items(loader.dataset, [index]))  # type: ignore[misc]
-            prediction = predict_batch(client, batch, fabric)
+            prediction = predict_batch(client, data.module.test.__getitems__([index]), fabric)  # type: ignore[attr-defined]
             if prediction.anomaly_map is None:
                 return
             cases.append(

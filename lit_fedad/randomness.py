@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
@@ -41,3 +42,21 @@ def seeded(seed: int, purpose: str, round: int = 0, client: int | None = None) -
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive_seed(seed, purpose, round, client))
         yield
+
+
+def numpy_generator(*key: object) -> np.random.Generator:
+    """The NumPy generator that belongs to a key.
+
+    The key is hashed as text: the same key gives the same numbers in every process and on every machine, and
+    keys that differ anywhere give unrelated numbers.
+
+    Args:
+        *key: What the numbers are for, for example ``(seed, "partition")``.
+
+    Example:
+        >>> bool(numpy_generator(0, "partition").random() == numpy_generator(0, "partition").random())
+        True
+        >>> bool(numpy_generator(0, "partition").random() == numpy_generator(1, "partition").random())
+        False
+    """
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()))

@@ -122,6 +122,11 @@ class Tracker:
         self._thread.start()
         self.tags({_FOLDER_TAG: str(self._folder), **parent, **(tags or {})})
 
+    @property
+    def run_id(self) -> str | None:
+        """Id of the MLflow run; None until a server has answered."""
+        return self._sender.run_id if self._delivery is None else self._delivery.run_id
+
     def params(self, params: Mapping[str, object]) -> None:
         """Logs the configuration; nested mappings become dotted names, and a name keeps its first value."""
         self._log("params", {_name(key): _text(value) for key, value in _flatten(params)})
@@ -132,7 +137,7 @@ class Tracker:
         self._log("metrics", {name: value for name, value in numbers.items() if math.isfinite(value)}, step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Logs a file, or a directory under its own name; logged again it is sent again only if it changed.
+        """Logs a file, or all that a directory holds; logged again it is sent again only if it changed.
 
         Args:
             path: File or directory. It is not copied and must stay until it is sent.
@@ -303,7 +308,7 @@ class _Sender:
         self._uri = uri
         sent = _read_sent(folder)
         same = sent.get("uri") == uri
-        self._run_id: str | None = sent.get("run_id") if same else None
+        self.run_id: str | None = sent.get("run_id") if same else None
         self._delivered: int = sent.get("delivered", 0) if same else 0
         self._position = 0
         self._client: Any = None
@@ -342,7 +347,7 @@ class _Sender:
         rejected = self._files / "rejected.jsonl"
         if error is None and rejected.is_file():
             error = f"{self._uri} refused records, see {rejected}"
-        return Delivery(self._run_id, max(pending, 0), error)
+        return Delivery(self.run_id, max(pending, 0), error)
 
     def _deliver_journal(self) -> None:
         if self._client is None:
@@ -363,8 +368,8 @@ class _Sender:
         client = _connect(self._uri)
         with (self._files / "journal.jsonl").open("rb") as file:
             start = json.loads(file.readline())
-            if self._run_id is None or not _is_active(client, self._run_id):
-                self._run_id, self._delivered = _find_or_create(client, start), 0
+            if self.run_id is None or not _is_active(client, self.run_id):
+                self.run_id, self._delivered = _find_or_create(client, start), 0
                 self.save()
                 # The refused records are in the journal too, and all of it is sent.
                 self._write(self._files / "rejected.jsonl", "")
@@ -382,7 +387,7 @@ class _Sender:
             except Exception as error:
                 cause = error
             # If this fails too, the server is at fault and not the record.
-            self._client.set_tag(self._run_id, _PROBE_TAG, str(time.time_ns()))
+            self._client.set_tag(self.run_id, _PROBE_TAG, str(time.time_ns()))
             time.sleep(0.1 * 2**attempt)
         if not self.abandoned.is_set():
             entry = {"cause": _one_line(cause), "record": line.decode(errors="replace")}
@@ -408,7 +413,7 @@ class _Sender:
     def _send(self, record: Record) -> None:
         from mlflow import entities
 
-        client, run_id = self._client, self._run_id
+        client, run_id = self._client, self.run_id
         values, scope, stamp = record["values"], record["scope"], record["time"]
         match record["kind"]:
             case "start":
@@ -423,7 +428,9 @@ class _Sender:
             case "artifact":
                 for name in values:
                     path = self._folder / name
-                    if path.exists():
+                    if path.is_dir():
+                        client.log_artifacts(run_id, str(path), scope or None)
+                    elif path.exists():
                         client.log_artifact(run_id, str(path), scope or None)
                     else:
                         _logger.warning("tracking: artifact %s is gone and was not sent", path)
@@ -441,7 +448,7 @@ class _Sender:
                 raise ValueError(f"unknown kind of record: {kind}")
 
     def save(self) -> None:
-        sent = {"uri": self._uri, "run_id": self._run_id, "delivered": self._delivered}
+        sent = {"uri": self._uri, "run_id": self.run_id, "delivered": self._delivered}
         self._write(self._files / "sent.json", json.dumps(sent))
 
     def _write(self, path: Path, text: str) -> None:

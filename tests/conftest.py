@@ -1,3 +1,61 @@
 """Fixtures for all tests."""
 
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.models.memory_generator import MemoryGenerator
+from lit_fedad.tasks.memory_bank import HingeLoss, MemoryBank, NearestDistance
+
+
+class TinyPyramid(nn.Module):
+    """Two frozen layers: 3 channels at a quarter of the image's side, 5 at an eighth."""
+
+    channels = (3, 5)
+    fingerprint = "tiny"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(3, 5, 1).requires_grad_(False)
+
+    def forward(self, images):
+        return [F.avg_pool2d(images, 4), self.mix(F.avg_pool2d(images, 8))]
+
+
+@pytest.fixture
+def make_task():
+    """Builds a small memory-bank task of 8 channels; keyword arguments override its parts."""
+
+    def make(residual: bool = True, seed: int = 0, **overrides) -> MemoryBank:
+        torch.manual_seed(seed)
+        parts = {
+            "backbone": TinyPyramid(),
+            "head": functools.partial(MemoryGenerator, hidden=6, grid_size=3, residual=residual),
+            "loss": HingeLoss(threshold=0.01, neighbours=2),
+            "score": NearestDistance(),
+            "reduce": SlotReduce(),
+            "grid": 4,
+            "image_size": 32,
+        }
+        return MemoryBank(**{**parts, **overrides})
+
+    return make
+
+
+@pytest.fixture
+def make_loader():
+    """Loader of random images [n, 3, 32, 32] in batches of 4, as the data module's batches look."""
+
+    def make(images: int = 6, seed: int = 0, batch_size: int = 4) -> DataLoader:
+        draw = torch.Generator().manual_seed(seed)
+        data = [{"image": torch.randn(3, 32, 32, generator=draw), "label": 0} for _ in range(images)]
+        return DataLoader(data, batch_size=batch_size)
+
+    return make

@@ -98,7 +98,7 @@ def test_everything_logged_is_read_back(tmp_path, client):
     tracker.metrics({"image_auroc": 0.5, "client 1/pixel_auroc@0.3": 0.25}, step=1)
     tracker.metrics({"image_auroc": 0.75}, step=2)
     tracker.artifact(tmp_path / "report.html")
-    tracker.artifact(tmp_path / "figures", "all")
+    tracker.artifact(tmp_path / "figures", "pictures")
     tracker.dataset("bottle", "/data/bottle", "d" * 64, {"images": 292}, "training")
     tracker.tags({"best_round": "2"})
     delivery = tracker.close()
@@ -118,10 +118,8 @@ def test_everything_logged_is_read_back(tmp_path, client):
     assert params == {"seed": "0", "federation.rounds": "3", "federation.lr": "0.001", "layers": "['a', 'b']"}
     assert history(client, delivery.run_id, "image_auroc") == [(1, 0.5), (2, 0.75)]
     assert history(client, delivery.run_id, "client 1/pixel_auroc_0.3") == [(1, 0.25)]
-    assert [file.path for file in client.list_artifacts(delivery.run_id)] == ["all", "report.html"]
-    assert [file.path for file in client.list_artifacts(delivery.run_id, "all/figures")] == [
-        "all/figures/roc.txt"
-    ]
+    assert [file.path for file in client.list_artifacts(delivery.run_id)] == ["pictures", "report.html"]
+    assert [file.path for file in client.list_artifacts(delivery.run_id, "pictures")] == ["pictures/roc.txt"]
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("bottle", "d" * 36)
     assert json.loads(used.dataset.source) == {"uri": "/data/bottle"}
@@ -205,6 +203,7 @@ def test_resumed_run_continues_without_duplicates(tmp_path, client):
     while json.loads((tmp_path / "tracking/sent.json").read_text())["delivered"] < lines + 2:
         time.sleep(0.01)
     assert client.get_run(before.run_id).info.status == "RUNNING"
+    assert second.run_id == before.run_id
     # Training times differ in the repeated round; the points already drawn stay.
     second.metrics({"loss": 99.0, "seconds": 7.0}, 2)
     log_round(second, 3)
@@ -277,7 +276,7 @@ def test_hanging_server_never_holds_training_up(tmp_path, client, database, hang
     assert statistics.median(times) < 0.02
     # start, tags, params, 20 rounds, artifact, end
     assert delivery.pending == len(journal(tmp_path)) == 25
-    assert delivery.run_id is None
+    assert delivery.run_id is tracker.run_id is None
     assert hanging_server in delivery.error
     assert tracker.close() is delivery
 
@@ -398,6 +397,7 @@ def test_disabled_tracker_does_nothing(tmp_path):
     tracker.dataset("bottle", "/data", "d", {}, "training")
     tracker.tags({"a": "c"})
     assert tracker.close() == Delivery(None, 0, None)
+    assert tracker.run_id is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -139,6 +139,11 @@ class AnomalyDataModule(L.LightningDataModule):
         if client is not None:
             self._indices(client)
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Number of training images by client."""
+        return {client: len(indices) for client, indices in enumerate(self.partition)}
+
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of one client, or of all clients together."""
         if self.client is None:

@@ -119,8 +119,8 @@ class FeatureCache:
             device: Where the extractor is.
 
         Raises:
-            UserError: If an image cannot be read, its features do not fit half precision, or the folder cannot
-                be written or has too little room.
+            UserError: If an image cannot be read, its features do not fit half precision, or the folder
+                cannot be written or has too little room.
         """
         paths = dict.fromkeys(sample.path for sample in samples)
         with self._store.locked():
@@ -172,8 +172,8 @@ class FeatureCache:
     @torch.inference_mode()
     def _extract(self, images: Tensor, batch_size: int) -> Tensor:
         """Rows of a batch of images, float16 ``[B, row]``."""
-        # The last bits of a convolution can depend on the size of the batch. With full batches only, a row does
-        # not depend on how many others are missing, and one that is made again is the same bit for bit.
+        # The last bits of a convolution can depend on the size of the batch. With full batches only, a row
+        # does not depend on how many others are missing, and one made again is the same bit for bit.
         filling = images[-1:].expand(batch_size - len(images), -1, -1, -1)
         pyramid = self._extractor(torch.cat([images, filling]))
         return torch.cat([features[: len(images)].flatten(1) for features in pyramid], dim=1).half().cpu()

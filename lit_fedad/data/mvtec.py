@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from lit_fedad.data.randomness import seeded
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
+from lit_fedad.randomness import numpy_generator
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
@@ -180,7 +180,7 @@ def _shuffled(samples: Iterable[Sample], seed: int, purpose: str) -> list[Sample
     samples = list(samples)
     if not samples:
         return []
-    rng = seeded(seed, purpose, samples[0].product, samples[0].defect)
+    rng = numpy_generator(seed, purpose, samples[0].product, samples[0].defect)
     return [samples[i] for i in rng.permutation(len(samples))]
 
 

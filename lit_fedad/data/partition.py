@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_fedad.data.randomness import seeded
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.errors import UserError
+from lit_fedad.randomness import numpy_generator
 
 _MAX_DRAWS = 10_000
 
@@ -118,7 +118,7 @@ class Dirichlet:
 
     def __call__(self, image_set: ImageSet, seed: int) -> Partition:
         """Splits every product type of the training images by shares drawn from ``seed``."""
-        rng = seeded(seed, "partition")
+        rng = numpy_generator(seed, "partition")
         types = [rng.permutation(indices) for indices in _indices_by_product(image_set)]
         totals = np.array([len(indices) for indices in types])
         possible = self.clients * self.min_size <= totals.sum()
@@ -198,7 +198,7 @@ class IID:
         images = len(image_set.train)
         if self.clients > images:
             raise UserError(f"partition: {self.clients} clients but {images} training images; lower clients")
-        return Partition._of(np.array_split(seeded(seed, "partition").permutation(images), self.clients))
+        return Partition._of(np.array_split(numpy_generator(seed, "partition").permutation(images), self.clients))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Fixed-size rows on disk, one a key, that notice damage and survive it.
 
-``rows.bin`` holds the rows one after the other, ``index.bin`` the key and a checksum of each, ``header.json`` what
-the rows are. An index entry is written after its row: a killed process loses no more than what it was writing.
+``rows.bin`` holds the rows one after the other, ``index.bin`` the key and a checksum of each, ``header.json``
+what the rows are. An index entry follows its row: a killed process loses no more than what it was writing.
 """
 
 import json
@@ -32,8 +32,7 @@ _logger = logging.getLogger(__name__)
 class RowStore:
     """Rows of half-precision numbers, found by keys of 32 bytes.
 
-    Every method works under `locked`. Damage ends in one warning that names the file, and its keys are missing
-    again.
+    Every method works under `locked`. Damage ends in one warning that names the file, and in missing keys.
 
     Args:
         folder: Folder of the files; made when first needed.
@@ -56,8 +55,12 @@ class RowStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes away, and reads what they have written."""
-        with _disk(self.folder):
+        """Keeps other processes away, and reads what they have written.
+
+        Raises:
+            UserError: If the disk refuses something in the meantime.
+        """
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
             try:
@@ -65,12 +68,14 @@ class RowStore:
             except Timeout:
                 _logger.warning("waiting for another process that fills the feature cache %s", self.folder)
                 lock.acquire()
-        try:
-            with _disk(self.folder):
+            try:
                 self._open()
-            yield
-        finally:
-            lock.release()
+                yield
+            finally:
+                lock.release()
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise UserError(f"feature cache {self.folder} cannot be used ({reason}): {_ELSEWHERE}") from error
 
     def _open(self) -> None:
         self._forget()
@@ -129,6 +134,7 @@ class RowStore:
         self._warn(self._header_file, f"{reason}: everything is made again")
         for file in (self.rows_file, self._index_file, self._header_file):
             file.unlink(missing_ok=True)  # not emptied: another process may have it mapped
+        self._verified.clear()
         self._forget()
 
     def prepare(self, shapes: Shapes, count: int, max_bytes: int | None) -> None:
@@ -138,32 +144,30 @@ class RowStore:
             UserError: If the rows would exceed ``max_bytes`` or the room on the disk.
         """
         self.shapes = shapes
-        with _disk(self.folder):
-            held = self.rows_file.stat().st_size if self.rows_file.exists() else 0
-            needed = max(count - len(self._free), 0) * self._row_bytes
-            room = shutil.disk_usage(self.folder).free
-            if max_bytes is not None and held + needed > max_bytes:
-                sizes = f"{(held + needed) / 1e9:.3g} GB, more than the limit of {max_bytes / 1e9:.3g} GB"
-                raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
-            if needed > room:
-                sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
-                raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
-            write_json(self._header_file, {**self._identity, "shapes": shapes})
+        held = self.rows_file.stat().st_size if self.rows_file.exists() else 0
+        needed = max(count - len(self._free), 0) * self._row_bytes
+        room = shutil.disk_usage(self.folder).free
+        if max_bytes is not None and held + needed > max_bytes:
+            sizes = f"{(held + needed) / 1e9:.3g} GB, more than the limit of {max_bytes / 1e9:.3g} GB"
+            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
+        if needed > room:
+            sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
+            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
+        write_json(self._header_file, {**self._identity, "shapes": shapes})
 
     def write(self, keys: Sequence[bytes], rows: np.ndarray) -> None:
         """Writes the rows of keys, float16 ``[B, row]``."""
         entries: dict[int, bytes] = {}
-        with _disk(self.folder):
-            self.rows_file.touch()
-            with self.rows_file.open("r+b") as file:
-                for key, values in zip(keys, rows, strict=True):
-                    number = self._place(key)
-                    file.seek(number * self._row_bytes)
-                    file.write(values.tobytes())
-                    self.row[key], self._crc[number] = number, zlib.crc32(values)
-                    start = key + self._crc[number].to_bytes(4, "little")
-                    entries[number] = start + zlib.crc32(start).to_bytes(4, "little")
-            self._write_entries(entries)
+        self.rows_file.touch()
+        with self.rows_file.open("r+b") as file:
+            for key, values in zip(keys, rows, strict=True):
+                number = self._place(key)
+                file.seek(number * self._row_bytes)
+                file.write(values.tobytes())
+                self.row[key], self._crc[number] = number, zlib.crc32(values)
+                start = key + self._crc[number].to_bytes(4, "little")
+                entries[number] = start + zlib.crc32(start).to_bytes(4, "little")
+        self._write_entries(entries)
         self._verified |= {(number, self._crc[number]) for number in entries}
 
     def _place(self, key: bytes) -> int:
@@ -195,13 +199,3 @@ def write_json(path: Path, content: Any) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)
-
-
-@contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """Says in one line what the disk refuses."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UserError(f"feature cache {folder} cannot be used ({reason}): {_ELSEWHERE}") from error

@@ -10,9 +10,9 @@ from PIL import Image
 
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.painting import DEFECTS, SURFACES, paint
-from lit_fedad.data.randomness import seeded
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
+from lit_fedad.randomness import numpy_generator
 
 _VERSION = 1  # raise it when the same parameters begin to give other pictures
 
@@ -91,7 +91,7 @@ def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:
         fresh = Path(workshop) / "fresh"
         for sample in samples:
             path = sample.path.relative_to(folder)
-            rng = seeded(seed, path.as_posix())  # a picture depends on no other
+            rng = numpy_generator(seed, path.as_posix())  # a picture depends on no other
             image, mask = paint(sample.product, sample.defect, path.parts[1], size, rng)
             _save(image, fresh / path)
             if sample.mask:

@@ -25,10 +25,12 @@ T = TypeVar("T")
 class ClientData(Protocol):
     """Training data by client."""
 
-    sizes: Mapping[int, int]
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Training images by client."""
 
-    def loader(self, client: int, generator: torch.Generator | None) -> DataLoader:
-        """Batches of a client: shuffled by the generator, or in a fixed order without one."""
+    def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
+        """Training batches of a client."""
 
 
 class Evaluator(Protocol):
@@ -264,11 +266,12 @@ class Federation:
             self.enter(client, round, letter)
             context = self.client.context
             if round > 0:
-                loader = self.data.loader(client, context.generator("batches"))
+                loader = self.data.client_loader(client, context.generator("batches"))
                 with context.seeded("fit"):
                     visit.scalars = self.client.fit(loader, self.fabric)
             with context.seeded("send"):
-                message = self.client.send(self.data.loader(client, None))
+                loader = self.data.client_loader(client, context.generator("send"), shuffle=False)
+                message = self.client.send(loader)
             payload = self.server.upload_payload()
             visit.blob = self.channel.pack(message, payload, self.channel.up, context, "the client")
             visit.elements = elements(message)

@@ -22,6 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+METRIC_TITLES = {"i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR"}  # else as they are
+
 _LINE_WIDTH = 110  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
 # What a narrow round line gives up: the lesser a column, the higher its number; all else counts 0.
@@ -123,15 +125,15 @@ class Display:
             eta_s: Seconds left in the run; None if unknown.
             notes: Remarks at the end of the line.
             setup_rounds: Number of set-up rounds.
-            name: What to call the round instead of its number.
+            name: What to call a set-up round instead of its number.
         """
         digits = max(2, len(str(rounds)))
         label = f"round {round:>{digits}}/{rounds}"
         if round <= 0:
-            label = f"set-up {round + setup_rounds}/{setup_rounds}".ljust(len(label))
-        label = label if name is None else name.ljust(len(label))
+            label = (name or f"set-up {round + setup_rounds}/{setup_rounds}").ljust(len(label))
 
-        values = {"loss": _loss(loss)} | {metric: _metric(value) for metric, value in metrics.items()}
+        values = {"loss": _loss(loss)}
+        values |= {METRIC_TITLES.get(metric, metric): _metric(value) for metric, value in metrics.items()}
         values |= {"up": human_bytes(bytes_up), "down": human_bytes(bytes_down)}
         values |= {"time": human_seconds(seconds), "left": "" if eta_s is None else _clock(eta_s)}
         for column, value in values.items():
@@ -153,24 +155,27 @@ class Display:
         """Print the metrics of the first, the last and the best round.
 
         Args:
-            result: `first`, `last` and `best`, each a mapping from the name of a metric to a mapping with
-                `mean` and `worst` (over the clients) and `pooled` (all test images as one set), where None,
-                NaN or a missing key means undefined; further `bytes_up`, `bytes_down` and `seconds` of the
-                whole run.
+            result: `first`, `last` and `best`, each with the number of its `round` and a mapping for each
+                metric, with `mean` and `worst` (over the clients) and `pooled` (all test images as one set),
+                where None, NaN or a missing key means undefined; further `bytes_up`, `bytes_down` and
+                `seconds_per_round`, one number an exchange.
         """
+        stages = {head: result[head] for head in ("first", "last", "best")}
         table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
         table.add_column("metric")
-        for head in ("first", "last", "best", "worst client (last)", "pooled (last)"):
-            table.add_column(head, justify="right")
-        stages = [result["first"], result["last"], result["best"]]
-        for metric in dict.fromkeys(metric for stage in stages for metric in stage):
-            means = [_metric(stage.get(metric, {}).get("mean")).strip() for stage in stages]
-            last = result["last"].get(metric, {})
-            table.add_row(metric, *means, *(_metric(last.get(key)).strip() for key in ("worst", "pooled")))
+        for head, stage in stages.items():
+            table.add_column(f"{head} ({stage['round']})", justify="right")
+        table.add_column("worst client", justify="right")
+        table.add_column("pooled", justify="right")
+        for metric in dict.fromkeys(key for stage in stages.values() for key in stage if key != "round"):
+            cells = [stage.get(metric, {}).get("mean") for stage in stages.values()]
+            cells += [result["last"].get(metric, {}).get(key) for key in ("worst", "pooled")]
+            table.add_row(METRIC_TITLES.get(metric, metric), *(_metric(cell).strip() for cell in cells))
+        up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print("")
         self._out.print(table)
-        up, down = human_bytes(result["bytes_up"]), human_bytes(result["bytes_down"])
-        self._print(f"up {up}  down {down}  in {human_seconds(result['seconds'])}")
+        self._print("Means over clients by round; worst client and pooled test set of the last round.")
+        self._print(f"up {up}  down {down}  in {human_seconds(sum(result['seconds_per_round']))}")
 
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
         """Print commands and paths to copy: each whole, on a line of its own.
@@ -182,6 +187,14 @@ class Display:
         self._print("")
         for label, value in lines:
             self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"))
+
+    def note(self, message: str) -> None:
+        """Print a remark as one line.
+
+        Args:
+            message: What happened.
+        """
+        self._print(_one_line(message))
 
     def warn(self, message: str) -> None:
         """Print a warning as one line on standard error, also when quiet.
@@ -204,8 +217,7 @@ class Display:
         self._out.print(text, soft_wrap=True, markup=False, emoji=False)
 
     def _complain(self, kind: str, style: str, message: str) -> None:
-        one_line = " ".join(message.splitlines())
-        self._err.print(Text.assemble((f"{kind}:", style), f" {one_line}"), soft_wrap=True)
+        self._err.print(Text.assemble((f"{kind}:", style), f" {_one_line(message)}"), soft_wrap=True)
 
     def _progress_lines(self, description: str) -> Callable[[int, int], None]:
         """A progress function that prints a line at most every 15 seconds."""
@@ -277,6 +289,10 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.splitlines())
 
 
 def _metric(value: float | None) -> str:

@@ -18,6 +18,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 FONT_SIZE = 7  # points: the smallest text of a figure that is printed at its own size
 
@@ -117,7 +118,7 @@ def curves_figure(
         axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
     few = len(history) <= _MOST_COLOURED_LINES
     for index, (client, points) in enumerate(sorted(history.items())):
-        style = _line(index, len(rounds)) if few else {"color": "0.4", "linewidth": 0.5, "alpha": 0.45}
+        style = _line(index, len(rounds)) if few else {"color": "0.5", "linewidth": 0.4, "alpha": 0.5}
         label = f"client {client}" if few else ("one client" if index == 0 else None)
         axes.plot([number for number, _ in points], [value for _, value in points], label=label, **style)
     if not few:
@@ -138,7 +139,7 @@ def curves_figure(
     return figure
 
 
-def score_figure(scores: Sequence[float], labels: Sequence[int], threshold: float | None) -> Figure:
+def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) -> Figure:
     """Histograms of the image scores of normal and anomalous images, each as a share of its class.
 
     Scores that are not finite are counted in the legend and not drawn.

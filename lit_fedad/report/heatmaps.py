@@ -11,6 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from lit_fedad.report.figures import FONT_SIZE, blank_figure, whole_file
@@ -183,7 +184,7 @@ def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def pick_cases(scores: Sequence[float], labels: Sequence[int], best: int, worst: int) -> list[int]:
+def pick_cases(scores: ArrayLike, labels: ArrayLike, best: int, worst: int) -> list[int]:
     """The images that a model got most clearly right and most clearly wrong, without any threshold.
 
     An image is judged by its rank among the images of the other class: the share of them that it is ordered

@@ -1,7 +1,7 @@
 """A tiny method: clients fit one weight to their own mean, the server averages by data size."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,14 @@ class ToyData:
     """Client c holds the numbers given; batches of one, in an order that the generator decides."""
 
     values: dict[int, list[float]]
-    orders: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
     def sizes(self):
         return {client: len(values) for client, values in self.values.items()}
 
-    def loader(self, client, generator):
+    def client_loader(self, client, generator, shuffle=True):
         values = torch.tensor(self.values[client])
-        if generator is not None:
+        if shuffle:
             values = values[torch.randperm(len(values), generator=generator)]
         return DataLoader(values, batch_size=1)
 

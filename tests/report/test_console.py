@@ -91,7 +91,7 @@ def test_set_up_rounds_are_counted_apart_or_named(out):
     for number in (-2, -1, 0):
         one_round(display, number=number, setup_rounds=3)
     one_round(display, number=0, name="k-means")
-    one_round(display, number=1)
+    one_round(display, number=1, name="train")
     labels = [line.split("  loss")[0].rstrip() for line in out()]
     assert labels == ["set-up 1/3", "set-up 2/3", "set-up 3/3", "k-means", "round  1/6"]
 
@@ -165,31 +165,36 @@ def test_the_header_shows_each_pair_unchanged(out):
 
 
 def result(**changes):
-    def stage(shift):
+    def stage(number, shift):
         return {
-            "I-AUROC": {
+            "round": number,
+            "i_auroc": {
                 "mean": 0.8 + shift,
                 "worst": 0.6 + shift,
                 "pooled": 0.75 + shift,
                 "per_client": {0: 0.8},
             },
-            "PRO": {"mean": NAN, "worst": None, "per_client": {}},
+            "pro": {"mean": NAN, "worst": None, "per_client": {}},
         }
 
-    base = {"first": stage(0.0), "last": stage(0.05), "best": stage(0.1)}
-    return base | {"bytes_up": 13_700_000, "bytes_down": 512, "seconds": 75.2} | changes
+    base = {"first": stage(0, 0.0), "last": stage(6, 0.05), "best": stage(4, 0.1)}
+    return (
+        base
+        | {"bytes_up": [13_000_000, 700_000], "bytes_down": [512], "seconds_per_round": [75, 0.2]}
+        | changes
+    )
 
 
 def test_the_closing_table_shows_means_and_the_worst_and_pooled_of_the_last(out):
     Display().closing_table(result())
-    _, head, image, region, traffic = out()
+    _, head, image, region, _, traffic = out()
     assert re.split(r" {2,}", head.strip()) == [
         "metric",
-        "first",
-        "last",
-        "best",
-        "worst client (last)",
-        "pooled (last)",
+        "first (0)",
+        "last (6)",
+        "best (4)",
+        "worst client",
+        "pooled",
     ]
     assert image.split() == ["I-AUROC", "0.800", "0.850", "0.900", "0.650", "0.800"]
     assert region.split() == ["PRO", "-", "-", "-", "-", "-"]
@@ -198,9 +203,9 @@ def test_the_closing_table_shows_means_and_the_worst_and_pooled_of_the_last(out)
 
 def test_the_closing_table_takes_metrics_that_only_some_rounds_have_and_fits_80_columns(out, terminal):
     terminal(80)
-    Display().closing_table(result(first={}, best={"F1": {"mean": 0.25}}))
+    Display().closing_table(result(first={"round": 0}, best={"round": 199, "F1": {"mean": 0.25}}))
     lines = out()
-    rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:-2]}
     assert rows["I-AUROC"] == ["-", "0.850", "-", "0.650", "0.800"]
     assert rows["F1"] == ["-", "-", "0.250", "-", "-"]
     assert max(map(len, lines)) <= 80
@@ -211,6 +216,16 @@ def test_commands_and_paths_can_be_copied(out, terminal):
     command = "mlflow ui --backend-store-uri sqlite:///" + "folder/" * 30 + "mlflow.db"
     Display().where_next([("curves", command), ("again", "lit-fedad train data.root=[x] :tada:")])
     assert out() == ["", f"curves  {command}", "again   lit-fedad train data.root=[x] :tada:"]
+
+
+def test_a_note_is_one_line_of_plain_text(out):
+    Display().note("3 of 5 images [new]\nare " + "very " * 40)
+    assert out() == ["3 of 5 images [new] are " + "very " * 40]
+
+
+def test_metrics_have_their_usual_names(out):
+    one_round(Display(), metrics={"i_auroc": 0.5, "pro": 0.25, "other": 1.0})
+    assert "  I-AUROC 0.500  PRO 0.250  other 1.000  " in out()[0]
 
 
 def test_warnings_and_errors_are_one_line_each_on_standard_error(capsys):
@@ -245,6 +260,7 @@ def test_quiet_prints_warnings_and_errors_only(capsys, terminal, tty):
         terminal(100)
     display = Display(quiet=True)
     display.header({"method": "x"})
+    display.note("n")
     with display.progress("reading") as show:
         show(1, 2)
         print("kept", file=sys.stderr)  # noqa: T201

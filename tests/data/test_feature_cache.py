@@ -1,0 +1,366 @@
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from lit_fedad.data import feature_cache, row_store
+from lit_fedad.data.feature_cache import FeatureCache
+from lit_fedad.data.sample import Sample
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+
+TRANSFORM = ImageTransform(size=16)
+SHAPES = [(3, 8, 8), (3, 4, 4)]
+ROW = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+class Extractor:
+    """Two pooled copies of the image; counts the batches it is asked for."""
+
+    def __init__(self, scale: float = 1.0, pools: tuple[int, ...] = (2, 4)) -> None:
+        self.scale, self.pools, self.batches = scale, pools, 0
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        self.batches += 1
+        return [self.scale * avg_pool2d(images, pool) for pool in self.pools]
+
+
+def forbidden(images: Tensor) -> list[Tensor]:
+    raise AssertionError("features were computed again")
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    found = []
+    for number in range(7):
+        path = folder / f"{number}.png"
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+        mask = None
+        if number >= 5:
+            mask = folder / f"{number}_mask.png"
+            marked = np.zeros((16, 16), np.uint8)
+            marked[number, :3] = 255
+            Image.fromarray(marked).save(mask)
+        found.append(Sample(path, "thing", "hole" if mask else "good", mask))
+    return found
+
+
+def make(tmp_path: Path, extractor=None, fingerprint: str = "weights", **options) -> FeatureCache:
+    return FeatureCache(tmp_path / "cache", TRANSFORM, extractor or Extractor(), fingerprint, **options)
+
+
+def filled(tmp_path: Path, samples: list[Sample], **options) -> FeatureCache:
+    cache = make(tmp_path, **options)
+    cache.fill(samples, batch_size=3)
+    return cache
+
+
+def values(cache: FeatureCache, samples: list[Sample]) -> list[Tensor]:
+    return list(cache.dataset(samples).__getitems__(range(len(samples)))["pyramid"])
+
+
+def expected(samples: list[Sample]) -> list[Tensor]:
+    return Extractor()(torch.stack([TRANSFORM.image(sample.path) for sample in samples]))
+
+
+def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for have, want in zip(found, wanted, strict=True):
+        assert have.dtype == torch.float32
+        assert have.shape == want.shape
+        # Half precision keeps 11 significant bits: rounding moves a value by at most 2^-11 of it.
+        assert ((have - want).abs() <= want.abs() * 2**-11 + 2**-25).all()
+
+
+def damage(file: Path, position: int) -> None:
+    with file.open("r+b") as handle:
+        handle.seek(position)
+        byte = handle.read(1)
+        handle.seek(position)
+        handle.write(bytes([byte[0] ^ 0x40]))
+
+
+def test_reads_back_what_was_extracted(tmp_path, samples):
+    assert_close(values(filled(tmp_path, samples), samples), expected(samples))
+
+
+def test_second_opening_computes_and_reads_no_image(tmp_path, samples, monkeypatch):
+    before = values(filled(tmp_path, samples), samples)
+    monkeypatch.setattr(feature_cache.hashlib, "file_digest", forbidden)
+    again = make(tmp_path, extractor=forbidden)
+    again.fill(samples)
+    assert all(torch.equal(a, b) for a, b in zip(values(again, samples), before, strict=True))
+
+
+def test_only_what_is_missing_is_computed(tmp_path, samples):
+    filled(tmp_path, samples[:4])
+    seen = []
+    make(tmp_path).fill(samples, batch_size=2, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 3), (3, 3)]
+
+
+def test_equal_images_take_one_row(tmp_path, samples):
+    copy = tmp_path / "images" / "copy.png"
+    copy.write_bytes(samples[0].path.read_bytes())
+    both = [samples[0], Sample(copy, "thing"), samples[0]]
+    cache = filled(tmp_path, both)
+    assert (cache.folder / "rows.bin").stat().st_size == 2 * ROW
+    first, second, third = values(cache, both)[0]
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+
+
+def test_an_image_that_changes_is_computed_anew(tmp_path, samples):
+    filled(tmp_path, samples)
+    Image.new("RGB", (16, 16), "red").save(samples[2].path)
+    os.utime(samples[2].path, ns=(1, 1))  # whatever the clock's resolution is
+    assert_close(values(filled(tmp_path, samples), samples), expected(samples))
+
+
+def test_other_weights_and_other_transforms_keep_apart(tmp_path, samples):
+    cache = filled(tmp_path, samples)
+    other = filled(tmp_path, samples, extractor=Extractor(scale=2), fingerprint="other weights")
+    resized = FeatureCache(tmp_path / "cache", ImageTransform(size=8), Extractor(), "weights")
+    assert len({cache.folder, other.folder, resized.folder}) == 3
+    assert_close(values(cache, samples), expected(samples))
+    assert_close(values(other, samples), [2 * layer for layer in expected(samples)])
+
+
+def test_a_row_does_not_depend_on_its_batch(tmp_path, samples):
+    sizes = []
+
+    def extractor(images: Tensor) -> list[Tensor]:
+        sizes.append(len(images))
+        return [images]
+
+    cache = make(tmp_path, extractor=extractor)
+    cache.fill(samples, batch_size=5)
+    assert set(sizes[1:]) == {5}  # the first call asks for the shapes
+    images = torch.stack([TRANSFORM.image(sample.path) for sample in samples])
+    assert_close(values(cache, samples), [images])
+
+
+def test_damaged_rows_are_noticed_and_only_they_are_made_again(tmp_path, samples):
+    cache = filled(tmp_path, samples)
+    before = values(cache, samples)
+    damage(cache.folder / "rows.bin", 2 * ROW * 1 + 11)
+    damage(cache.folder / "rows.bin", 2 * ROW * 4 + 100)
+    assert not torch.equal(values(cache, samples)[0], before[0])
+    seen = []
+    again = make(tmp_path)
+    with pytest.warns(UserWarning, match=r"rows\.bin has 2 damaged rows") as warned:
+        again.fill(samples, batch_size=3, progress=lambda done, total: seen.append((done, total)))
+    assert len(warned) == 1
+    assert seen == [(2, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(values(again, samples), before, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(tmp_path, extractor=forbidden).fill(samples)
+
+
+def test_truncated_rows_are_made_again(tmp_path, samples):
+    cache = filled(tmp_path, samples)
+    os.truncate(cache.folder / "rows.bin", 2 * ROW * 5 + 7)
+    again = make(tmp_path)
+    with pytest.warns(UserWarning, match=r"rows\.bin has 2 damaged rows"):
+        again.fill(samples)
+    assert_close(values(again, samples), expected(samples))
+
+
+@pytest.mark.parametrize("position", [5, 33, 38], ids=["key", "checksum of the row", "checksum of the entry"])
+def test_damaged_index_entries_are_made_again(tmp_path, samples, position):
+    cache = filled(tmp_path, samples)
+    damage(cache.folder / "index.bin", 40 * 3 + position)
+    with pytest.warns(UserWarning, match=r"index\.bin has 1 damaged entries"):
+        make(tmp_path).fill(samples[:3])  # none of which is concerned
+    again = make(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.fill(samples)
+    assert_close(values(again, samples), expected(samples))
+    assert (cache.folder / "rows.bin").stat().st_size == 2 * ROW * 7  # the freed row was used again
+
+
+def test_a_torn_index_entry_is_made_again(tmp_path, samples):
+    cache = filled(tmp_path, samples)
+    os.truncate(cache.folder / "index.bin", 40 * 5 + 9)
+    again = make(tmp_path)
+    with pytest.warns(UserWarning, match=r"index\.bin has 1 damaged entries"):
+        again.fill(samples)
+    assert_close(values(again, samples), expected(samples))
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ("{", "is missing or damaged"),
+        ("[]", "is missing or damaged"),
+        (None, "is missing or damaged"),
+        ({"backbone": "stale"}, "belongs to another transform, backbone or version"),
+        ({"format": 0}, "belongs to another transform, backbone or version"),
+    ],
+)
+def test_a_header_that_does_not_fit_empties_the_cache(tmp_path, samples, header, reason):
+    file = filled(tmp_path, samples).folder / "header.json"
+    if header is None:
+        file.unlink()
+    elif isinstance(header, str):
+        file.write_text(header)
+    else:
+        file.write_text(json.dumps({**json.loads(file.read_text()), **header}))
+    again = make(tmp_path)
+    with pytest.warns(UserWarning, match=rf"header\.json {reason}") as warned:
+        again.fill(samples)
+    assert len(warned) == 1
+    assert_close(values(again, samples), expected(samples))
+
+
+def test_shapes_that_changed_under_the_same_fingerprint_empty_the_cache(tmp_path, samples):
+    filled(tmp_path, samples[:5])
+    again = make(tmp_path, extractor=Extractor(pools=(2,)))
+    with pytest.warns(UserWarning, match=r"header\.json is for shapes"):
+        again.fill(samples)
+    assert_close(values(again, samples), expected(samples)[:1])
+
+
+def test_a_damaged_memo_is_written_again(tmp_path, samples):
+    memo = filled(tmp_path, samples).folder / "images.json"
+    for content in ("{", "[1]", json.dumps(dict.fromkeys([str(samples[0].path)], [1, 2, "no hash"]))):
+        memo.write_text(content)
+        with pytest.warns(UserWarning, match=r"images\.json is damaged"):
+            make(tmp_path, extractor=forbidden).fill(samples)
+
+
+def _fill_in_process(folder: Path, samples: list[Sample], start, order: int) -> None:
+    start.wait()
+    cache = FeatureCache(folder, TRANSFORM, Extractor(), "weights")
+    cache.fill(samples[::order], batch_size=1)
+    assert_close(values(cache, samples[::order]), expected(samples[::order]))
+
+
+def test_two_processes_fill_at_once(tmp_path, samples):
+    context = multiprocessing.get_context("spawn")
+    start = context.Event()
+    processes = [
+        context.Process(target=_fill_in_process, args=(tmp_path / "cache", part, start, order))
+        for part, order in ((samples[:6], 1), (samples[1:], -1))
+    ]
+    for process in processes:
+        process.start()
+    start.set()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    cache = make(tmp_path, extractor=forbidden)
+    cache.fill(samples)
+    assert_close(values(cache, samples), expected(samples))
+    assert (cache.folder / "rows.bin").stat().st_size == 2 * ROW * 7
+
+
+def test_waiting_for_another_process_is_said(tmp_path, samples, caplog):
+    cache = filled(tmp_path, samples[:1])
+    held = FileLock(cache.folder / "lock", thread_local=False)
+    held.acquire()
+
+    class Impatient(FileLock):
+        def acquire(self, timeout=None, **options):
+            if timeout is None:
+                held.release()
+            return super().acquire(timeout=0 if timeout else -1, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_store, "FileLock", Impatient)
+        cache.fill(samples)
+    assert "waiting for another process" in caplog.text
+
+
+def test_items_equal_batches(tmp_path, samples):
+    dataset = filled(tmp_path, samples).dataset(samples, with_masks=True)
+    assert len(dataset) == 7
+    batch = dataset.__getitems__([6, 0, 5])
+    assert [tuple(layer.shape) for layer in batch["pyramid"]] == [(3, *shape) for shape in SHAPES]
+    for position, index in enumerate([6, 0, 5]):
+        item = dataset[index]
+        assert item["index"] == index == batch["index"][position]
+        assert item["label"] == samples[index].label == batch["label"][position]
+        assert torch.equal(item["mask"], batch["mask"][position])
+        assert torch.equal(item["mask"], TRANSFORM.mask(samples[index].mask, samples[index].path))
+        for layer, part in zip(batch["pyramid"], item["pyramid"], strict=True):
+            assert torch.equal(part, layer[position])
+    assert batch["mask"].dtype == torch.uint8
+    assert int(batch["mask"].sum()) == 6
+    assert "mask" not in filled(tmp_path, samples).dataset(samples).__getitems__([0])
+
+
+def test_data_set_travels_to_a_worker_without_the_features(tmp_path, samples):
+    dataset = filled(tmp_path, samples).dataset(samples)
+    parcel = pickle.dumps(dataset)
+    assert len(parcel) < 2 * ROW * len(samples) / 2
+    restored = pickle.loads(parcel)
+    assert torch.equal(restored[3]["pyramid"][1], dataset[3]["pyramid"][1])
+
+
+def test_a_data_set_of_unseen_samples_is_refused(tmp_path, samples):
+    with pytest.raises(ValueError, match=r"6\.png: call fill"):
+        filled(tmp_path, samples[:6]).dataset(samples)
+    assert len(filled(tmp_path, []).dataset([])) == 0
+
+
+def test_features_beyond_half_precision_are_refused(tmp_path, samples):
+    def extractor(images: Tensor) -> list[Tensor]:
+        bright = (images == TRANSFORM.image(samples[4].path)).flatten(1).all(dim=1)
+        return [images + 1e5 * bright[:, None, None, None]]
+
+    with pytest.raises(UserError, match=r"4\.png do not fit half precision"):
+        filled(tmp_path, samples, extractor=extractor)
+
+
+def test_too_little_room_is_said_before_anything_is_computed(tmp_path, samples, monkeypatch):
+    with pytest.raises(UserError, match=r"needs 3\.36e-06 GB, more than the limit of 3e-06 GB"):
+        filled(tmp_path, samples, max_bytes=3000)
+    filled(tmp_path, samples, max_bytes=2 * ROW * 7)
+    monkeypatch.setattr(row_store.shutil, "disk_usage", lambda folder: os.terminal_size((0, 0)))
+    monkeypatch.setattr(row_store.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100}))
+    with pytest.raises(UserError, match=r"needs 3\.36e-06 GB, the disk has 1e-07 GB left"):
+        filled(tmp_path, samples, fingerprint="other weights")
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path, samples):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match=r"feature cache .*cache.* cannot be used \(Not a directory\)"):
+        filled(tmp_path, samples)
+
+
+def test_a_disk_that_fills_up_keeps_what_was_written(tmp_path, samples):
+    cache = make(tmp_path)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * ROW * 3 + 50, old[1]))  # three rows fit
+    try:
+        with pytest.raises(UserError, match=r"cannot be used \(File too large\)"):
+            cache.fill(samples, batch_size=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    seen = []
+    again = make(tmp_path)
+    again.fill(samples, batch_size=4, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(4, 4)]
+    assert_close(values(again, samples), expected(samples))
+
+
+def test_a_missing_image_is_named(tmp_path, samples):
+    samples[3].path.unlink()
+    with pytest.raises(UserError, match=r"image .*3\.png cannot be read: No such file"):
+        filled(tmp_path, samples)

@@ -1,0 +1,169 @@
+"""FedDyMem: exchanges, payloads, invariants."""
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Context, Update
+from lit_fedad.federation.channel import check, elements
+from lit_fedad.memory.reduce import PositionReduce
+from lit_fedad.methods.feddymem import (
+    FedDyMemClient,
+    FedDyMemServer,
+    KMeansAggregation,
+    MeanAggregation,
+    agreement,
+    phases,
+)
+from lit_fedad.tasks.memory_bank import HingeLoss
+
+FABRIC = Fabric(accelerator="cpu", devices=1)
+ROBUST = {"standardise": True, "loss": HingeLoss("median", neighbours=2, repulsion=0.1)}
+
+
+class Play:
+    """Plays exchanges by hand: one live client, personal states in a dictionary."""
+
+    def __init__(self, task, loaders, aggregation=None, **client_settings):
+        self.client = FedDyMemClient(task, **client_settings)
+        aggregation = aggregation or KMeansAggregation(weighted=self.client.send_counts, continued=True)
+        self.server = FedDyMemServer(self.client, aggregation)
+        self.loaders = loaders
+        self.initial = self.copy(self.client.personal_state())
+        self.states = {}
+
+    @staticmethod
+    def copy(state):
+        import copy
+
+        return copy.deepcopy(state)
+
+    def round(self, number, order=None):
+        self.server.begin(Context(0, number))
+        updates = {}
+        for c in order or sorted(self.loaders):
+            self.client.begin(Context(0, number, c))
+            self.client.load_personal_state(self.copy(self.states.get(c, self.initial)))
+            down = self.server.broadcast(c)
+            check(down, self.server.download_payload(), "the server")
+            self.client.receive(down)
+            if number > 0:
+                with self.client.context.seeded("fit"):
+                    self.client.fit(self.loaders[c], FABRIC)
+            message = self.client.send(self.loaders[c])
+            check(message, self.server.upload_payload(), f"client {c}")
+            updates[c] = Update(message, len(self.loaders[c].dataset))
+            self.states[c] = self.copy(self.client.personal_state())
+        self.server.aggregate(dict(sorted(updates.items())))
+        return updates
+
+    def set_up(self, **kw):
+        for number in range(1 - len(self.server.setup), 1):
+            self.round(number, **kw)
+        return self
+
+
+def test_exchanges_before_round_1(make_task):
+    assert phases(make_task()) == ("memory",)
+    assert phases(make_task(**ROBUST)) == ("statistics", "memory", "threshold")
+
+
+def test_statistics_are_those_of_the_union(make_task, make_loader):
+    loaders = {0: make_loader(3, seed=1), 1: make_loader(9, seed=2)}
+    play = Play(make_task(**ROBUST), loaders, send_counts=True).set_up()
+    task = play.client.task
+    rows = torch.cat([task.embed(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
+    torch.testing.assert_close(play.server.known["mean"], rows.mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(play.server.known["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6)
+
+
+def test_threshold_is_the_pooled_median(make_task, make_loader):
+    loaders = {0: make_loader(3, seed=1), 1: make_loader(9, seed=2)}
+    play = Play(make_task(head=None, **ROBUST), loaders, send_counts=True).set_up()
+    task = play.client.task
+    play.client.receive(play.server.broadcast(0))
+    rows = torch.cat([task.features(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
+    distances = torch.cdist(rows, play.server.known["memory"]).topk(2, largest=False).values
+    assert float(play.server.known["threshold"]) == pytest.approx(float(distances.median()), rel=0.05)
+
+
+def test_literal_payload_is_one_memory_each_way(make_task, make_loader):
+    play = Play(make_task(residual=False, reduce=PositionReduce()), {0: make_loader()})
+    play.set_up()
+    updates = play.round(1)
+    assert elements(updates[0].message) == 16 * 8 == elements(play.server.broadcast(0))
+
+
+def test_identical_clients_equal_one_client(make_task, make_loader):
+    many = Play(make_task(**ROBUST), {c: make_loader() for c in range(3)}, send_counts=True)
+    one = Play(make_task(**ROBUST), {0: make_loader()}, send_counts=True)
+    for play in (many, one):
+        # Clients draw by their number: equal data and equal draws make equal clients.
+        play.client.begin = lambda context, client=play.client: FedDyMemClient.begin(
+            client, Context(context.seed, context.round, 0)
+        )
+        play.set_up().round(1)
+    torch.testing.assert_close(many.server.known["mean"], one.server.known["mean"])
+    # Every upload is the same set of slots: clustering with the last memory as seeds keeps them.
+    ours = torch.cdist(many.server.known["memory"], one.server.known["memory"]).amin(1)
+    assert float(ours.median()) < 0.2
+
+
+def test_client_order_does_not_matter(make_task, make_loader):
+    loaders = {c: make_loader(3 + c, seed=c) for c in range(3)}
+    plays = [Play(make_task(**ROBUST), loaders, send_counts=True) for _ in range(2)]
+    for play, order in zip(plays, ([0, 1, 2], [2, 0, 1]), strict=True):
+        play.set_up(order=order)
+        for number in (1, 2):
+            play.round(number, order=order)
+    assert torch.equal(plays[0].server.known["memory"], plays[1].server.known["memory"])
+
+
+def test_heads_are_personal(make_task, make_loader):
+    loaders = {c: make_loader(4, seed=c) for c in range(2)}
+    play = Play(make_task(residual=False, learning_rate=1e-2), loaders).set_up()
+    play.round(1)
+    first, second = (play.states[c]["head"]["project.weight"] for c in (0, 1))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, play.initial["head"]["project.weight"])
+
+
+def test_independent_initialisation_differs_between_clients_and_can_be_replayed(make_task, make_loader):
+    loaders = {c: make_loader(4) for c in range(2)}
+    plays = [Play(make_task(residual=False), loaders, independent_init=True).set_up() for _ in range(2)]
+    heads = [[play.states[c]["head"]["project.weight"] for c in (0, 1)] for play in plays]
+    assert not torch.equal(heads[0][0], heads[0][1])
+    assert torch.equal(heads[0][0], heads[1][0])
+    assert torch.equal(heads[0][1], heads[1][1])
+
+
+def test_mean_aggregation_is_the_ablation_without_kmeans(make_task, make_loader):
+    loaders = {c: make_loader(4, seed=c) for c in range(2)}
+    play = Play(make_task(head=None, reduce=PositionReduce()), loaders, MeanAggregation())
+    updates = play.round(0)
+    expected = (updates[0].message["memory"] + updates[1].message["memory"]) / 2
+    torch.testing.assert_close(play.server.known["memory"], expected)
+
+
+def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
+    play = Play(make_task(head=None), {0: make_loader()}).set_up()
+    assert play.server.warnings() == []
+    play.server.begin(Context(0, 7))
+    play.server._merge([{"memory": play.server.known["memory"] * 0.3}])
+    assert play.server.warnings() == [
+        "round 7: the memory is collapsing: its spread is 30% of what it was at first"
+    ]
+
+
+def test_slots_that_every_client_shares_agree_fully():
+    memory = torch.randn(16, 8)
+    assert agreement(memory.expand(3, -1, -1), memory) == pytest.approx(1.0, abs=1e-5)
+    assert agreement(torch.randn(3, 16, 8), memory) < 0.9
+
+
+def test_state_of_the_server_is_restored(make_task, make_loader):
+    play = Play(make_task(**ROBUST), {0: make_loader()}, send_counts=True).set_up()
+    other = FedDyMemServer(play.client, KMeansAggregation())
+    other.load_state_dict(play.server.state_dict())
+    assert all(torch.equal(other.broadcast(0)[name], t) for name, t in play.server.broadcast(0).items())
+    assert other.diagnostics() == play.server.diagnostics()

@@ -1,0 +1,140 @@
+"""The memory-bank task: features, loss, bank, score, and its life under a plain Trainer."""
+
+import lightning as L
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lit_fedad.contracts import Context
+from lit_fedad.tasks.memory_bank import HingeLoss, NearestDistance, Softmin
+
+HERE = Context(seed=0, round=0, client=0)
+
+
+def test_features_are_layers_brought_to_one_grid(make_task, make_loader):
+    task = make_task(average_pool=True)
+    batch = next(iter(make_loader()))
+    first, second = task.backbone(batch["image"])
+    first, second = (F.avg_pool2d(layer, 3, 1, 1) for layer in (first, second))
+    expected = torch.cat(
+        [F.interpolate(layer, (4, 4), mode="bilinear", align_corners=False) for layer in (first, second)], dim=1
+    )
+    torch.testing.assert_close(task.embed(batch), expected.flatten(2).transpose(1, 2))
+
+
+def test_cached_pyramids_give_the_same_features(make_task, make_loader):
+    task = make_task()
+    batch = next(iter(make_loader()))
+    assert torch.equal(task.embed({"pyramid": tuple(task.backbone(batch["image"]))}), task.embed(batch))
+
+
+def test_loss_is_equation_12():
+    distances = torch.tensor([[0.0, 0.5, 1.0], [0.3, 2.0, 4.0]])
+    loss = HingeLoss(threshold=0.4, neighbours=3)(distances, torch.tensor(0.4))
+    expected = (0 + 0.1 + 0.6 + 0 + 1.6 + 3.6) / 6
+    assert float(loss) == pytest.approx(expected)
+
+
+def test_repulsion_acts_on_the_next_neighbours_only():
+    loss = HingeLoss(threshold=1.0, neighbours=1, repulsion=0.5, repelled=2)
+    assert loss.reach == 3
+    value = loss(torch.tensor([[2.0, 1.05, 3.0]]), torch.tensor(1.0))
+    assert float(value) == pytest.approx(1.0 + 0.5 * (0.05 + 0) / 2)
+
+
+def test_an_unknown_threshold_is_refused():
+    with pytest.raises(ValueError, match="loss.threshold='mean'"):
+        HingeLoss(threshold="mean")
+
+
+def test_training_step_is_the_loss_of_all_patches(make_task, make_loader):
+    task = make_task(residual=False)
+    task.load_memory(torch.randn(16, 8))
+    batch = next(iter(make_loader()))
+    rows = task.features(batch).flatten(0, 1)
+    distances = torch.cdist(rows, task.memory).topk(2, largest=False).values
+    output = task.training_step(batch)
+    torch.testing.assert_close(output["loss"], (distances - 0.01).clamp(min=0).mean())
+    torch.testing.assert_close(output["nn_distance"], distances[:, 0].mean())
+
+
+def test_patches_are_drawn_with_their_places(make_task, make_loader):
+    task = make_task(residual=False, patches_per_image=5)
+    seen = {}
+    task.generate = lambda rows, places: seen.update(rows=rows, places=places) or rows
+    task.load_memory(torch.randn(16, 8))
+    batch = next(iter(make_loader()))
+    task.training_step(batch)
+    everything = torch.cat([task.embed(batch), task.places.expand(4, -1, -1)], dim=2)
+    drawn = torch.cat([seen["rows"], seen["places"]], dim=1).reshape(4, 5, 10)
+    for image in range(4):
+        matches = (drawn[image][:, None] == everything[image]).all(2)
+        assert matches.any(1).all()
+        assert len(set(matches.int().argmax(1).tolist())) == 5
+
+
+def test_scores():
+    distances = torch.tensor([[1.0, 2.0, 4.0]])
+    assert NearestDistance()(distances).item() == 1.0
+    softmin = torch.exp(-distances) / torch.exp(-distances).sum()
+    assert Softmin()(distances).item() == pytest.approx(softmin[0, 0].item())
+
+
+def test_prediction_is_the_maximum_of_the_smoothed_map(make_task, make_loader):
+    task = make_task().eval()
+    task.load_memory(torch.randn(16, 8))
+    batch = next(iter(make_loader()))
+    with torch.no_grad():
+        prediction = task.predict_step(batch)
+        nearest = torch.cdist(task.features(batch), task.memory).amin(2).reshape(-1, 4, 4)
+    assert prediction.anomaly_map.shape == (4, 32, 32)
+    torch.testing.assert_close(prediction.anomaly_map, task.draw_map(nearest), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prediction.image_score, prediction.anomaly_map.flatten(1).amax(1))
+
+
+def test_channel_moments_are_those_of_all_patches(make_task, make_loader):
+    task = make_task()
+    count, mean, variance = task.channel_moments(make_loader())
+    rows = torch.cat([task.embed(batch) for batch in make_loader()]).flatten(0, 1)
+    assert count == len(rows) == 6 * 16
+    torch.testing.assert_close(mean, rows.mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(variance, rows.var(0, correction=0), rtol=1e-4, atol=1e-6)
+
+
+def test_standardised_features_have_mean_0_and_variance_1(make_task, make_loader):
+    task = make_task(head=None, standardise=True)
+    task.prepare(make_loader(), HERE)
+    rows = torch.cat([task.features(batch) for batch in make_loader()]).flatten(0, 1)
+    torch.testing.assert_close(rows.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
+    torch.testing.assert_close(rows.std(0, correction=0), torch.ones(8), rtol=1e-3, atol=0)
+
+
+def test_median_threshold(make_task, make_loader):
+    task = make_task(head=None, loss=HingeLoss("median", neighbours=2))
+    assert task.threshold.isnan()
+    task.prepare(make_loader(), HERE)
+    rows = torch.cat([task.features(batch) for batch in make_loader()]).flatten(0, 1)
+    distances = torch.cdist(rows, task.memory).topk(2, largest=False).values
+    assert float(task.threshold) == pytest.approx(float(distances.median()), rel=0.1)
+
+
+def test_learned_state_leaves_the_backbone_out(make_task):
+    names = make_task().learned_state()
+    assert "memory" in names
+    assert any(name.startswith("head.") for name in names)
+    assert not any(name.startswith("backbone.") for name in names)
+
+
+def test_trains_and_predicts_under_a_plain_trainer(make_task, make_loader):
+    task = make_task(residual=False, learning_rate=1e-2, patches_per_image=8)
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    before = [p.detach().clone() for p in task.head.parameters()]
+    trainer.fit(task, make_loader())
+    assert not task.memory.isnan().any()
+    assert any(not torch.equal(a, b) for a, b in zip(before, task.head.parameters(), strict=True))
+    predictions = trainer.predict(task, make_loader())
+    assert [len(p.image_score) for p in predictions] == [4, 2]
+    assert all(p.anomaly_map.isfinite().all() for p in predictions)
