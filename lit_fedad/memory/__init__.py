@@ -1,1 +1,1 @@
-"""memory"""
+"""Memory banks: neighbours, clustering, reduction and coresets."""

@@ -1,33 +1,225 @@
-"""temporary"""
-from dataclasses import dataclass
-import torch
-from lit_fedad.memory.knn import nearest
+"""Weighted k-means: Lloyd's iterations over the exact nearest-neighbour kernel, from one generator."""
 
-@dataclass
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.knn import Backend, chunks, nearest, squared_distances, working_dtype
+
+Seeding = Literal["kmeans++", "random"]
+
+_PROPOSALS = 256
+
+
+@dataclass(frozen=True)
 class KMeansResult:
-    centroids: torch.Tensor
-    counts: torch.Tensor
-    assignment: torch.Tensor
+    """Centroids and what lies nearest to each of them.
+
+    Attributes:
+        centroids: Rows ``[clusters, channels]``, at least single precision.
+        counts: Weight of the points nearest to each centroid, ``[clusters]``.
+        assignment: The nearest centroid of every point, ``[n]`` int64.
+        inertia: Weighted sum of squared distances to the nearest centroid.
+        steps: Number of times the centroids were moved.
+    """
+
+    centroids: Tensor
+    counts: Tensor
+    assignment: Tensor
     inertia: float
     steps: int
 
-def kmeans(points, clusters, *, weights=None, initial=None, generator, max_steps=20, tolerance=1e-4, backend="auto", seeding="kmeans++"):
-    w = torch.ones(len(points)) if weights is None else weights.float()
-    if initial is None:
-        c = [points[torch.multinomial(w, 1, generator=generator)[0]]]
-        d = (points - c[0]).square().sum(1)
-        for _ in range(clusters - 1):
-            p = (w * d).double().cumsum(0)
-            i = torch.searchsorted(p, torch.rand(1, generator=generator, dtype=torch.float64) * p[-1]).clamp(max=len(points) - 1)[0]
-            c.append(points[i]); d = torch.minimum(d, (points - points[i]).square().sum(1))
-        initial = torch.stack(c)
-    cent = initial.clone(); last = None
-    for s in range(max_steps):
-        d, a = nearest(points, cent, 1); a = a[:, 0]
-        inertia = float((w * d[:, 0] ** 2).sum())
-        n = torch.zeros(clusters).index_add_(0, a, w)
-        new = torch.zeros_like(cent).index_add_(0, a, points * w[:, None]) / n.clamp(min=1e-12)[:, None]
-        cent = torch.where(n[:, None] > 0, new, cent)
-        if last is not None and last - inertia < tolerance * last: break
-        last = inertia
-    return KMeansResult(cent, n, a, inertia, s)
+
+@torch.no_grad()
+def kmeans(
+    points: Tensor,
+    clusters: int,
+    *,
+    generator: torch.Generator,
+    weights: Tensor | None = None,
+    initial: Tensor | None = None,
+    seeding: Seeding = "kmeans++",
+    max_steps: int = 20,
+    tolerance: float = 1e-4,
+    backend: Backend = "auto",
+) -> KMeansResult:
+    """Clusters rows by Lloyd's algorithm (Lloyd, 1982).
+
+    An empty cluster keeps its centroid. Assignment, counts and inertia belong to the centroids returned. With
+    fewer points than clusters and no ``initial``, every point is a centroid and the surplus are copies of
+    points drawn by weight, with count 0. Means are accumulated in double precision.
+
+    Args:
+        points: Rows ``[n, channels]``.
+        clusters: Number of centroids.
+        generator: Source of all randomness; not used when ``initial`` is given.
+        weights: Non-negative weight of each point, ``[n]``; 1 by default.
+        initial: Centroids to start from, ``[clusters, channels]``, instead of seeding; they keep their order.
+        seeding: ``kmeans++`` (Arthur and Vassilvitskii, 2007) or ``random`` distinct points, drawn by weight.
+        max_steps: Most moves of the centroids.
+        tolerance: Stops once a move lowers the inertia by no more than this share of it.
+        backend: See :func:`lit_fedad.memory.knn.nearest`.
+
+    Returns:
+        The clustering.
+
+    Raises:
+        UserError: There is no point, or all weights are zero.
+        ValueError: Shapes do not fit, a weight is negative or ``clusters`` is not positive.
+
+    Example:
+        >>> points = torch.tensor([[0.0], [1.0], [9.0], [11.0]])
+        >>> found = kmeans(points, 2, generator=torch.Generator(), initial=torch.tensor([[0.0], [9.0]]))
+        >>> found.centroids.flatten().tolist(), found.counts.tolist(), found.inertia
+        ([0.5, 10.0], [2.0, 2.0], 2.5)
+    """
+    mass = _checked_weights(points, clusters, weights, initial)
+    if initial is not None:
+        centroids = initial.to(working_dtype(points, initial), copy=True)
+    elif len(points) < clusters:
+        return _every_point_a_centroid(points, clusters, mass, generator)
+    elif seeding == "kmeans++":
+        seeds = plus_plus_seeds(points, clusters, mass, generator, backend)
+        centroids = points[seeds].to(working_dtype(points))
+    elif seeding == "random":
+        centroids = points[_distinct_draws(mass, clusters, generator)].to(working_dtype(points))
+    else:
+        raise ValueError(f"unknown seeding {seeding!r}: choose kmeans++ or random")
+
+    steps = 0
+    assignment, inertia = _assign(points, centroids, mass, backend)
+    while steps < max_steps and inertia > 0:
+        centroids = _means(points, assignment, mass, centroids)
+        previous = inertia
+        assignment, inertia = _assign(points, centroids, mass, backend)
+        steps += 1
+        if previous - inertia <= tolerance * previous:
+            break
+    counts = torch.bincount(assignment, mass, minlength=clusters).to(centroids.dtype)
+    return KMeansResult(centroids, counts, assignment, inertia, steps)
+
+
+def add_by_slot(sums: Tensor, rows: Tensor, assignment: Tensor, mass: Tensor) -> None:
+    """Adds every row, times its mass, to the sum of the slot it is assigned to, in double precision.
+
+    Args:
+        sums: Double precision sums ``[slots, channels]``, changed in place.
+        rows: Rows ``[n, channels]``.
+        assignment: Slot of each row, ``[n]`` int64.
+        mass: Factor of each row, ``[n]`` double.
+    """
+    for part in chunks(len(rows), sums.dtype.itemsize * rows.shape[1]):
+        sums.index_add_(0, assignment[part], rows[part].to(sums.dtype) * mass[part, None])
+
+
+def plus_plus_seeds(
+    points: Tensor, clusters: int, mass: Tensor, generator: torch.Generator, backend: Backend = "auto"
+) -> Tensor:
+    """Draws k-means++ seeds: each by weight times squared distance to the nearest seed before it.
+
+    Drawing from distances that are out of date, and accepting a proposal with probability (distance now /
+    distance then) squared, is the same distribution. So proposals come in batches, and all distances are
+    brought up to date once a batch by one matrix product. Once all points coincide with seeds, the rest are
+    drawn by weight.
+
+    Args:
+        points: Rows ``[n, channels]``.
+        clusters: Number of seeds, at most ``n``.
+        mass: Weight of each point, ``[n]`` double.
+        generator: Source of all randomness.
+        backend: See :func:`lit_fedad.memory.knn.nearest`.
+
+    Returns:
+        Indices of the seeds, ``[clusters]``, in the order they were drawn.
+    """
+    seeds = _draw(mass, 1, generator)
+    stale = torch.full_like(mass, torch.inf)
+    batch = seeds
+    while len(seeds) < clusters:
+        distances, _ = nearest(points, points[batch], k=1, backend=backend)
+        stale = torch.minimum(stale, distances[:, 0].to(mass.dtype).square())
+        potential = mass * stale
+        if not potential.sum() > 0:
+            return torch.cat([seeds, _draw(mass, clusters - len(seeds), generator)])
+        proposals = _draw(potential, _PROPOSALS, generator)
+        batch = _accept(points, proposals, stale[proposals], clusters - len(seeds), generator)
+        seeds = torch.cat([seeds, batch])
+    return seeds
+
+
+def _accept(
+    points: Tensor, proposals: Tensor, stale: Tensor, at_most: int, generator: torch.Generator
+) -> Tensor:
+    """The proposals that become seeds, in order; the first always does."""
+    rows = points[proposals].to(working_dtype(points))
+    rows = rows - rows.mean(0)
+    squares = squared_distances(rows, rows, rows.square().sum(1)).double()
+    table = squares.masked_fill_(proposals[:, None] == proposals, 0).cpu().numpy()
+    draws = torch.rand(len(rows), generator=generator, dtype=torch.float64, device=generator.device)
+    needed = stale.cpu().numpy() * draws.cpu().numpy()
+    current = stale.cpu().numpy().copy()
+    accepted: list[int] = []
+    for proposal in range(len(rows)):
+        if needed[proposal] < current[proposal] and len(accepted) < at_most:
+            accepted.append(proposal)
+            current.clip(max=table[proposal], out=current)
+    return proposals[torch.tensor(accepted, device=proposals.device)]
+
+
+def _draw(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices drawn with replacement, with probability proportional to the mass."""
+    cumulative = mass.cumsum(0)
+    draws = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
+    places = torch.searchsorted(cumulative, draws.to(mass.device) * cumulative[-1], right=True)
+    return places.clamp_(max=len(mass) - 1)
+
+
+def _distinct_draws(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices drawn by weight without replacement (Efraimidis and Spirakis, 2006)."""
+    draws = torch.rand(len(mass), generator=generator, dtype=torch.float64, device=generator.device)
+    return (draws.to(mass.device).log() / mass).topk(count).indices
+
+
+def _assign(points: Tensor, centroids: Tensor, mass: Tensor, backend: Backend) -> tuple[Tensor, float]:
+    distances, slots = nearest(points, centroids, k=1, backend=backend)
+    return slots[:, 0], (mass * distances[:, 0].to(mass.dtype).square()).sum().item()
+
+
+def _means(points: Tensor, assignment: Tensor, mass: Tensor, centroids: Tensor) -> Tensor:
+    sums = torch.zeros(centroids.shape, dtype=mass.dtype, device=mass.device)
+    add_by_slot(sums, points, assignment, mass)
+    totals = torch.bincount(assignment, mass, minlength=len(centroids))[:, None]
+    return torch.where(totals > 0, sums / totals, centroids).to(centroids.dtype)
+
+
+def _every_point_a_centroid(
+    points: Tensor, clusters: int, mass: Tensor, generator: torch.Generator
+) -> KMeansResult:
+    surplus = _draw(mass, clusters - len(points), generator)
+    centroids = torch.cat([points, points[surplus]]).to(working_dtype(points))
+    counts = torch.cat([mass, torch.zeros_like(mass[:1]).expand(len(surplus))]).to(centroids.dtype)
+    return KMeansResult(centroids, counts, torch.arange(len(points), device=points.device), 0.0, 0)
+
+
+def _checked_weights(points: Tensor, clusters: int, weights: Tensor | None, initial: Tensor | None) -> Tensor:
+    """The weights in double precision, once all shapes are known to fit."""
+    if points.ndim != 2 or clusters < 1:
+        raise ValueError(
+            f"k-means needs rows and at least one cluster, not {list(points.shape)} and {clusters}"
+        )
+    if initial is not None and initial.shape != (clusters, points.shape[1]):
+        raise ValueError(
+            f"initial centroids must be {[clusters, points.shape[1]]}, not {list(initial.shape)}"
+        )
+    if len(points) == 0:
+        raise UserError("k-means has no points to cluster: drop clients without samples before clustering")
+    if weights is None:
+        return torch.ones(len(points), dtype=torch.float64, device=points.device)
+    if weights.shape != (len(points),) or bool((weights < 0).any()):
+        raise ValueError(f"weights must be {len(points)} non-negative numbers, one a point")
+    if not weights.sum() > 0:
+        raise UserError("all k-means weights are zero: give at least one point a positive weight")
+    return weights.to(points.device, torch.float64)

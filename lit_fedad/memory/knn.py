@@ -3,8 +3,9 @@
 Everything works on rows: a bank is ``[slots, channels]``, patches are ``[n, channels]``.
 
 The expansion ``|q|^2 - 2 q.b + |b|^2`` turns the search into one matrix product, but its rounding error is
-about ``eps * |q|^2``: a distance near zero comes out wrong, even negative. It therefore only *ranks* the slots,
-on rows moved to the mean of the bank, where the error is smallest. Distances are recomputed from the differences.
+about ``eps * |q|^2``: a distance near zero comes out wrong, even negative. It therefore only *ranks* the
+slots, on rows moved to the mean of the bank, where the error is smallest. Distances are recomputed from the
+differences.
 """
 
 import sys
@@ -31,15 +32,16 @@ def nearest(
 ) -> tuple[Tensor, Tensor]:
     """Finds the ``k`` nearest slots of every query, exactly and without gradient.
 
-    The distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less than
-    the rounding of the matrix product (about ``1e-7 |q - mean|^2`` in single precision) may change places.
+    The distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less
+    than the rounding of the matrix product (about ``1e-7 |q - mean|^2`` in single precision) may change
+    places.
 
     Args:
         queries: Rows ``[n, channels]``, any floating type; half precision is computed in single.
         bank: Rows ``[slots, channels]`` on the same device.
         k: Number of neighbours, 1 to ``slots``.
-        backend: ``torch`` (any device), ``faiss`` (searches in single precision, on the GPU with faiss-gpu) or
-            ``auto``: faiss where it was measured faster (single precision on a Linux CPU), else torch.
+        backend: ``torch`` (any device), ``faiss`` (searches in single precision, on the GPU with faiss-gpu)
+            or ``auto``: faiss where it was measured faster (single precision on a Linux CPU), else torch.
         chunk_bytes: Bound on the temporaries for the queries; a centred copy of the bank comes on top.
 
     Returns:
@@ -80,8 +82,8 @@ def nearest(
 def neighbour_distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
     """Euclidean distances of every query to given slots, differentiable in the queries.
 
-    The bank counts as a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A distance
-    of 0 gets the sub-gradient 0.
+    The bank counts as a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A
+    distance of 0 gets the sub-gradient 0.
 
     Args:
         queries: Rows ``[n, channels]``.

@@ -1,45 +1,281 @@
-"""temporary"""
-import torch
-from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.memory.knn import nearest
+"""Memory-reduce: what a client makes of all its feature maps before it uploads, as a stream of batches.
 
-class MemoryReduce: pass
+Two rules share one small protocol. ``PositionReduce`` is FedDyMem's own: slot k is position k of the map.
+``SlotReduce`` applies the same equations slot by slot, so neither images nor clients need to be aligned.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.kmeans import add_by_slot, kmeans
+from lit_fedad.memory.knn import nearest, working_dtype
+
+
+class Reduced(NamedTuple):
+    """A client's maps, compressed.
+
+    Attributes:
+        memory: The slots ``[slots, channels]``.
+        counts: Number of features behind each slot ``[slots]``.
+        radii: Root mean square distance of those features to the slot they belong to (from round 1 on: to the
+            slot of the memory received) ``[slots]``; 0 for an empty slot.
+    """
+
+    memory: Tensor
+    counts: Tensor
+    radii: Tensor
+
+
+class MemoryReduce(ABC):
+    """Compresses a stream of feature maps to a memory of fixed size.
+
+    Call :meth:`start` once a round, :meth:`update` with every batch of maps, then :meth:`finish`. The maps
+    are never held all at once, and the batch size does not matter.
+    """
+
+    @abstractmethod
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+        """Begins a round.
+
+        Args:
+            memory: The shared memory of the round before, ``[slots, channels]``; not used in round 0.
+            round: Number of the round, from 0.
+            slots: Size of the memory.
+            generator: Source of all randomness.
+
+        Raises:
+            ValueError: A round after 0 comes without a memory of that size.
+        """
+
+    @abstractmethod
+    def update(self, maps: Tensor) -> None:
+        """Takes a batch of feature maps ``[images, patches, channels]``."""
+
+    @abstractmethod
+    def finish(self) -> Reduced:
+        """Ends the round.
+
+        Raises:
+            UserError: Round 0 saw no image.
+        """
+
 
 class PositionReduce(MemoryReduce):
-    def start(self, memory, round, slots, generator):
-        self.m, self.t, self.num, self.den, self.n, self.plain = memory, round, 0, 0, 0, 0
-    def update(self, maps):
-        w = torch.ones(len(maps)) if self.t == 0 else (maps - self.m).flatten(1).norm(dim=1)
-        self.num = self.num + (w[:, None, None] * maps).double().sum(0); self.den += float(w.sum()); self.n += len(maps)
-    def finish(self):
-        m = (self.num / self.den).float()
-        if self.t: m = m / (self.t + 1) + self.m * (1 - 1 / (self.t + 1))
-        return m, torch.full((len(m),), float(self.n))
+    """Weighted mean over images, position by position (FedDyMem, Eq. 14 to 16).
 
-class SampleReduce(MemoryReduce):
-    def start(self, memory, round, slots, generator): self.rows, self.slots, self.g = [], slots, generator
-    def update(self, maps): self.rows.append(maps.flatten(0, 1).clone())
-    def finish(self):
-        r = torch.cat(self.rows); i = torch.randperm(len(r), generator=self.g)[: self.slots]
-        i = i if len(i) == self.slots else torch.randint(len(r), (self.slots,), generator=self.g)
-        return r[i], torch.ones(self.slots)
+    With M_i the map of image i and M' the memory of the round before::
+
+        Mhat     = sum_i w_i M_i / sum_i w_i,  w_i = 1 in round 0, else |M_i - M'| (Frobenius)   (14, 15)
+        M_reduce = a Mhat + (1 - a) M',        a = 1 / (t + 1)                                   (16)
+
+    If all weights are zero, every map equals M' and so does the result. Each slot counts the images.
+
+    Example:
+        >>> reduce = PositionReduce()
+        >>> reduce.start(torch.zeros(1, 1), round=1, slots=1, generator=torch.Generator())
+        >>> reduce.update(torch.tensor([[[1.0]], [[3.0]]]))
+        >>> reduce.finish().memory.item()  # half of (1 * 1 + 3 * 3) / (1 + 3)
+        1.25
+    """
+
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+        """Begins a round, see :class:`MemoryReduce`; the generator is not used."""
+        self._memory = _previous(memory, round, slots)
+        self._round, self._slots = round, slots
+        self._images, self._weight, self._squares = 0, 0.0, 0.0
+        self._sum: Tensor | None = None
+
+    @torch.no_grad()
+    def update(self, maps: Tensor) -> None:
+        """Takes a batch of feature maps ``[images, slots, channels]``."""
+        if maps.shape[1] != self._slots:
+            raise ValueError(f"PositionReduce needs a slot a patch: {maps.shape[1]} for {self._slots} slots")
+        if self._sum is None:
+            self._sum = torch.zeros(maps.shape[1:], dtype=torch.float64, device=maps.device)
+        for image in maps:
+            self._squares = self._squares + image.double().square().sum(1)
+            self._plain = image.double() if self._images == 0 else self._plain + image
+            self._images += 1
+            weight = 1.0
+            if self._memory is not None:
+                weight = torch.linalg.vector_norm(image.to(self._memory.dtype) - self._memory).item()
+            self._sum.add_(image, alpha=weight)
+            self._weight += weight
+
+    def finish(self) -> Reduced:
+        """Ends the round, see :class:`MemoryReduce`."""
+        mean = self._sum / self._weight if self._sum is not None and self._weight > 0 else self._memory
+        if mean is None:
+            raise _no_image()
+        memory = _moving_average(mean, self._memory, self._round)
+        centre = memory.double() if self._memory is None else self._memory.double()
+        counts = torch.full((self._slots,), float(self._images), device=memory.device)
+        squares = self._squares - 2 * (self._plain * centre).sum(1) + self._images * centre.square().sum(1)
+        return Reduced(memory, counts, (squares.clamp(min=0) / self._images).sqrt().float())
+
 
 class SlotReduce(MemoryReduce):
-    def start(self, memory, round, slots, generator):
-        self.m, self.t, self.slots, self.g, self.rows = memory, round, slots, generator, []
-        if memory is not None:
-            self.num = torch.zeros(memory.shape, dtype=torch.float64); self.den = torch.zeros(len(memory), dtype=torch.float64)
-            self.plain = torch.zeros_like(self.num); self.n = torch.zeros(len(memory))
-    def update(self, maps):
-        q = maps.flatten(0, 1)
-        if self.m is None: self.rows.append(q.clone()); return
-        d, a = nearest(q, self.m, 1); d, a = d[:, 0].double(), a[:, 0]
-        self.num.index_add_(0, a, q * d[:, None]); self.den.index_add_(0, a, d)
-        self.plain.index_add_(0, a, q.double()); self.n.index_add_(0, a, torch.ones(len(a)))
-    def finish(self):
-        if self.m is None:
-            r = kmeans(torch.cat(self.rows), self.slots, generator=self.g, max_steps=10); return r.centroids, r.counts
-        mean = torch.where(self.den[:, None] > 0, self.num / self.den.clamp(min=1e-30)[:, None], self.plain / self.n.clamp(min=1)[:, None])
-        m = torch.where(self.n[:, None] > 0, mean, self.m.double()).float()
-        a = 1 / (self.t + 1)
-        return a * m + (1 - a) * self.m, self.n
+    """Weighted mean over patches, memory slot by memory slot.
+
+    Round 0: k-means++ with a few Lloyd steps over all patches. Rounds t >= 1, with m'_k the memory of the
+    round before and every patch q assigned to its nearest slot a(q)::
+
+        mhat_k = sum w_q q / sum w_q over a(q) = k,  w_q = |q - m'_a(q)|
+        m_k    = mhat_k / (t + 1) + (1 - 1 / (t + 1)) m'_k
+
+    A slot that is empty, or whose patches all equal m'_k, keeps m'_k. Each slot counts its patches.
+
+    Args:
+        max_patches: Round 0 clusters at most this many patches, a uniform reservoir sample of the stream;
+            its counts are scaled up to the length of the stream.
+        steps: Lloyd steps of round 0.
+
+    Example:
+        >>> reduce = SlotReduce()
+        >>> reduce.start(torch.tensor([[0.0], [10.0]]), round=1, slots=2, generator=torch.Generator())
+        >>> reduce.update(torch.tensor([[[1.0], [3.0]]]))
+        >>> [tensor.flatten().tolist() for tensor in reduce.finish()][:2]
+        [[1.25, 10.0], [2.0, 0.0]]
+    """
+
+    def __init__(self, max_patches: int = 200_000, steps: int = 10) -> None:
+        if max_patches < 1:
+            raise UserError(f"max_patches={max_patches} keeps no patch: choose at least the number of slots")
+        self.max_patches = max_patches
+        self.steps = steps
+
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+        """Begins a round, see :class:`MemoryReduce`."""
+        self._memory = _previous(memory, round, slots)
+        self._round, self._slots, self._generator = round, slots, generator
+        self._reservoir = _Reservoir(self.max_patches, generator)
+        if self._memory is not None:
+            self._sums = torch.zeros_like(self._memory, dtype=torch.float64)
+            self._weights = torch.zeros(slots, dtype=torch.float64, device=self._memory.device)
+            self._squares = torch.zeros_like(self._weights)
+            self._counts = torch.zeros(slots, dtype=torch.int64, device=self._memory.device)
+
+    @torch.no_grad()
+    def update(self, maps: Tensor) -> None:
+        """Takes a batch of feature maps ``[images, patches, channels]``."""
+        patches = maps.flatten(0, 1)
+        if self._memory is None:
+            self._reservoir.add(patches)
+            return
+        distances, slots = nearest(patches, self._memory, k=1)
+        assignment, weights = slots[:, 0], distances[:, 0].double()
+        add_by_slot(self._sums, patches, assignment, weights)
+        self._weights += torch.bincount(assignment, weights, minlength=self._slots)
+        self._squares += torch.bincount(assignment, weights.square(), minlength=self._slots)
+        self._counts += torch.bincount(assignment, minlength=self._slots)
+
+    def finish(self) -> Reduced:
+        """Ends the round, see :class:`MemoryReduce`."""
+        if self._memory is None:
+            return self._cluster()
+        weights = self._weights[:, None]
+        mean = torch.where(weights > 0, self._sums / weights, self._memory)
+        memory = _moving_average(mean, self._memory, self._round)
+        return Reduced(memory, self._counts.float(), _root_mean(self._squares, self._counts))
+
+    def _cluster(self) -> Reduced:
+        sample = self._reservoir.rows()
+        found = kmeans(sample, self._slots, generator=self._generator, max_steps=self.steps, tolerance=0)
+        distances = torch.linalg.vector_norm(sample - found.centroids[found.assignment], dim=1).double()
+        squares = torch.bincount(found.assignment, distances.square(), minlength=self._slots)
+        counts = (found.counts * (self._reservoir.seen / len(sample))).float()
+        return Reduced(found.centroids, counts, _root_mean(squares, found.counts))
+
+
+class SampleReduce(MemoryReduce):
+    """A uniform sample of the patches themselves: the bank of a plain nearest-neighbour detector.
+
+    The memory of the round before is not used. With fewer patches than slots, patches come more than once.
+    """
+
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+        """Begins a round, see :class:`MemoryReduce`."""
+        self._slots, self._generator = slots, generator
+        self._reservoir = _Reservoir(slots, generator)
+
+    @torch.no_grad()
+    def update(self, maps: Tensor) -> None:
+        """Takes a batch of feature maps ``[images, patches, channels]``."""
+        self._reservoir.add(maps.flatten(0, 1))
+
+    def finish(self) -> Reduced:
+        """Ends the round, see :class:`MemoryReduce`."""
+        rows = self._reservoir.rows()
+        if len(rows) < self._slots:
+            extra = torch.randint(len(rows), (self._slots - len(rows),), generator=self._generator)
+            rows = torch.cat([rows, rows[extra.to(rows.device)]])
+        counts = torch.ones(self._slots, device=rows.device)
+        return Reduced(rows.clone(), counts, torch.zeros_like(counts))
+
+
+class _Reservoir:
+    """A uniform sample of a stream of rows (algorithm R of Vitter, 1985), whatever the batches."""
+
+    def __init__(self, size: int, generator: torch.Generator) -> None:
+        self._size = size
+        self._generator = generator
+        self._kept: Tensor | None = None
+        self.seen = 0
+
+    def add(self, rows: Tensor) -> None:
+        if self._kept is None:  # pages that are never written cost no memory
+            self._kept = torch.empty(self._size, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        place = self.seen
+        free = min(len(rows), max(0, self._size - place))
+        self._kept[place : place + free] = rows[:free]
+        self.seen += len(rows)
+        if free < len(rows):
+            self._replace(rows[free:], first=place + free)
+
+    def _replace(self, rows: Tensor, first: int) -> None:
+        """Row t of the stream goes to a random place below t + 1, if that place is in the reservoir."""
+        assert self._kept is not None
+        device = self._generator.device
+        order = torch.arange(len(rows), device=device)
+        draws = torch.rand(len(rows), generator=self._generator, dtype=torch.float64, device=device)
+        places = (draws * (order + first + 1)).long()
+        inside = places < self._size
+        # Of several rows that draw one place the last stays, as it would if rows came one by one.
+        last = torch.full((self._size,), -1, device=device)
+        last.scatter_reduce_(0, places[inside], order[inside], "amax")
+        taken = last >= 0
+        self._kept[taken.to(rows.device)] = rows[last[taken].to(rows.device)]
+
+    def rows(self) -> Tensor:
+        if self._kept is None:
+            raise _no_image()
+        return self._kept[: self.seen]
+
+
+def _previous(memory: Tensor | None, round: int, slots: int) -> Tensor | None:  # noqa: A002
+    """The memory that a round builds on, at least in single precision: none in round 0."""
+    if round == 0:
+        return None
+    if memory is None or len(memory) != slots:
+        raise ValueError(f"round {round} needs the memory of the round before, with {slots} slots")
+    return memory.detach().to(working_dtype(memory))
+
+
+def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:
+    return (squares / counts.double().clamp(min=1)).sqrt().float()
+
+
+def _moving_average(mean: Tensor, memory: Tensor | None, round: int) -> Tensor:  # noqa: A002
+    """Eq. 16, written so that a mean equal to the memory returns the memory exactly."""
+    if memory is None:
+        return mean.float()
+    previous = memory.double()
+    return (previous + (mean - previous) / (round + 1)).to(memory.dtype)
+
+
+def _no_image() -> UserError:
+    return UserError("memory-reduce saw no image in round 0: leave out clients without training images")

@@ -83,7 +83,7 @@ class FedDyMemClient(Client):
         task: Features, head, loss and bank.
         local_epochs: E.
         keep_optimizer: Whether AdamW's state lives on between rounds.
-        send_counts: Whether the number of patches behind each slot goes up too.
+        send_counts: Whether the number of patches behind each slot and their radius go up too: two numbers a slot.
         independent_init: Every client draws its own initial head, as the letter of Alg. 4 has it. Features of
             different clients are then not comparable: a stress test, not a useful setting.
     """
@@ -109,7 +109,7 @@ class FedDyMemClient(Client):
         if "mean" in broadcast:
             task.load_statistics(broadcast["mean"], broadcast["scale"])
         if "memory" in broadcast:
-            task.load_memory(broadcast["memory"])
+            task.load_memory(broadcast["memory"], broadcast.get("radii"))
         if "threshold" in broadcast:
             task.threshold = broadcast["threshold"].to(task.threshold)
 
@@ -128,9 +128,9 @@ class FedDyMemClient(Client):
             quantiles, count = self.task.neighbour_quantiles(loader, SKETCH)
             return {"count": torch.tensor(float(count)), "quantiles": quantiles}
         previous = None if phase == "memory" else self.task.memory
-        memory, counts = self.task.reduce_memory(loader, self.context, previous)
-        message = {"memory": memory.float().cpu()}
-        return {**message, "counts": counts.float().cpu()} if self.send_counts else message
+        reduced = self.task.reduce_memory(loader, self.context, previous)
+        message = {"memory": reduced.memory.float()}
+        return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
 
     def personal_state(self) -> dict[str, Any]:
         """Head and optimiser."""
@@ -180,8 +180,8 @@ class FedDyMemServer(Server):
             return {"count": TensorSpec(()), "mean": per_channel, "variance": per_channel}
         if phase == "threshold":
             return {"count": TensorSpec(()), "quantiles": TensorSpec((SKETCH,))}
-        memory = {"memory": TensorSpec((self.slots, self.channels))}
-        return {**memory, "counts": TensorSpec((self.slots,))} if self.counted else memory
+        memory, per_slot = {"memory": TensorSpec((self.slots, self.channels))}, TensorSpec((self.slots,))
+        return {**memory, "counts": per_slot, "radii": per_slot} if self.counted else memory
 
     def broadcast(self, client_id: int) -> Message:
         """The same to every client."""
@@ -206,6 +206,9 @@ class FedDyMemServer(Server):
         previous = self.known.get("memory")
         memory = self.aggregation(memories, counts, previous, self.context.generator("aggregate")).contiguous()
         self.known["memory"] = memory
+        if self.counted:
+            radii = torch.stack([m["radii"] for m in messages])
+            self.known["radii"] = merge_radii(memories, counts, radii, memory)
         spread = float(memory.var(0, correction=0).sum().sqrt())
         self._first_spread = self._first_spread or spread
         self._diagnostics = {"memory_spread": spread, "client_agreement": agreement(memories, memory)}
@@ -232,6 +235,30 @@ class FedDyMemServer(Server):
         """Restores `state_dict`."""
         self.known, self._first_spread = dict(state["known"]), state["first_spread"]
         self._diagnostics = dict(state["diagnostics"])
+
+
+def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:
+    """Root mean square distance of all clients' patches to their merged slot.
+
+    Uploaded vectors are means of their patches: the mean square distance to a merged slot is that to the vector plus
+    that from the vector to the slot.
+
+    Args:
+        memories: Uploads [N, slots, C].
+        counts: Patches behind each vector [N, slots].
+        radii: Root mean square distance of those patches to their vector [N, slots].
+        merged: The merged memory [slots, C].
+
+    Returns:
+        Radii [slots]; slots without a patch get the root mean square of the others.
+    """
+    offsets, at = nearest(memories.flatten(0, 1), merged, 1)
+    squares = radii.flatten().double().square() + offsets[:, 0].double().square()
+    weights = counts.flatten().double()
+    mass = torch.bincount(at[:, 0], weights, minlength=len(merged))
+    total = torch.bincount(at[:, 0], weights * squares, minlength=len(merged))
+    typical = total.sum() / mass.sum()
+    return torch.where(mass > 0, total / mass.clamp(min=1e-12), typical).sqrt().float()
 
 
 def agreement(memories: Tensor, merged: Tensor) -> float:

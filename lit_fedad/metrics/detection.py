@@ -128,6 +128,8 @@ class ExactAveragePrecision(_Exact):
 class HistogramAveragePrecision(_Histogram):
     """Average precision (AUPR) from two histograms of fixed size: constant memory, mergeable.
 
+    All anomalies of a bin take the precision at its lower end, so the value is low by the precision lost over
+    half a bin: 5e-4 on normal distances of 30 and anomalous ones of 40, both with a standard deviation of 5.
     NaN without a normal or without an anomalous sample.
 
     Args:

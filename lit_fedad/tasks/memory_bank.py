@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.memory.knn import nearest, neighbour_distances
-from lit_fedad.memory.reduce import MemoryReduce
+from lit_fedad.memory.reduce import MemoryReduce, Reduced
 from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
 
@@ -103,12 +103,38 @@ class Softmin:
         return F.softmin(distances, dim=1)[:, 0] * distances[:, 0]
 
 
+class LocalScale:
+    """The nearest distance, measured by how far normal patches lie from that slot: ``d / (r_k / r)^exponent``.
+
+    Patches of a uniform surface lie close to their slot, those of a varied one far from it; without the scale, images
+    of varied products come first whatever their state. Not in the paper.
+
+    Args:
+        exponent: 0 is the plain distance, 1 the full scale.
+    """
+
+    def __init__(self, exponent: float = 0.5) -> None:
+        self.exponent = exponent
+
+    def __call__(self, distances: Tensor, radii: Tensor, nearest_slots: Tensor) -> Tensor:
+        """Scores images' patches.
+
+        Args:
+            distances: Distance to the nearest slot [n].
+            radii: Radius of each slot [slots]; those below a tenth of the mean are raised to it.
+            nearest_slots: The nearest slot [n].
+        """
+        typical = radii.mean().clamp(min=torch.finfo(radii.dtype).tiny)
+        scale = (radii / typical).clamp(min=0.1) ** self.exponent
+        return distances / scale[nearest_slots]
+
+
 class MemoryBank(Task):
     """A frozen backbone, a trainable head and a memory bank.
 
     Features of several backbone layers are brought to one grid and concatenated (Eq. 8), optionally standardised per
     channel, and turned into memory features by the head (Eq. 9 to 11). Training pulls them to the bank (Eq. 12); the
-    score of a patch is its distance to the bank, the score of an image the maximum of its smoothed map.
+    score of a patch is its distance to the bank, the score of an image the maximum of a smoothed map.
 
     A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
     renews it after each round with itself as the previous memory.
@@ -118,6 +144,7 @@ class MemoryBank(Task):
         head: Builds the head, given the number of channels; None for no head.
         loss: Training loss.
         score: Patch score.
+        image_score: Patch score whose smoothed maximum is the image's score; None for the maximum of the anomaly map.
         reduce: Compresses local patches into a bank, where the task keeps its own.
         grid: Side of the patch grid, H0 = W0.
         image_size: Side of the images, in pixels.
@@ -131,6 +158,7 @@ class MemoryBank(Task):
     """
 
     memory: Tensor
+    radii: Tensor
     mean: Tensor
     scale: Tensor
     threshold: Tensor
@@ -142,6 +170,7 @@ class MemoryBank(Task):
         loss: HingeLoss,
         score: Score,
         reduce: MemoryReduce,
+        image_score: LocalScale | None = None,
         grid: int = 56,
         image_size: int = 224,
         slots: int | None = None,
@@ -156,13 +185,14 @@ class MemoryBank(Task):
         self.backbone = backbone
         self.channels = sum(backbone.channels)
         self.head = head(self.channels) if head else None
-        self.loss, self.score, self.reduce = loss, score, reduce
+        self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.grid, self.slots = grid, slots or grid * grid
         self.standardise, self.average_pool = standardise, average_pool
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.draw_map = AnomalyMap(grid, image_size, sigma)
         self.register_buffer("memory", torch.full((self.slots, self.channels), torch.nan))
+        self.register_buffer("radii", torch.ones(self.slots))
         self.register_buffer("mean", torch.zeros(self.channels))
         self.register_buffer("scale", torch.ones(self.channels))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
@@ -244,15 +274,17 @@ class MemoryBank(Task):
 
     # ---------------------------------------------------------------------------------------------- the bank
 
-    def load_memory(self, memory: Tensor) -> None:
-        """Takes over a memory [slots, C]."""
+    def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
+        """Takes over a memory [slots, C] and, where images are scored by it, the slots' radii [slots]."""
         self.memory = memory.to(self.memory)
+        if radii is not None:
+            self.radii = radii.to(self.radii)
 
     def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
         """Takes over what channels are standardised by, both [C]."""
         self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
@@ -266,26 +298,22 @@ class MemoryBank(Task):
         mean = total / count
         return count, (shift + mean).float(), (square / count - mean**2).clamp(min=0).float()
 
-    @torch.inference_mode()
-    def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
         """Compresses all local patches into one bank (Eq. 14 to 16), one batch at a time.
 
         Args:
             loader: Local batches.
             context: Round and randomness; the round is t in Eq. 16.
             previous: M'^{t-1} [slots, C]; None for the first memory.
-
-        Returns:
-            The bank [slots, C], and how many patches or images stand behind each slot [slots].
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
         for batch in loader:
             self.reduce.update(self.features(self._to_device(batch)).float())
-        memory, counts = self.reduce.finish()
-        return memory.clone(), counts.clone()
+        return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader, levels: int) -> tuple[Tensor, int]:
         """Equally spaced quantiles [levels] of the local patches' distances to their K nearest slots, and their number."""
         distances = []
@@ -301,23 +329,32 @@ class MemoryBank(Task):
         if self.standardise:
             _, mean, variance = self.channel_moments(loader)
             self.load_statistics(mean, variance.sqrt() + 1e-5)
-        self.load_memory(self.reduce_memory(loader, context, previous=None)[0])
+        self._load_reduced(self.reduce_memory(loader, context, previous=None))
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader, levels=257)
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
         """Renews the task's own bank from local data (Eq. 14 to 16, with itself as the previous memory)."""
-        self.load_memory(self.reduce_memory(loader, context, previous=self.memory)[0])
+        self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
+
+    def _load_reduced(self, reduced: Reduced) -> None:
+        self.load_memory(reduced.memory, reduced.radii)
 
     # ------------------------------------------------------------------------------------------------ scoring
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Scores images by their distance to the bank."""
         rows = self.features(batch)
-        distances, _ = nearest(rows.flatten(0, 1).float(), self.memory, self.score.neighbours)
-        maps = self.draw_map(self.score(distances).reshape(-1, self.grid, self.grid))
-        return Prediction(image_score=maps.flatten(1).amax(1), anomaly_map=maps)
+        distances, slots = nearest(rows.flatten(0, 1).float(), self.memory, self.score.neighbours)
+        maps = self._draw(self.score(distances))
+        peaks = maps
+        if self.image_score is not None:
+            peaks = self._draw(self.image_score(distances[:, 0], self.radii, slots[:, 0]))
+        return Prediction(image_score=peaks.flatten(1).amax(1), anomaly_map=maps)
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        return self.draw_map(scores.reshape(-1, self.grid, self.grid))
 
     def _to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return self.transfer_batch_to_device(dict(batch), self.device, 0)

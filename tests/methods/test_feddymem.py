@@ -146,7 +146,7 @@ def test_mean_aggregation_is_the_ablation_without_kmeans(make_task, make_loader)
 
 
 def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
-    play = Play(make_task(head=None), {0: make_loader()}).set_up()
+    play = Play(make_task(head=None), {0: make_loader()}, KMeansAggregation()).set_up()
     assert play.server.warnings() == []
     play.server.begin(Context(0, 7))
     play.server._merge([{"memory": play.server.known["memory"] * 0.3}])

@@ -1,0 +1,95 @@
+"""Memory-bank kernels beside their alternatives: nearest neighbours and k-means.
+
+Run it with ``python benchmarks/kernels.py``; ``--paper`` adds the sizes of the FedDyMem paper (minutes).
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import faiss
+import torch
+from sklearn.cluster import KMeans
+
+from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.memory.knn import nearest
+
+
+def best_times(works: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of the fastest run of each; the works take turns, so a busy machine is unfair to none."""
+    best = [float("inf")] * len(works)
+    for _ in range(repeats + 1):
+        for position, work in enumerate(works):
+            begin = time.perf_counter()
+            work()
+            best[position] = min(best[position], time.perf_counter() - begin)
+    return best
+
+
+def compare_nearest(sizes: list[tuple[int, int, int]], repeats: int) -> None:
+    print(f"{'nearest: n x C in m':>24} {'k':>2} {'torch ms':>10} {'faiss ms':>10}")
+    for count, channels, slots in sizes:
+        queries, bank = torch.randn(count, channels), torch.randn(slots, channels)
+        for k in (1, 3, 6):
+            torch_time, faiss_time = best_times(
+                [partial(nearest, queries, bank, k, backend=backend) for backend in ("torch", "faiss")],
+                repeats,
+            )
+            size = f"{count} x {channels} in {slots}"
+            print(f"{size:>24} {k:>2} {1e3 * torch_time:10.1f} {1e3 * faiss_time:10.1f}")
+
+
+def compare_kmeans(count: int, channels: int, clusters: int, steps: int, with_sklearn: bool) -> None:
+    points = torch.randn(count, channels, generator=torch.Generator().manual_seed(0))
+
+    def ours(backend: str, max_steps: int = steps) -> float:
+        generator = torch.Generator().manual_seed(0)
+        return kmeans(
+            points, clusters, generator=generator, max_steps=max_steps, tolerance=0, backend=backend
+        ).inertia
+
+    def faiss_kmeans() -> float:
+        model = faiss.Kmeans(channels, clusters, niter=steps, seed=0, min_points_per_centroid=1)
+        model.train(points.numpy())
+        return float(model.index.search(points.numpy(), 1)[0].sum())
+
+    def sklearn_kmeans() -> float:
+        return KMeans(clusters, n_init=1, max_iter=steps, tol=0, random_state=0).fit(points.numpy()).inertia_
+
+    rows: list[tuple[str, Callable[[], float]]] = [
+        ("ours, k-means++ only", lambda: ours("auto", max_steps=0)),
+        ("ours, torch", lambda: ours("torch")),
+        ("ours, faiss", lambda: ours("faiss")),
+        ("faiss.Kmeans (random)", faiss_kmeans),
+    ]
+    if with_sklearn:
+        rows.append(("sklearn (greedy ++)", sklearn_kmeans))
+    print(f"\nk-means: {count} x {channels} into {clusters}, {steps} steps")
+    for name, work in rows:
+        begin = time.perf_counter()
+        inertia = work()
+        print(f"{name:>24} {time.perf_counter() - begin:8.2f} s   inertia {inertia:.4g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--paper", action="store_true", help="also 31,360 x 1,792 in 3,136")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    faiss.omp_set_num_threads(arguments.threads)
+    print(f"{arguments.threads} thread(s)")
+
+    sizes = [(2_560, 448, 256), (46_080, 448, 256), (7_840, 448, 784)]
+    compare_nearest(sizes + [(31_360, 1_792, 3_136)] * arguments.paper, arguments.repeats)
+    compare_kmeans(3_920, 448, 784, steps=20, with_sklearn=True)
+    if arguments.paper:
+        compare_kmeans(15_680, 1_792, 3_136, steps=20, with_sklearn=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.memory.reduce import PositionReduce, SlotReduce
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def reduced(rule, maps, memory=None, t=0, slots=6, batch=3, seed=0):
+    rule.start(memory, round=t, slots=slots, generator=generator(seed))
+    for part in maps.split(batch):
+        rule.update(part)
+    return rule.finish()
+
+
+@pytest.fixture
+def maps():
+    return torch.randn(11, 6, 4, generator=generator(1))
+
+
+@pytest.fixture
+def memory():
+    return torch.randn(6, 4, generator=generator(2))
+
+
+def by_hand_positions(maps, memory, t):
+    """Eq. 14 to 16 of FedDyMem, one number at a time."""
+    maps, memory = maps.double().numpy(), memory.double().numpy()
+    numerator, denominator = np.zeros_like(memory), 0.0
+    for image in maps:
+        weight = 1.0
+        if t > 0:
+            weight = sum((a - b) ** 2 for a, b in zip(image.ravel(), memory.ravel(), strict=True)) ** 0.5
+        numerator += weight * image
+        denominator += weight
+    alpha = 1 / (t + 1)
+    return alpha * numerator / denominator + (1 - alpha) * memory
+
+
+def by_hand_slots(maps, memory, t):
+    """The recipe's slot-wise rule, one patch at a time."""
+    patches, memory = maps.double().numpy().reshape(-1, maps.shape[2]), memory.double().numpy()
+    numerator, denominator = np.zeros_like(memory), np.zeros(len(memory))
+    counts = np.zeros(len(memory))
+    for patch in patches:
+        distances = [np.sqrt(((patch - slot) ** 2).sum()) for slot in memory]
+        slot = int(np.argmin(distances))
+        numerator[slot] += distances[slot] * patch
+        denominator[slot] += distances[slot]
+        counts[slot] += 1
+    result = memory.copy()
+    for slot in range(len(memory)):
+        if denominator[slot] > 0:
+            mean = numerator[slot] / denominator[slot]
+            result[slot] = mean / (t + 1) + (1 - 1 / (t + 1)) * memory[slot]
+    return result, counts
+
+
+@pytest.mark.parametrize("t", [1, 2, 7])
+def test_position_reduce_is_equations_14_to_16(maps, memory, t):
+    result, counts = reduced(PositionReduce(), maps, memory, t=t)
+    np.testing.assert_allclose(result.numpy(), by_hand_positions(maps, memory, t), rtol=1e-5, atol=1e-7)
+    assert counts.tolist() == [11] * 6
+
+
+def test_position_reduce_is_the_plain_mean_in_round_zero(maps, memory):
+    for ignored in (None, memory):
+        result, counts = reduced(PositionReduce(), maps, ignored, t=0)
+        np.testing.assert_allclose(result.numpy(), maps.double().numpy().mean(0), rtol=1e-6, atol=1e-7)
+        assert counts.tolist() == [11] * 6
+
+
+@pytest.mark.parametrize("t", [1, 2, 7])
+def test_slot_reduce_follows_the_recipe(maps, memory, t):
+    memory[5] = 50  # far from every patch: stays empty
+    result, counts = reduced(SlotReduce(), maps, memory, t=t)
+    expected, expected_counts = by_hand_slots(maps, memory, t)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-7)
+    assert counts.tolist() == expected_counts.tolist()
+    assert counts[5] == 0
+    assert torch.equal(result[5], memory[5])
+
+
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
+@pytest.mark.parametrize("t", [1, 2, 5])
+def test_maps_equal_to_the_memory_return_it_exactly(rule, memory, t):
+    result, _ = reduced(rule(), memory.repeat(4, 1, 1), memory, t=t)
+    assert torch.equal(result, memory)
+
+
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
+@pytest.mark.parametrize("t", [0, 3])
+def test_neither_batch_size_nor_image_order_matter_after_round_zero(rule, maps, memory, t):
+    reference, counts = reduced(rule(), maps, memory, t=t, batch=11)
+    for batch in (1, 4):
+        result, same_counts = reduced(rule(), maps, memory, t=t, batch=batch)
+        torch.testing.assert_close(result, reference, rtol=1e-6, atol=1e-7)
+        assert torch.equal(counts, same_counts)
+    if t > 0 or rule is PositionReduce:
+        shuffled, _ = reduced(rule(), maps[torch.randperm(11, generator=generator())], memory, t=t)
+        torch.testing.assert_close(shuffled, reference, rtol=1e-6, atol=1e-7)
+
+
+def test_slot_reduce_clusters_all_patches_in_round_zero(maps):
+    result, counts = reduced(SlotReduce(), maps)
+    expected = kmeans(maps.flatten(0, 1), 6, generator=generator(), max_steps=10, tolerance=0)
+    assert torch.equal(result, expected.centroids)
+    assert torch.equal(counts, expected.counts)
+    assert counts.sum() == 66
+
+
+def test_the_reservoir_is_the_same_for_every_batch_size_and_scales_its_counts():
+    maps = torch.randn(40, 6, 4, generator=generator(1))
+    runs = [reduced(SlotReduce(max_patches=50), maps, batch=batch) for batch in (1, 7, 16, 40)]
+    for result, counts in runs:
+        assert torch.equal(result, runs[0][0])
+        assert torch.equal(counts, runs[0][1])
+        assert counts.sum().item() == pytest.approx(240)
+
+
+def test_the_reservoir_samples_the_stream_uniformly():
+    # Slots = reservoir size: round 0 returns the sample itself. Patches are numbered.
+    maps = torch.arange(60.0).view(10, 6, 1)
+    kept = torch.zeros(60)
+    for seed in range(600):
+        rule = SlotReduce(max_patches=12, steps=0)
+        result, _ = reduced(rule, maps, slots=12, seed=seed, batch=4)
+        assert len(result.unique()) == 12
+        kept[result[:, 0].long()] += 1
+    expected, spread = 600 * 12 / 60, (600 * 0.2 * 0.8) ** 0.5
+    assert ((kept - expected).abs() < 4.5 * spread).all()
+    assert abs(kept[:12].mean() - expected) < 3 * spread / 12**0.5  # neither the first rows ...
+    assert abs(kept[-12:].mean() - expected) < 3 * spread / 12**0.5  # ... nor the last are preferred
+
+
+def test_fewer_patches_than_slots_fill_the_memory_with_copies():
+    maps = torch.randn(1, 4, 3, generator=generator())
+    result, counts = reduced(SlotReduce(), maps, slots=10)
+    assert torch.equal(result[:4], maps[0])
+    assert counts.tolist() == [1] * 4 + [0] * 6
+
+
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
+def test_a_round_without_images_keeps_the_memory_but_round_zero_needs_one(rule, memory):
+    reduce = rule()
+    reduce.start(memory, round=2, slots=6, generator=generator())
+    result, counts = reduce.finish()
+    assert torch.equal(result, memory)
+    assert counts.tolist() == [0] * 6
+    reduce.start(None, round=0, slots=6, generator=generator())
+    with pytest.raises(UserError, match="no image in round 0"):
+        reduce.finish()
+
+
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
+def test_half_precision_maps_that_require_gradients_are_taken(rule, maps, memory):
+    half = maps.half().requires_grad_()
+    for t in (0, 1):
+        result, _ = reduced(rule(), half, memory, t=t)
+        expected, _ = reduced(rule(), half.detach().float(), memory, t=t)
+        assert result.dtype == torch.float32
+        assert not result.requires_grad
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
+def test_a_later_round_needs_a_memory_of_the_right_size(rule, memory):
+    for wrong in (None, memory[:5]):
+        with pytest.raises(ValueError, match="round 1 needs the memory"):
+            rule().start(wrong, round=1, slots=6, generator=generator())
+
+
+def test_bad_sizes_are_refused(maps):
+    with pytest.raises(ValueError, match="6 for 9 slots"):
+        reduced(PositionReduce(), maps, slots=9)
+    with pytest.raises(UserError, match="max_patches=0"):
+        SlotReduce(max_patches=0)

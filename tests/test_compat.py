@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import lit_fedad
+from lit_fedad import _compat
+
+_SCRIPT = """
+import sys
+assert "torchvision" not in sys.modules
+import lit_fedad
+import torch, torchvision
+from torchvision.transforms.v2 import functional
+assert hasattr(torch.ops.torchvision, "nms")
+image = functional.resize(torch.zeros(3, 8, 8), [4, 4])
+assert image.shape == (3, 4, 4)
+"""
+
+
+def test_torchvision_can_be_imported_after_the_package():
+    outcome = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_where_operators_are_there_nothing_is_declared(monkeypatch):
+    monkeypatch.setattr(_compat, "_library", None)
+    monkeypatch.setattr(_compat, "_operators_load", lambda: True)
+    monkeypatch.setattr(torch.library, "Library", lambda *arguments: pytest.fail("declared"))
+    assert not _compat.declare_missing_torchvision_operators()
+
+
+def test_missing_operators_are_declared_once(monkeypatch):
+    declared = []
+
+    class Library:
+        def __init__(self, namespace, kind):
+            declared.append((namespace, kind))
+
+        def define(self, schema):
+            torch._C.parse_schema(f"torchvision::{schema}")  # refuses what torch could not register
+            declared.append(schema.partition("(")[0])
+
+    monkeypatch.setattr(_compat, "_library", None)
+    monkeypatch.setattr(_compat, "_operators_load", lambda: False)
+    monkeypatch.setattr(torch.library, "Library", Library)
+    assert _compat.declare_missing_torchvision_operators()
+    assert declared == [("torchvision", "DEF"), "nms", "qnms"]
+    assert not _compat.declare_missing_torchvision_operators()
+    assert len(declared) == 3
+
+
+@pytest.mark.parametrize("name", ["_C.so", "_C.pyd"])
+def test_a_library_that_does_not_load_counts_as_missing(monkeypatch, tmp_path, name):
+    (tmp_path / name).write_bytes(b"compiled for another torch")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(_compat.importlib.util, "find_spec", lambda package: spec)
+    assert not _compat._operators_load()
+
+
+def test_without_torchvision_its_own_import_error_speaks(monkeypatch):
+    monkeypatch.setattr(_compat.importlib.util, "find_spec", lambda package: None)
+    assert _compat._operators_load()
+
+
+def test_a_build_without_a_library_is_judged_by_the_operators(monkeypatch, tmp_path):
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(_compat.importlib.util, "find_spec", lambda package: spec)
+    assert lit_fedad.__version__
+    assert _compat._operators_load() is hasattr(torch.ops.torchvision, "nms")
