@@ -10,9 +10,9 @@ COMMON = [
     "partition=iid", "partition.clients=2", "data.train_per_product=4", "data.test_per_product=4",
 ]  # fmt: skip
 CASES = {
-    "memory only, 28 x 28": ["task.grid=28", "task.head=null"],
-    "with head, 28 x 28": ["task.grid=28"],
-    "with head, 56 x 56": ["task.grid=56", "rounds=2"],
+    "memory only, 28 x 28": ["grid=28", "task.head=null"],
+    "with head, 28 x 28": ["grid=28"],
+    "with head, 56 x 56": ["grid=56", "rounds=2"],
 }
 
 

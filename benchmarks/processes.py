@@ -12,7 +12,8 @@ def main() -> None:
     results = {n: run(*COMMON, "fabric.accelerator=cpu", f"fabric.devices={n}") for n in (1, 2)}
     seconds = {n: seconds_a_round(result) for n, result in results.items()}
     difference = max(
-        abs(results[1]["last"][name]["mean"] - results[2]["last"][name]["mean"]) for name in ("i_auroc", "p_auroc")
+        abs(results[1]["last"][name]["mean"] - results[2]["last"][name]["mean"])
+        for name in ("i_auroc", "p_auroc")
     )
     print(f"1 process {seconds[1]:.2f} s, 2 processes {seconds[2]:.2f} s: {seconds[1] / seconds[2]:.2f}x")
     print(f"largest difference of a metric: {difference:.1e}")

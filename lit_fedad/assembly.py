@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
-from lit_fedad.config import Config, build, identity
+from lit_fedad.config import Config, build, call, identity
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.data.datamodule import AnomalyDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
@@ -108,7 +108,7 @@ def build_data(config: Config, backbone: FeaturePyramid, fabric: Fabric, display
     backbone.to(fabric.device)
     images: ImageSet = build(config["data"])
     partition: Partition = build(config["partition"])(images, config["seed"])
-    transform = ImageTransform(**config["image"])
+    transform = call(ImageTransform, config["image"], "image")
     train: Dataset = ImageDataset(images.train, transform, with_masks=False)
     test: Dataset = ImageDataset(images.test, transform, with_masks=images.has_masks)
     if config["cache"]["enabled"]:

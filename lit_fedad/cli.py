@@ -6,22 +6,25 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lit_fedad.errors import UserError
+from lit_fedad.report.console import Display, plain_warnings
 
 USAGE = """\
 lit-fedad COMMAND key=value ...
 
   train      method=feddymem [data=textures] [experiment=small] [out=DIR] [any.key=value]
              run an experiment; the same command again continues or shows it
-  evaluate   run=<MLflow run id or folder>
+  evaluate   run=<MLflow run id or folder> [data.root=DIR] [backbone.weights=FILE]
              recompute a finished run's metrics from its last checkpoint
   predict    run=<MLflow run id or folder> images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]
              score new images: CSV of scores and decisions, one heatmap an image
-  sync       run=FOLDER
+  sync       run=<MLflow run id or folder>
              send tracking records that MLflow could not take in time
   options    [GROUP]
              list configuration groups, or the choices in one
 
 Every key and its default: lit-fedad train --cfg [key=value ...]"""
+
+_HELP = {"-h", "--help"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,26 +37,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "train": _train,
-        "evaluate": _evaluate,
-        "predict": _predict,
-        "sync": _sync,
-        "options": _options,
-    }
-    try:
-        if not words or words[0] in ("-h", "--help", "help"):
-            print(USAGE)  # noqa: T201
-        elif words[0] not in commands:
-            raise UserError(f"no command '{words[0]}'; one of {', '.join(commands)}")
-        else:
-            commands[words[0]](words[1:])
-    except UserError as error:
-        print(f"lit-fedad: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    except KeyboardInterrupt:
-        print("lit-fedad: interrupted; the same command continues", file=sys.stderr)  # noqa: T201
-        return 130
+    if not words or words[0] == "help" or not _HELP.isdisjoint(words):
+        print(USAGE)  # noqa: T201
+        return 0
+    command, *rest = words
+    display = Display()
+    with plain_warnings(display):
+        try:
+            if command not in _COMMANDS:
+                raise UserError(f"no command '{command}'; one of {', '.join(_COMMANDS)}")
+            _COMMANDS[command](rest)
+        except UserError as error:
+            display.error(str(error))
+            return 2
+        except KeyboardInterrupt:
+            display.error("interrupted" + ("; the same command continues" if command == "train" else ""))
+            return 130
     return 0
 
 
@@ -89,14 +88,18 @@ def _predict(words: list[str]) -> None:
 
 def _sync(words: list[str]) -> None:
     given = _pairs(words, required=("run",))
-    from lit_fedad.report.console import Display
+    run = given.pop("run")
+    if given:
+        raise UserError(f"sync has no key '{next(iter(given))}', only 'run'")
     from lit_fedad.runs import RunFolder
     from lit_fedad.tracking import deliver
 
-    delivery = deliver(RunFolder.find(given["run"]).path)
+    delivery = deliver(RunFolder.find(run).path)
     if delivery.pending:
         raise UserError(f"{delivery.pending} records still wait: {delivery.error}")
-    Display().note("everything is delivered")
+    if delivery.error:
+        raise UserError(delivery.error)
+    Display().note(f"everything is delivered: MLflow run {delivery.run_id}")
 
 
 def _options(words: list[str]) -> None:
@@ -119,6 +122,14 @@ def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
             raise UserError(f"'{key}' must be given: {key}=...")
     return pairs
 
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "sync": _sync,
+    "options": _options,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

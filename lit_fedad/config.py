@@ -17,8 +17,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
@@ -28,9 +29,24 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_fedad.errors import UserError
 
 Config = dict[str, Any]
+T = TypeVar("T")
 
 # Keys that say where and how a run happens, not what it computes.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh")
+
+_LEAST = {
+    "rounds": 0,
+    "batch_size": 1,
+    "evaluation.every": 1,
+    "evaluation.batch_size": 1,
+    "evaluation.pictures": 0,
+}
+
+# What types are called where a person reads of them; a path is a string in the configuration.
+_CONFIG_TYPES: dict[Any, str] = {
+    int: "int", float: "float", bool: "bool", str: "str", Path: "str", types.NoneType: "null",
+    list: "list", tuple: "list", Sequence: "list",
+}  # fmt: skip
 
 
 def conf_folder() -> Path:
@@ -57,7 +73,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
-    overrides = list(overrides)
+    # Hydra takes a group out by ~group only; group=null is what everything else is taken out by.
+    empty = {f"{path.name}=null": f"~{path.name}" for path in conf_folder().iterdir() if path.is_dir()}
+    overrides = [empty.get(override, override) for override in overrides]
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
             raise UserError(f"'{override}' is not of the form key=value")
@@ -70,8 +88,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         raise UserError(_explain(error, overrides)) from error
     if missing:
         raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
-    config = typing.cast(Config, container)
-    _check_keys(config, _known_sections(), "configuration")
+    config = typing.cast("Config", container)
+    _check_root(config)
     return config
 
 
@@ -98,11 +116,22 @@ def build(node: Any, **given: Any) -> Any:
         raise UserError(f"a section with _target_ is needed, not {node!r}")
     target = _locate(node["_target_"])
     arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
-    _check_signature(target, node["_target_"], arguments, given, partial_=bool(node.get("_partial_")))
+    name = node["_target_"].rpartition(".")[2]
+    _check_signature(target, name, arguments, given, partial_=bool(node.get("_partial_")))
     arguments = {k: _build_nested(v) for k, v in arguments.items()}
     if node.get("_partial_"):
         return partial(target, **arguments, **given)
     return target(**arguments, **given)
+
+
+def call(target: Callable[..., T], section: Mapping[str, Any], name: str) -> T:
+    """Calls a function or class with a section that names none.
+
+    Raises:
+        UserError: As `build`.
+    """
+    _check_signature(target, name, section, {}, partial_=False)
+    return target(**section)
 
 
 def _build_nested(value: Any) -> Any:
@@ -120,9 +149,12 @@ def _locate(path: str) -> Callable[..., Any]:
 
 
 def _check_signature(
-    target: Callable[..., Any], path: str, arguments: Mapping[str, Any], given: Mapping[str, Any], partial_: bool
+    target: Callable[..., Any],
+    name: str,
+    arguments: Mapping[str, Any],
+    given: Mapping[str, Any],
+    partial_: bool,
 ) -> None:
-    name = path.rpartition(".")[2]
     parameters = inspect.signature(target).parameters
     _check_keys(arguments, set(parameters) - set(given), name)
     for key, value in arguments.items():
@@ -146,23 +178,19 @@ def _annotation(target: Callable[..., Any], key: str) -> Any:
 
 
 def _check_type(value: Any, annotation: Any, where: str) -> None:
-    """Refuses a scalar of the wrong type; leaves everything more complicated to the target."""
-    allowed = (
-        typing.get_args(annotation)
-        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
-        else (annotation,)
-    )
+    """Refuses scalars, paths and lists of the wrong type; leaves everything more complicated to the target."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    allowed = typing.get_args(annotation) if union else (annotation,)
     if typing.get_origin(annotation) is typing.Literal:
         if value not in allowed[0].__args__:
             raise UserError(f"{where}={value!r} must be one of {list(allowed[0].__args__)}")
         return
-    scalars = {int, float, str, bool, types.NoneType}
-    if not set(allowed) <= scalars or isinstance(value, Mapping):
+    kinds = {_CONFIG_TYPES.get(typing.get_origin(a) or a) for a in allowed}
+    if None in kinds or (isinstance(value, Mapping) and "_target_" in value):
         return
-    fits = type(value) in allowed or (float in allowed and type(value) is int)
-    if not fits:
-        names = " or ".join("null" if t is types.NoneType else t.__name__ for t in allowed)
-        raise UserError(f"{where}={value!r} must be {names}")
+    kind = _CONFIG_TYPES.get(type(value))
+    if kind not in kinds and not (kind == "int" and "float" in kinds):
+        raise UserError(f"{where}={value!r} must be {' or '.join(sorted(map(str, kinds)))}")
 
 
 def _check_keys(mapping: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -177,10 +205,30 @@ def _nearest(key: str, known: typing.Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; valid keys: {', '.join(names)}"
 
 
-def _known_sections() -> set[str]:
-    text = (conf_folder() / "config.yaml").read_text()
+def _check_root(config: Config) -> None:
+    """Holds what no target's signature describes against the keys and types of ``config.yaml``."""
+    root = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
-    return groups | set(re.findall(r"^(\w+):", text, re.MULTILINE)) - {"defaults"}
+    _check_keys(config, groups | set(root) - {"defaults"}, "configuration")
+    for name, default in root.items():
+        if name in ("defaults", "image", "fabric"):
+            continue
+        section, defaults = (
+            (config[name], default) if isinstance(default, dict) else ({name: config[name]}, {name: default})
+        )
+        if not isinstance(section, Mapping):
+            raise UserError(f"{name}={section!r} must be a section")
+        prefix = f"{name}." if isinstance(default, dict) else ""
+        _check_keys(section, set(defaults), name)
+        for key, value in section.items():
+            # Where nothing is given, a path can be.
+            annotation = str | None if defaults[key] is None else type(defaults[key])
+            _check_type(value, annotation, prefix + key)
+    for key, least in _LEAST.items():
+        section_name, _, leaf = key.rpartition(".")
+        value = (config[section_name] if section_name else config)[leaf]
+        if value < least:
+            raise UserError(f"{key}={value} must be at least {least}")
 
 
 def _explain(error: Exception, overrides: list[str]) -> str:

@@ -20,7 +20,9 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
     maps = prediction.anomaly_map
-    return Prediction(prediction.image_score.float(), None if maps is None else maps.float(), prediction.logits)
+    return Prediction(
+        prediction.image_score.float(), None if maps is None else maps.float(), prediction.logits
+    )
 
 
 def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
@@ -47,7 +49,11 @@ class TestSetEvaluator:
         metrics = AnomalyMetrics(pixel=self.pixel)
         for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
-            pixels = (prediction.anomaly_map.cpu(), batch["mask"]) if self.pixel and prediction.anomaly_map is not None else ()
+            pixels = (
+                (prediction.anomaly_map.cpu(), batch["mask"])
+                if self.pixel and prediction.anomaly_map is not None
+                else ()
+            )
             metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)
         return metrics
 
@@ -70,5 +76,7 @@ class Thresholds:
 
     def __call__(self, client: Client, number: int) -> float:
         """The client's threshold."""
-        scores = image_scores(client, self.module.client_loader(number, torch.Generator(), shuffle=False), self.fabric)
+        scores = image_scores(
+            client, self.module.client_loader(number, torch.Generator(), shuffle=False), self.fabric
+        )
         return float(torch.quantile(scores.double(), self.quantile))

@@ -11,10 +11,10 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from lit_fedad.assembly import Data, Model, build_data, build_federation, build_model
-from lit_fedad.config import Config
+from lit_fedad.config import Config, call
 from lit_fedad.evaluation import Thresholds
 from lit_fedad.federation.loop import Federation, RoundReport
-from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.gallery import draw_curves, draw_heatmaps, draw_partition
 from lit_fedad.report.console import Display
 from lit_fedad.runs import RunFolder
@@ -42,8 +42,8 @@ def train(config: Config, quiet: bool = False) -> dict[str, Any]:
     run.claim(config)
     display = Display(quiet=quiet)
     if run.result() is None:
-        fabric = make_fabric(**config["fabric"])
-        fabric.launch(_play, config, quiet)
+        fabric = call(make_fabric, config["fabric"], "fabric")
+        launch(fabric, _play, config, quiet)
     else:
         display.note(f"complete already; fresh=true runs it anew: {run.path}")
     result = run.result()
@@ -138,7 +138,7 @@ def _describe(config: Config, model: Model, data: Data, run: RunFolder) -> dict[
         "task": type(model.task).__name__,
         "data": f"{data.images.name}: {len(data.images.train)} training, {len(data.images.test)} test images",
         "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
-        "backbone": f"{config['backbone']['name']}, weights {model.backbone.provenance['weights']}",
+        "backbone": f"{config['backbone']['name']}, weights {model.backbone.provenance['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         "files": str(run.path),
     }
@@ -179,7 +179,7 @@ def _result(
 
 
 def _metrics(report: RoundReport) -> dict[str, Any]:
-    undefined = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
+    undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
     return {name: (report.metrics or {}).get(name, undefined) for name in METRICS}
 
 
@@ -195,7 +195,7 @@ def _open_tracker(config: Config, run: RunFolder, model: Model, data: Data, firs
         "task": type(model.task).__name__,
         "data": data.images.name,
         "backbone": config["backbone"]["name"],
-        "weights": model.backbone.provenance["weights"],
+        "weights": model.backbone.provenance["taken"],
         "seed": str(config["seed"]),
         "lit_fedad.out": str(run.path.resolve()),
     }

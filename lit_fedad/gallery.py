@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,10 +12,9 @@ from lit_fedad.assembly import Data
 from lit_fedad.contracts import Client
 from lit_fedad.evaluation import image_scores, predict_batch
 from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.report.console import METRIC_TITLES
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, score_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
-
-NAMES = {"i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR", "loss": "training loss"}
 
 
 def draw_partition(data: Data, folder: Path) -> None:
@@ -26,46 +25,71 @@ def draw_partition(data: Data, folder: Path) -> None:
 
 def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
     """Loss and metrics of each client over the rounds."""
-    for name, label in NAMES.items():
-        by_client: dict[int, list[tuple[int, float]]] = {}
-        for report in history:
-            values = (
-                {c: scalars[name] for c, scalars in report.per_client.items() if name in scalars}
-                if name == "loss"
-                else (report.metrics or {}).get(name, {}).get("per_client", {})
-            )
-            for client, value in values.items():
-                by_client.setdefault(client, []).append((report.round, value))
-        if by_client:
-            save_figure(curves_figure(by_client, label), folder / "figures" / f"{name}.png")
+    curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    for report in history:
+        values = {name: (report.metrics or {}).get(name, {}).get("per_client", {}) for name in METRIC_TITLES}
+        values["loss"] = {c: scalars["loss"] for c, scalars in report.per_client.items() if "loss" in scalars}
+        for name, by_client in values.items():
+            for client, value in by_client.items():
+                curves.setdefault(name, {}).setdefault(client, []).append((report.round, value))
+    for name, by_client in curves.items():
+        figure = curves_figure(by_client, METRIC_TITLES.get(name, f"training {name}"))
+        save_figure(figure, folder / "figures" / f"{name}.png")
 
 
-def draw_heatmaps(federation: Federation, data: Data, fabric: Fabric, folder: Path, each: int) -> None:
-    """Best and worst cases of the client with most data, and its score distribution."""
+def draw_heatmaps(
+    federation: Federation,
+    data: Data,
+    fabric: Fabric,
+    folder: Path,
+    each: int,
+    thresholds: Mapping[int, float] | None = None,
+) -> None:
+    """Score distribution of the client with most data, and its best and worst cases where it localises.
+
+    Args:
+        federation: After its last round.
+        data: The test images.
+        fabric: Moves batches and sets precision.
+        folder: The run's.
+        each: How many of the best and of the worst.
+        thresholds: Decision threshold by client, drawn where given; needed on the first process only.
+    """
     largest = max(federation.clients, key=lambda c: (data.partition.sizes[c], -c))
+    labels = [sample.label for sample in data.images.test]
 
-    def draw(client: Client, number: int) -> None:
+    # The process that looks after the client asks it; the first one, which knows the thresholds, draws.
+    def answer(client: Client, number: int) -> tuple[torch.Tensor, list[Case]] | None:
         if number != largest:
-            return
-        loader = data.module.test_dataloader()
-        scores = image_scores(client, loader, fabric)
-        labels = torch.tensor([sample.label for sample in data.images.test])
-        cases = []
-        for index in pick_cases(scores.numpy(), labels.numpy(), each, each):
-            sample = data.images.test[index]
-            prediction = predict_batch(client, data.module.test.__getitems__([index]), fabric)  # type: ignore[attr-defined]
-            if prediction.anomaly_map is None:
-                return
-            cases.append(
-                Case(
-                    image=data.transform.raw(sample.path).numpy(),
-                    mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
-                    anomaly_map=prediction.anomaly_map[0].cpu().numpy(),
-                    caption=f"{sample.product}: {sample.defect}, {float(scores[index]):.3g}",
-                )
-            )
-        title = f"Client {number} on {data.images.name}: {each} clearest and {each} hardest cases"
-        save_figure(heatmap_sheet(cases, title), folder / "figures" / "heatmaps.png")
-        save_figure(score_figure(scores.numpy(), labels.numpy(), None), folder / "figures" / "scores.png")
+            return None
+        scores = image_scores(client, data.module.test_dataloader(), fabric)
+        cases = [
+            _case(client, data, fabric, i, float(scores[i])) for i in pick_cases(scores, labels, each, each)
+        ]
+        return scores, [case for case in cases if case is not None]
 
-    federation.ask(federation.rounds, draw)
+    answered = federation.ask(federation.rounds, answer).get(largest)
+    if answered is None:
+        return
+    scores, cases = answered
+    threshold = (thresholds or {}).get(largest)
+    save_figure(score_figure(scores, labels, threshold), folder / "figures" / "scores.png")
+    if cases:
+        limit = "" if threshold is None else f" (threshold {threshold:.3g})"
+        title = f"Client {largest} on {data.images.name}: clearest cases, then hardest{limit}"
+        save_figure(heatmap_sheet(cases, title), folder / "figures" / "heatmaps.png")
+
+
+def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) -> Case | None:
+    """A test image and what the client makes of it; None if its task draws no map."""
+    sample = data.images.test[index]
+    batch = data.module.test.__getitems__([index])  # type: ignore[attr-defined]
+    anomaly_map = predict_batch(client, batch, fabric).anomaly_map
+    if anomaly_map is None:
+        return None
+    return Case(
+        image=data.transform.raw(sample.path).numpy(),
+        mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
+        anomaly_map=anomaly_map[0].cpu().numpy(),
+        caption=f"{sample.product}: {sample.defect}, score {score:.3g}",
+    )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+import numpy as np
+import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import build_data, build_federation, build_model
+from lit_fedad.assembly import Model, build_data, build_federation, build_model
 from lit_fedad.config import Config
-from lit_fedad.data.datamodule import ImageDataset
-from lit_fedad.data.sample import Sample
+from lit_fedad.contracts import Client
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import predict_batch
@@ -22,103 +23,183 @@ from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
 from lit_fedad.runs import RunFolder
 
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp"}
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
+COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
+
+# What may differ between the machine of the run and this one; all else would make it another detector.
+_MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
 
 
-def evaluate(run: str, overrides: dict[str, str]) -> dict[str, Any]:
+def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Recomputes a run's metrics from its last checkpoint, and writes ``evaluation.json``.
 
     Args:
         run: MLflow run id, or the run's folder.
-        overrides: Values that differ on this machine: ``data.root``, ``backbone.weights``.
+        overrides: Values that differ on this machine, such as ``data.root``.
 
     Returns:
-        Metrics as in ``result.json``.
+        Metrics as ``last`` in ``result.json``.
+
+    Raises:
+        UserError: If there is no such complete run, or its data or backbone cannot be had again.
     """
-    folder = RunFolder.find(run)
-    config = _adapted(folder.config(), overrides)
+    folder, result, config = _complete_run(run, overrides)
     display, fabric = Display(), _one_process(config)
-    model = build_model(config)
+    model = _same_model(config, result)
     data = build_data(config, model.backbone, fabric, display)
+    if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
+        raise UserError(
+            f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
+        )
     federation = build_federation(folder.config(), folder.path, model, data, fabric)
     last = federation.resume() - 1
-    if last < 0:
-        raise UserError(f"{folder.path}: no round is complete yet; train first")
-    metrics = federation.evaluate(last)
-    assert metrics is not None
+    with display.progress("Evaluation") as progress:
+        scored: list[int] = []
+
+        def score(client: Client, number: int) -> Any:
+            state = federation.evaluator.score(client)
+            scored.append(number)
+            progress(len(scored), len(federation.clients))
+            return state
+
+        metrics = federation.evaluator.summarise(federation.ask(last, score))
     path = folder.save_json("evaluation.json", {"round": last, **metrics})
-    display.metrics_table(metrics, f"After round {last}")
+    display.note(f"round {last} of {folder.path}")
+    display.metrics_table(metrics)
     display.where_next([("written", str(path))])
     return metrics
 
 
 def predict(
-    run: str, images: str, client: str | None = None, out: str | None = None, overrides: dict[str, str] | None = None
+    run: str,
+    images: str,
+    client: str | None = None,
+    out: str | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> Path:
-    """Scores new images with a trained client, and writes a CSV and one heatmap an image.
+    """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
+
+    The run's training images need not exist any more. Heatmaps colour what scores above half the threshold,
+    up to twice the threshold: one scale for all images, which does not depend on what else is in the folder.
 
     Args:
         run: MLflow run id, or the run's folder.
         images: Folder of images, searched through; or one image.
         client: Whose detector; None for the client with most training images.
         out: Where to write; None for ``predictions`` in the run's folder.
-        overrides: Values that differ on this machine: ``backbone.weights``.
+        overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
-        The CSV: path, score, threshold, decision. The threshold is a quantile of the client's own normal training
-        images' scores; test labels were never looked at.
+        The CSV: path, score, threshold, decision, heatmap. The threshold is a quantile of the scores of the
+        client's own normal training images; test labels were never looked at.
 
     Raises:
-        UserError: If there is no such run, client or image, or the backbone differs from the run's.
+        UserError: If there is no such complete run, client or image, or the backbone differs from the run's;
+            after all other images are scored, if an image could not be read.
     """
-    folder = RunFolder.find(run)
-    config = _adapted(folder.config(), overrides or {})
-    samples = [Sample(path, product="new") for path in _image_files(Path(images))]
+    folder, result, config = _complete_run(run, overrides)
+    thresholds = folder.thresholds()
+    number = _choose_client(client, thresholds, result["partition"]["sizes"])
+    destination = Path(out) if out else folder.path / "predictions"
+    root = Path(images)
+    paths = _image_files(root, destination)
     display, fabric = Display(), _one_process(config)
-    model = build_model(config)
-    result, thresholds = folder.result(), _thresholds(folder)
-    if result and result["backbone"]["sha256"] != model.backbone.provenance["sha256"]:
-        raise UserError(
-            f"the run's backbone weights differ from those loaded now ({model.backbone.provenance['weights']});"
-            " give backbone.weights=FILE"
-        )
-    number = _choose_client(client, thresholds, result)
-    threshold = thresholds[number]
+    model = _same_model(config, result)
     model.restore(folder.path, folder.config(), number)
     model.client.to(fabric.device)
-    destination = Path(out) if out else folder.path / "predictions"
-    (destination / "heatmaps").mkdir(parents=True, exist_ok=True)
     transform = ImageTransform(**config["image"])
-    dataset = ImageDataset(samples, transform, with_masks=False)
-    size = config["evaluation"]["batch_size"]
-    rows = []
-    with display.progress(f"Client {number}") as progress:
-        for start in range(0, len(samples), size):
-            indices = list(range(start, min(start + size, len(samples))))
-            prediction = predict_batch(model.client, dict(dataset.__getitems__(indices)), fabric)
-            for place, index in enumerate(indices):
+    judge = _Judge(model.client, fabric, transform, thresholds[number], destination, root, display)
+    rows: list[dict[str, str]] = []
+    scores = destination / "scores.csv"
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        with (
+            scores.open("w", newline="") as file,
+            display.progress(f"Scoring with client {number}") as progress,
+        ):
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            for start in range(0, len(paths), size := config["evaluation"]["batch_size"]):
+                judged = judge(paths[start : start + size])
+                writer.writerows(judged)
+                file.flush()  # an interruption loses nothing that was computed
+                rows += judged
+                progress(len(rows), len(paths))
+    except OSError as error:
+        raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
+    decisions = [row["decision"] for row in rows]
+    read = len(rows) - decisions.count(UNREADABLE)
+    display.note(
+        f"{decisions.count(ANOMALOUS)} of {read} images are anomalous to client {number}"
+        f" (threshold {thresholds[number]:.4g})"
+    )
+    display.where_next([("scores", str(scores)), ("heatmaps", str(destination / "heatmaps"))])
+    if read < len(rows):
+        raise UserError(
+            f"{len(rows) - read} of {len(rows)} images could not be read; the others are scored: {scores}"
+        )
+    return scores
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Turns image files into rows of the CSV, and draws their heatmaps."""
+
+    client: Client
+    fabric: Fabric
+    transform: ImageTransform
+    threshold: float
+    destination: Path
+    root: Path
+    display: Display
+
+    def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
+        """Rows of one batch; those of unreadable images have neither score nor heatmap."""
+        images = {}
+        for path in paths:
+            try:
+                images[path] = self.transform.image(path)
+            except UserError as error:
+                self.display.warn(str(error))
+        rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
+        if images:
+            prediction = predict_batch(
+                self.client, {"image": torch.stack(list(images.values()))}, self.fabric
+            )
+            maps = prediction.anomaly_map
+            for place, path in enumerate(images):
                 score = float(prediction.image_score[place])
-                heatmap = ""
-                if prediction.anomaly_map is not None:
-                    heatmap = f"heatmaps/{index:05d}_{samples[index].path.stem}.png"
-                    save_heatmap(
-                        destination / heatmap,
-                        transform.raw(samples[index].path).numpy(),
-                        prediction.anomaly_map[place].cpu().numpy(),
-                        0.0,
-                        2 * threshold,
-                    )
-                decision = "anomalous" if score > threshold else "normal"
-                rows.append([str(samples[index].path), f"{score:.6g}", f"{threshold:.6g}", decision, heatmap])
-            progress(len(rows), len(samples))
-    with (destination / "scores.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["path", "score", "threshold", "decision", "heatmap"])
-        writer.writerows(rows)
-    anomalous = sum(row[3] == "anomalous" for row in rows)
-    display.note(f"{anomalous} of {len(rows)} images are anomalous to client {number} (threshold {threshold:.4g})")
-    display.where_next([("scores", str(destination / "scores.csv")), ("heatmaps", str(destination / "heatmaps"))])
-    return destination / "scores.csv"
+                rows[path] |= {
+                    "score": f"{score:.9g}",  # all digits of a float32
+                    "threshold": f"{self.threshold:.9g}",
+                    "decision": NORMAL if score <= self.threshold else ANOMALOUS,
+                    "heatmap": "" if maps is None else self._draw(path, maps[place].cpu().numpy()),
+                }
+        return list(rows.values())
+
+    def _draw(self, path: Path, anomaly_map: np.ndarray) -> str:
+        """Draws the heatmap of an image into a mirror of the images' folders, so that no two share a name."""
+        folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
+        name = Path("heatmaps") / folder / f"{path.stem}_{path.suffix[1:]}.png"
+        image = self.transform.raw(path).numpy()
+        save_heatmap(self.destination / name, image, anomaly_map, self.threshold / 2, 2 * self.threshold)
+        return name.as_posix()
+
+
+def _complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:
+    """A run's folder and result, and its configuration as it is on this machine."""
+    folder = RunFolder.find(run)
+    result = folder.result()
+    if result is None:
+        raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
+    config = folder.config()
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        if key not in _MACHINE or name not in config[section]:
+            raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE)}")
+        config[section][name] = value
+    return folder, result, config
 
 
 def _one_process(config: Config) -> Fabric:
@@ -127,39 +208,39 @@ def _one_process(config: Config) -> Fabric:
     return fabric
 
 
-def _adapted(config: Config, overrides: dict[str, str]) -> Config:
-    for key, value in overrides.items():
-        *path, leaf = key.split(".")
-        section: Any = config
-        for name in path:
-            section = section.get(name) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or leaf not in section:
-            raise UserError(f"the run's configuration has no key '{key}'")
-        section[leaf] = yaml.safe_load(value)
-    return config
+def _same_model(config: Config, result: Mapping[str, Any]) -> Model:
+    """The run's model, untrained, on the very backbone it was trained with."""
+    model = build_model(config)
+    then, now = result["backbone"], model.backbone.provenance
+    if then["sha256"] != now["sha256"]:
+        raise UserError(
+            f"backbone: the weights taken now ({now['taken']}) differ from the run's ({then['taken']});"
+            " give backbone.weights=FILE"
+        )
+    return model
 
 
-def _image_files(root: Path) -> list[Path]:
+def _image_files(root: Path, destination: Path) -> list[Path]:
+    """Images below a folder, or the one given; heatmaps of an earlier call are none."""
     if not root.exists():
-        raise UserError(f"{root}: no such file or folder")
-    files = [root] if root.is_file() else sorted(root.rglob("*"))
-    found = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")]
+        raise UserError(f"images={root}: no such file or folder")
+    made = destination.resolve() / "heatmaps"
+    found = [
+        path
+        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not path.name.startswith(".")
+        and path.is_file()
+        and not path.resolve().is_relative_to(made)
+    ]
     if not found:
-        raise UserError(f"{root}: holds no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise UserError(f"images={root}: no image there ({', '.join(IMAGE_SUFFIXES)})")
     return found
 
 
-def _thresholds(folder: RunFolder) -> dict[int, float]:
-    path = folder.path / "thresholds.json"
-    if not path.exists():
-        raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
-    return {int(client): value for client, value in json.loads(path.read_text()).items()}
-
-
-def _choose_client(client: str | None, thresholds: dict[int, float], result: dict[str, Any] | None) -> int:
+def _choose_client(client: str | None, thresholds: Mapping[int, float], sizes: Sequence[int]) -> int:
     if client is None:
-        sizes = result["partition"]["sizes"] if result else []
-        return max(thresholds, key=lambda c: (sizes[c] if c < len(sizes) else 0, -c))
-    if not client.isdigit() or int(client) not in thresholds:
+        return max(thresholds, key=lambda number: (sizes[number], -number))
+    if not client.isdecimal() or int(client) not in thresholds:
         raise UserError(f"client={client}: the run has clients {', '.join(map(str, sorted(thresholds)))}")
     return int(client)

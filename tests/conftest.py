@@ -1,8 +1,7 @@
 """Fixtures for all tests."""
 
-import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
-
 import functools
+import warnings
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
 from lit_fedad.tasks.memory_bank import HingeLoss, MemoryBank, NearestDistance
@@ -59,3 +59,17 @@ def make_loader():
         return DataLoader(data, batch_size=batch_size)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """Folder of a complete two-client FedDyMem run on textures; the textures lie beside it in ``data``."""
+    from lit_fedad.config import compose
+    from lit_fedad.experiment import train
+
+    home = tmp_path_factory.mktemp("tiny")
+    settings = ["debug=seconds", "tracking=off", "cache.enabled=false"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*RANDOM weights")
+        train(compose([*settings, f"data.root={home / 'data'}", f"out={home / 'run'}"]), quiet=True)
+    return home / "run"

@@ -1,1 +1,1 @@
-"""data"""
+"""Images on disk, who holds them, and how they are read."""

@@ -1,1 +1,1 @@
-"""federation"""
+"""Rounds, for any method: the loop and what it needs."""

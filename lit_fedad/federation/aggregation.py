@@ -40,7 +40,10 @@ def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: fl
     """
     values = torch.cat([sketch.double() for sketch in sketches])
     weights = torch.cat(
-        [torch.full_like(s, count / len(s), dtype=torch.float64) for s, count in zip(sketches, counts, strict=True)]
+        [
+            torch.full_like(s, count / len(s), dtype=torch.float64)
+            for s, count in zip(sketches, counts, strict=True)
+        ]
     )
     values, order = values.sort()
     mass = weights[order].cumsum(0)

@@ -98,7 +98,9 @@ class GaussianNoise:
         """Adds the noise of this round and client."""
         draw = context.generator("channel-noise")
         return {
-            name: t + self.std * torch.randn(t.shape, generator=draw, dtype=t.dtype) if t.is_floating_point() else t
+            name: t + self.std * torch.randn(t.shape, generator=draw, dtype=t.dtype)
+            if t.is_floating_point()
+            else t
             for name, t in message.items()
         }
 
@@ -165,7 +167,9 @@ def check(message: Message, payload: Payload, sender: str) -> None:
         if len(tensor.shape) != len(spec.shape) or any(
             want is not None and want != got for want, got in zip(spec.shape, tensor.shape, strict=True)
         ):
-            raise UserError(f"{sender} sent '{name}' of shape {tuple(tensor.shape)}, declared as {spec.shape}")
+            raise UserError(
+                f"{sender} sent '{name}' of shape {tuple(tensor.shape)}, declared as {spec.shape}"
+            )
         if tensor.device.type != "cpu":
             raise UserError(f"{sender} sent '{name}' on {tensor.device}; messages live on the CPU")
         if tensor.is_floating_point() and not tensor.isfinite().all():

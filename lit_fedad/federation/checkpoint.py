@@ -57,7 +57,7 @@ class Checkpoints:
             _sync(path)
         if final.exists():
             shutil.rmtree(final)
-        os.replace(partial, final)
+        partial.replace(final)
         _sync(self.folder)
         for older in sorted(self.folder.glob("round_*"))[:-1]:
             shutil.rmtree(older)

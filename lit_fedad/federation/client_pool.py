@@ -57,13 +57,14 @@ class ClientPool:
         self._bytes = 0
 
     def get(self, client: int) -> State:
-        """The client's state. Load it into the live model; do not change it."""
+        """A copy of the client's state."""
         if client in self._memory:
             self._memory.move_to_end(client)
-            return self._memory[client]
+            # Optimisers work on the very tensors they were given: a visit that fails must leave no trace here.
+            return detached(self._memory[client])
         if client in self._files:
             return torch.load(self._files[client], map_location="cpu", weights_only=False)
-        return self.initial
+        return detached(self.initial)
 
     def put(self, client: int, state: State) -> None:
         """Keeps a copy of the client's state."""

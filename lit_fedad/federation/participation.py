@@ -29,7 +29,9 @@ class Participation:
         if not 0 < self.fraction <= 1:
             raise UserError(f"federation.participation.fraction={self.fraction} must be in (0, 1]")
         if self.on_failure not in ("fail", "skip"):
-            raise UserError(f"federation.participation.on_failure='{self.on_failure}' must be 'fail' or 'skip'")
+            raise UserError(
+                f"federation.participation.on_failure='{self.on_failure}' must be 'fail' or 'skip'"
+            )
 
     def pick(self, clients: Sequence[int], context: Context) -> list[int]:
         """The clients of a round, ascending.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import Module
+
+from lit_fedad.errors import UserError
 
 
 class ClientsApart(DDPStrategy):
@@ -35,13 +39,42 @@ def make_fabric(
         devices: Processes on this machine.
         precision: Any of Fabric's precisions.
         num_nodes: Machines.
+
+    Raises:
+        UserError: If Fabric does not know the accelerator or precision, or has not as many devices.
     """
+    try:
+        return _make_fabric(accelerator, devices, precision, num_nodes)
+    except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
+        raise UserError(f"fabric: {' '.join(str(error).split())}") from error
+
+
+def _make_fabric(accelerator: str, devices: int | str, precision: Any, num_nodes: int) -> Fabric:
     alone = num_nodes == 1 and str(devices) in ("1", "auto") and not torch.cuda.is_available()
     if alone or (num_nodes == 1 and str(devices) == "1"):
         return Fabric(accelerator=accelerator, devices=1, precision=precision)
     start = "spawn" if num_nodes == 1 else "popen"
     strategy = ClientsApart(start_method=start)  # type: ignore[arg-type]
-    return Fabric(accelerator=accelerator, devices=devices, precision=precision, num_nodes=num_nodes, strategy=strategy)
+    return Fabric(
+        accelerator=accelerator, devices=devices, precision=precision, num_nodes=num_nodes, strategy=strategy
+    )
+
+
+def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
+    """Runs a function in every process, with the process's own Fabric as its first argument.
+
+    Raises:
+        UserError: If a process raised one, also where that was a child process.
+    """
+    try:
+        fabric.launch(function, *arguments)
+    except ProcessRaisedException as error:
+        # All that crosses from a child process is the text of its traceback.
+        last = str(error).strip().splitlines()[-1]
+        kind, _, message = last.partition(": ")
+        if kind == f"{UserError.__module__}.{UserError.__qualname__}":
+            raise UserError(message) from None
+        raise
 
 
 def deal(sizes: Mapping[int, int], processes: int) -> list[list[int]]:

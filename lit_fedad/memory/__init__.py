@@ -1,1 +1,1 @@
-"""Memory banks: neighbours, clustering, reduction and coresets."""
+"""Memory-bank kernels: neighbours, k-means, memory-reduce, coreset."""

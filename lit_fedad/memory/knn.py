@@ -164,9 +164,7 @@ class _NeighbourDistances(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         queries, bank, indices, distances = ctx.saved_tensors  # type: ignore[attr-defined]
-        # The tiny floor only keeps 0/0 away: where the distance is 0 the difference it multiplies is 0 too.
-        scale = grad / distances.clamp(min=torch.finfo(distances.dtype).tiny)
-        scale = scale.masked_fill(distances == 0, 0)
+        scale = torch.where(distances > 0, grad / distances, 0)
         gradient = torch.zeros(queries.shape, dtype=distances.dtype, device=queries.device)
         for rows in _cache_blocks(queries, distances.dtype):
             block = queries[rows].to(distances.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import add_by_slot, kmeans
-from lit_fedad.memory.knn import nearest, working_dtype
+from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
 
 
 class Reduced(NamedTuple):
@@ -38,7 +38,7 @@ class MemoryReduce(ABC):
     """
 
     @abstractmethod
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
         """Begins a round.
 
         Args:
@@ -82,12 +82,12 @@ class PositionReduce(MemoryReduce):
         1.25
     """
 
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
         """Begins a round, see :class:`MemoryReduce`; the generator is not used."""
         self._memory = _previous(memory, round, slots)
         self._round, self._slots = round, slots
-        self._images, self._weight, self._squares = 0, 0.0, 0.0
-        self._sum: Tensor | None = None
+        self._images, self._weight = 0, 0.0
+        self._sum: Tensor | None = None  # of weighted maps; beside it the plain sums that the radii need
 
     @torch.no_grad()
     def update(self, maps: Tensor) -> None:
@@ -96,10 +96,12 @@ class PositionReduce(MemoryReduce):
             raise ValueError(f"PositionReduce needs a slot a patch: {maps.shape[1]} for {self._slots} slots")
         if self._sum is None:
             self._sum = torch.zeros(maps.shape[1:], dtype=torch.float64, device=maps.device)
+            self._plain = torch.zeros_like(self._sum)
+            self._squares = torch.zeros_like(self._sum[:, 0])
         for image in maps:
-            self._squares = self._squares + image.double().square().sum(1)
-            self._plain = image.double() if self._images == 0 else self._plain + image
             self._images += 1
+            self._plain += image
+            self._squares += image.double().square().sum(1)
             weight = 1.0
             if self._memory is not None:
                 weight = torch.linalg.vector_norm(image.to(self._memory.dtype) - self._memory).item()
@@ -108,11 +110,14 @@ class PositionReduce(MemoryReduce):
 
     def finish(self) -> Reduced:
         """Ends the round, see :class:`MemoryReduce`."""
-        mean = self._sum / self._weight if self._sum is not None and self._weight > 0 else self._memory
-        if mean is None:
-            raise _no_image()
+        if self._sum is None:
+            if self._memory is None:
+                raise _no_image()
+            empty = torch.zeros(self._slots, device=self._memory.device)
+            return Reduced(self._memory.clone(), empty, empty.clone())
+        mean = self._sum / self._weight if self._memory is None or self._weight > 0 else self._memory
         memory = _moving_average(mean, self._memory, self._round)
-        centre = memory.double() if self._memory is None else self._memory.double()
+        centre = (memory if self._memory is None else self._memory).double()
         counts = torch.full((self._slots,), float(self._images), device=memory.device)
         squares = self._squares - 2 * (self._plain * centre).sum(1) + self._images * centre.square().sum(1)
         return Reduced(memory, counts, (squares.clamp(min=0) / self._images).sqrt().float())
@@ -138,8 +143,9 @@ class SlotReduce(MemoryReduce):
         >>> reduce = SlotReduce()
         >>> reduce.start(torch.tensor([[0.0], [10.0]]), round=1, slots=2, generator=torch.Generator())
         >>> reduce.update(torch.tensor([[[1.0], [3.0]]]))
-        >>> [tensor.flatten().tolist() for tensor in reduce.finish()][:2]
-        [[1.25, 10.0], [2.0, 0.0]]
+        >>> memory, counts, radii = reduce.finish()
+        >>> memory.flatten().tolist(), counts.tolist(), [round(radius, 4) for radius in radii.tolist()]
+        ([1.25, 10.0], [2.0, 0.0], [2.2361, 0.0])
     """
 
     def __init__(self, max_patches: int = 200_000, steps: int = 10) -> None:
@@ -148,7 +154,7 @@ class SlotReduce(MemoryReduce):
         self.max_patches = max_patches
         self.steps = steps
 
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
         """Begins a round, see :class:`MemoryReduce`."""
         self._memory = _previous(memory, round, slots)
         self._round, self._slots, self._generator = round, slots, generator
@@ -185,8 +191,8 @@ class SlotReduce(MemoryReduce):
     def _cluster(self) -> Reduced:
         sample = self._reservoir.rows()
         found = kmeans(sample, self._slots, generator=self._generator, max_steps=self.steps, tolerance=0)
-        distances = torch.linalg.vector_norm(sample - found.centroids[found.assignment], dim=1).double()
-        squares = torch.bincount(found.assignment, distances.square(), minlength=self._slots)
+        distances = neighbour_distances(sample, found.centroids, found.assignment[:, None])[:, 0]
+        squares = torch.bincount(found.assignment, distances.double().square(), minlength=self._slots)
         counts = (found.counts * (self._reservoir.seen / len(sample))).float()
         return Reduced(found.centroids, counts, _root_mean(squares, found.counts))
 
@@ -195,9 +201,17 @@ class SampleReduce(MemoryReduce):
     """A uniform sample of the patches themselves: the bank of a plain nearest-neighbour detector.
 
     The memory of the round before is not used. With fewer patches than slots, patches come more than once.
+    Each slot counts one patch and has radius 0.
+
+    Example:
+        >>> reduce = SampleReduce()
+        >>> reduce.start(None, round=0, slots=2, generator=torch.Generator())
+        >>> reduce.update(torch.tensor([[[1.0], [3.0]]]))
+        >>> reduce.finish().memory.flatten().tolist()
+        [1.0, 3.0]
     """
 
-    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:  # noqa: A002
+    def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
         """Begins a round, see :class:`MemoryReduce`."""
         self._slots, self._generator = slots, generator
         self._reservoir = _Reservoir(slots, generator)
@@ -214,7 +228,7 @@ class SampleReduce(MemoryReduce):
             extra = torch.randint(len(rows), (self._slots - len(rows),), generator=self._generator)
             rows = torch.cat([rows, rows[extra.to(rows.device)]])
         counts = torch.ones(self._slots, device=rows.device)
-        return Reduced(rows.clone(), counts, torch.zeros_like(counts))
+        return Reduced(rows.to(working_dtype(rows), copy=True), counts, torch.zeros_like(counts))
 
 
 class _Reservoir:
@@ -256,7 +270,7 @@ class _Reservoir:
         return self._kept[: self.seen]
 
 
-def _previous(memory: Tensor | None, round: int, slots: int) -> Tensor | None:  # noqa: A002
+def _previous(memory: Tensor | None, round: int, slots: int) -> Tensor | None:
     """The memory that a round builds on, at least in single precision: none in round 0."""
     if round == 0:
         return None
@@ -269,7 +283,7 @@ def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:
     return (squares / counts.double().clamp(min=1)).sqrt().float()
 
 
-def _moving_average(mean: Tensor, memory: Tensor | None, round: int) -> Tensor:  # noqa: A002
+def _moving_average(mean: Tensor, memory: Tensor | None, round: int) -> Tensor:
     """Eq. 16, written so that a mean equal to the memory returns the memory exactly."""
     if memory is None:
         return mean.float()

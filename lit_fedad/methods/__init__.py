@@ -1,1 +1,1 @@
-"""methods"""
+"""How knowledge is exchanged: one file an algorithm."""

@@ -135,7 +135,11 @@ class FedDyMemClient(Client):
     def personal_state(self) -> dict[str, Any]:
         """Head and optimiser."""
         head = self.task.head
-        return {**super().personal_state(), "born": self._born, "head": {} if head is None else head.state_dict()}
+        return {
+            **super().personal_state(),
+            "born": self._born,
+            "head": {} if head is None else head.state_dict(),
+        }
 
     def load_personal_state(self, state: Mapping[str, Any]) -> None:
         """Swaps head and optimiser in."""
@@ -144,7 +148,7 @@ class FedDyMemClient(Client):
             self.task.head.load_state_dict(state["head"])
             if self.independent_init and not state["born"]:
                 with seeded(self.context.seed, "head", client=self.context.client):
-                    self.task.head.reset_parameters()
+                    self.task.head.reset_parameters()  # type: ignore[operator]
         self._born = True
 
 
@@ -192,19 +196,27 @@ class FedDyMemServer(Server):
         phase = self.phase(self.context.round)
         messages = [update.message for update in updates.values()]
         if phase == "statistics":
-            mean, variance = pool_moments(*(torch.stack([m[k] for m in messages]) for k in ("count", "mean", "variance")))
+            mean, variance = pool_moments(
+                *(torch.stack([m[k] for m in messages]) for k in ("count", "mean", "variance"))
+            )
             self.known |= {"mean": mean, "scale": variance.sqrt() + 1e-5}
         elif phase == "threshold":
             counts = [float(m["count"]) for m in messages]
-            self.known["threshold"] = torch.tensor(pool_quantile([m["quantiles"] for m in messages], counts, 0.5))
+            self.known["threshold"] = torch.tensor(
+                pool_quantile([m["quantiles"] for m in messages], counts, 0.5)
+            )
         else:
             self._merge(messages)
 
     def _merge(self, messages: list[Message]) -> None:
         memories = torch.stack([m["memory"] for m in messages])
-        counts = torch.stack([m["counts"] for m in messages]) if self.counted else torch.ones(memories.shape[:2])
+        counts = (
+            torch.stack([m["counts"] for m in messages]) if self.counted else torch.ones(memories.shape[:2])
+        )
         previous = self.known.get("memory")
-        memory = self.aggregation(memories, counts, previous, self.context.generator("aggregate")).contiguous()
+        memory = self.aggregation(
+            memories, counts, previous, self.context.generator("aggregate")
+        ).contiguous()
         self.known["memory"] = memory
         if self.counted:
             radii = torch.stack([m["radii"] for m in messages])

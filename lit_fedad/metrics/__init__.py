@@ -1,1 +1,1 @@
-"""Anomaly-detection metrics that merge over batches, processes and clients."""
+"""Metrics of anomaly detection as mergeable torchmetrics classes."""

@@ -1,1 +1,1 @@
-"""models"""
+"""Plain nn.Modules, and nothing else."""

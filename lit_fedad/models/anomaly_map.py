@@ -24,7 +24,9 @@ class AnomalyMap(nn.Module):
         side = F.interpolate(identity, size=size, mode="linear", align_corners=False)[:, 0].T.numpy()
         if sigma > 0:
             side = gaussian_filter1d(side.astype(np.float64), sigma, axis=0, mode="reflect")
-        self.register_buffer("side", torch.from_numpy(np.ascontiguousarray(side, dtype=np.float32)), persistent=False)
+        self.register_buffer(
+            "side", torch.from_numpy(np.ascontiguousarray(side, dtype=np.float32)), persistent=False
+        )
 
     def forward(self, scores: Tensor) -> Tensor:
         """Draws the maps.

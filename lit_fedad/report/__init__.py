@@ -1,1 +1,1 @@
-"""report"""
+"""What a person sees: console lines, figures, heatmaps."""

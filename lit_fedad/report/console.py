@@ -4,11 +4,14 @@ Results go to standard output, warnings and errors to standard error. On a termi
 NO_COLOR is set) and a live progress bar; in a file or a pipe there is the same text and nothing that moves.
 """
 
+import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -21,6 +24,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+import lit_fedad
 
 METRIC_TITLES = {"i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR"}  # else as they are
 
@@ -95,7 +100,7 @@ class Display:
 
     def round_line(
         self,
-        round: int,  # noqa: A002
+        round: int,
         rounds: int,
         loss: float | None,
         metrics: Mapping[str, float],
@@ -177,6 +182,24 @@ class Display:
         self._print("Means over clients by round; worst client and pooled test set of the last round.")
         self._print(f"up {up}  down {down}  in {human_seconds(sum(result['seconds_per_round']))}")
 
+    def metrics_table(self, metrics: Mapping[str, Any]) -> None:
+        """Print the metrics of one round.
+
+        Args:
+            metrics: Each with `mean` and `worst` (over the clients) and `pooled` (all test images as one
+                set), where None or NaN means undefined.
+        """
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+        table.add_column("metric")
+        for head in ("mean", "worst client", "pooled"):
+            table.add_column(head, justify="right")
+        known = [metric for metric in METRIC_TITLES if metric in metrics]
+        for metric in dict.fromkeys([*known, *metrics]):
+            values = metrics[metric]
+            cells = [_metric(values[key]).strip() for key in ("mean", "worst", "pooled")]
+            table.add_row(METRIC_TITLES.get(metric, metric), *cells)
+        self._out.print(table)
+
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
         """Print commands and paths to copy: each whole, on a line of its own.
 
@@ -243,6 +266,54 @@ class Display:
             if width:
                 cells[column] = f"{name}{value:>{width}}" if value else " " * (len(name) + width)
         return cells
+
+
+@contextmanager
+def plain_warnings(display: Display) -> Iterator[None]:
+    """Show the library's own warnings as one clean line each, and keep other libraries' chatter away.
+
+    Covers `warnings.warn` and `logging`. Of other libraries only logged errors come through. Enter it before
+    Lightning is imported: Lightning takes handlers of its own where the root logger has none.
+
+    Args:
+        display: Prints the lines.
+    """
+    package = Path(lit_fedad.__file__).parent
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if Path(filename).is_relative_to(package):
+            display.warn(str(message))
+
+    handler = _LogLines(display)
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        logging.root.addHandler(handler)
+        logging.disable(logging.INFO)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            logging.root.removeHandler(handler)
+
+
+class _LogLines(logging.Handler):
+    """Hands the package's log records, and everyone's errors, to a display."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR or record.name.startswith(f"{lit_fedad.__name__}."):
+            self.display.warn(record.getMessage())
 
 
 def human_bytes(count: int) -> str:

@@ -1,9 +1,9 @@
-"""Anomaly detection by the distance of patch features to a bank of normal ones (FedDyMem's task, and its baselines')."""
+"""Anomaly detection by the distance of patch features to a bank of normal ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -218,7 +218,9 @@ class MemoryBank(Task):
             if self.average_pool:
                 layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
             if layer.shape[-1] != self.grid:
-                layer = F.interpolate(layer, size=(self.grid, self.grid), mode="bilinear", align_corners=False)
+                layer = F.interpolate(
+                    layer, size=(self.grid, self.grid), mode="bilinear", align_corners=False
+                )
             layers.append(layer.flatten(2))
         return torch.cat(layers, dim=1).transpose(1, 2)
 
@@ -254,7 +256,11 @@ class MemoryBank(Task):
             rows = self.embed(batch)
             places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
             if self.patches_per_image is not None and self.patches_per_image < rows.shape[1]:
-                drawn = torch.rand(rows.shape[:2]).argsort(dim=1)[:, : self.patches_per_image, None].to(rows.device)
+                drawn = (
+                    torch.rand(rows.shape[:2])
+                    .argsort(dim=1)[:, : self.patches_per_image, None]
+                    .to(rows.device)
+                )
                 rows, places = rows.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
         generated = self.generate(rows.flatten(0, 1), places.flatten(0, 1)).float()
         _, neighbours = nearest(generated.detach(), self.memory, self.loss.reach)
@@ -265,7 +271,9 @@ class MemoryBank(Task):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with AMSGrad (CFA's, the likely meaning of the paper's "Adam, momentum 1")."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True)
+        return torch.optim.AdamW(
+            parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True
+        )
 
     @property
     def trains(self) -> bool:
@@ -315,7 +323,7 @@ class MemoryBank(Task):
 
     @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader, levels: int) -> tuple[Tensor, int]:
-        """Equally spaced quantiles [levels] of the local patches' distances to their K nearest slots, and their number."""
+        """Equally spaced quantiles [levels] of the distances to the K nearest slots, and how many there are."""
         distances = []
         for batch in loader:
             rows = self.features(self._to_device(batch)).flatten(0, 1).float()
@@ -373,4 +381,4 @@ class MemoryBank(Task):
 
     def _trainer_loader(self) -> DataLoader:
         self.trainer.fit_loop.setup_data()
-        return self.trainer.train_dataloader
+        return cast("DataLoader", self.trainer.train_dataloader)

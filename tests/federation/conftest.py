@@ -109,7 +109,12 @@ class ToyEvaluator:
         return float(client.task.w.detach()), client.visits
 
     def summarise(self, states):
-        return {"w": {"mean": sum(w for w, _ in states.values()) / len(states), "visits": {c: v for c, (_, v) in states.items()}}}
+        return {
+            "w": {
+                "mean": sum(w for w, _ in states.values()) / len(states),
+                "visits": {c: v for c, (_, v) in states.items()},
+            }
+        }
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import cdist
 
 from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.memory.reduce import PositionReduce, SlotReduce
+from lit_fedad.memory.reduce import PositionReduce, SampleReduce, SlotReduce
 
 
 def generator(seed=0):
@@ -63,14 +64,14 @@ def by_hand_slots(maps, memory, t):
 
 @pytest.mark.parametrize("t", [1, 2, 7])
 def test_position_reduce_is_equations_14_to_16(maps, memory, t):
-    result, counts = reduced(PositionReduce(), maps, memory, t=t)
+    result, counts, _ = reduced(PositionReduce(), maps, memory, t=t)
     np.testing.assert_allclose(result.numpy(), by_hand_positions(maps, memory, t), rtol=1e-5, atol=1e-7)
     assert counts.tolist() == [11] * 6
 
 
 def test_position_reduce_is_the_plain_mean_in_round_zero(maps, memory):
     for ignored in (None, memory):
-        result, counts = reduced(PositionReduce(), maps, ignored, t=0)
+        result, counts, _ = reduced(PositionReduce(), maps, ignored, t=0)
         np.testing.assert_allclose(result.numpy(), maps.double().numpy().mean(0), rtol=1e-6, atol=1e-7)
         assert counts.tolist() == [11] * 6
 
@@ -78,7 +79,7 @@ def test_position_reduce_is_the_plain_mean_in_round_zero(maps, memory):
 @pytest.mark.parametrize("t", [1, 2, 7])
 def test_slot_reduce_follows_the_recipe(maps, memory, t):
     memory[5] = 50  # far from every patch: stays empty
-    result, counts = reduced(SlotReduce(), maps, memory, t=t)
+    result, counts, _ = reduced(SlotReduce(), maps, memory, t=t)
     expected, expected_counts = by_hand_slots(maps, memory, t)
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-7)
     assert counts.tolist() == expected_counts.tolist()
@@ -89,25 +90,25 @@ def test_slot_reduce_follows_the_recipe(maps, memory, t):
 @pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
 @pytest.mark.parametrize("t", [1, 2, 5])
 def test_maps_equal_to_the_memory_return_it_exactly(rule, memory, t):
-    result, _ = reduced(rule(), memory.repeat(4, 1, 1), memory, t=t)
+    result = reduced(rule(), memory.repeat(4, 1, 1), memory, t=t).memory
     assert torch.equal(result, memory)
 
 
 @pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
 @pytest.mark.parametrize("t", [0, 3])
 def test_neither_batch_size_nor_image_order_matter_after_round_zero(rule, maps, memory, t):
-    reference, counts = reduced(rule(), maps, memory, t=t, batch=11)
+    reference, counts, _ = reduced(rule(), maps, memory, t=t, batch=11)
     for batch in (1, 4):
-        result, same_counts = reduced(rule(), maps, memory, t=t, batch=batch)
+        result, same_counts, _ = reduced(rule(), maps, memory, t=t, batch=batch)
         torch.testing.assert_close(result, reference, rtol=1e-6, atol=1e-7)
         assert torch.equal(counts, same_counts)
     if t > 0 or rule is PositionReduce:
-        shuffled, _ = reduced(rule(), maps[torch.randperm(11, generator=generator())], memory, t=t)
+        shuffled = reduced(rule(), maps[torch.randperm(11, generator=generator())], memory, t=t).memory
         torch.testing.assert_close(shuffled, reference, rtol=1e-6, atol=1e-7)
 
 
 def test_slot_reduce_clusters_all_patches_in_round_zero(maps):
-    result, counts = reduced(SlotReduce(), maps)
+    result, counts, _ = reduced(SlotReduce(), maps)
     expected = kmeans(maps.flatten(0, 1), 6, generator=generator(), max_steps=10, tolerance=0)
     assert torch.equal(result, expected.centroids)
     assert torch.equal(counts, expected.counts)
@@ -117,10 +118,9 @@ def test_slot_reduce_clusters_all_patches_in_round_zero(maps):
 def test_the_reservoir_is_the_same_for_every_batch_size_and_scales_its_counts():
     maps = torch.randn(40, 6, 4, generator=generator(1))
     runs = [reduced(SlotReduce(max_patches=50), maps, batch=batch) for batch in (1, 7, 16, 40)]
-    for result, counts in runs:
-        assert torch.equal(result, runs[0][0])
-        assert torch.equal(counts, runs[0][1])
-        assert counts.sum().item() == pytest.approx(240)
+    for run in runs:
+        assert all(torch.equal(ours, first) for ours, first in zip(run, runs[0], strict=True))
+        assert run.counts.sum().item() == pytest.approx(240)
 
 
 def test_the_reservoir_samples_the_stream_uniformly():
@@ -129,7 +129,7 @@ def test_the_reservoir_samples_the_stream_uniformly():
     kept = torch.zeros(60)
     for seed in range(600):
         rule = SlotReduce(max_patches=12, steps=0)
-        result, _ = reduced(rule, maps, slots=12, seed=seed, batch=4)
+        result = reduced(rule, maps, slots=12, seed=seed, batch=4).memory
         assert len(result.unique()) == 12
         kept[result[:, 0].long()] += 1
     expected, spread = 600 * 12 / 60, (600 * 0.2 * 0.8) ** 0.5
@@ -140,18 +140,61 @@ def test_the_reservoir_samples_the_stream_uniformly():
 
 def test_fewer_patches_than_slots_fill_the_memory_with_copies():
     maps = torch.randn(1, 4, 3, generator=generator())
-    result, counts = reduced(SlotReduce(), maps, slots=10)
+    result, counts, _ = reduced(SlotReduce(), maps, slots=10)
     assert torch.equal(result[:4], maps[0])
     assert counts.tolist() == [1] * 4 + [0] * 6
+
+
+@pytest.mark.parametrize("t", [0, 1, 4])
+def test_position_radii_are_the_root_mean_square_distances_to_the_slot(maps, memory, t):
+    result, _, radii = reduced(PositionReduce(), maps, memory, t=t)
+    centre = (memory if t else result).double().numpy()
+    expected = np.sqrt(((maps.double().numpy() - centre) ** 2).sum(2).mean(0))
+    np.testing.assert_allclose(radii.numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("t", [0, 1, 4])
+def test_slot_radii_are_the_root_mean_square_distances_to_the_slot(maps, memory, t):
+    memory[5] = 50
+    result, counts, radii = reduced(SlotReduce(), maps, memory, t=t)
+    centre = (memory if t else result).double().numpy()
+    distances = cdist(maps.flatten(0, 1).double().numpy(), centre)
+    nearest, squares = distances.argmin(1), distances.min(1) ** 2
+    for slot in range(6):
+        expected = np.sqrt(squares[nearest == slot].mean()) if counts[slot] else 0
+        assert radii[slot].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sample_reduce_returns_distinct_patches_of_the_stream_uniformly():
+    maps = torch.arange(60.0).view(10, 6, 1)
+    kept = torch.zeros(60)
+    for seed in range(600):
+        result, counts, radii = reduced(SampleReduce(), maps, slots=12, seed=seed, batch=4)
+        assert torch.equal(result, reduced(SampleReduce(), maps, slots=12, seed=seed, batch=10).memory)
+        assert len(result.unique()) == 12
+        assert (counts.tolist(), radii.tolist()) == ([1] * 12, [0] * 12)
+        kept[result[:, 0].long()] += 1
+    assert ((kept - 120).abs() < 4.5 * (600 * 0.2 * 0.8) ** 0.5).all()
+
+
+def test_sample_reduce_repeats_patches_to_fill_its_slots_and_keeps_single_precision(maps):
+    result = reduced(SampleReduce(), maps[:1].half(), slots=15).memory
+    assert result.dtype == torch.float32
+    assert torch.equal(result[:6], maps[0].half().float())
+    assert torch.equal(result.unique(dim=0), maps[0].half().float().unique(dim=0))
+    empty = SampleReduce()
+    empty.start(None, round=0, slots=4, generator=generator())
+    with pytest.raises(UserError, match="no image"):
+        empty.finish()
 
 
 @pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
 def test_a_round_without_images_keeps_the_memory_but_round_zero_needs_one(rule, memory):
     reduce = rule()
     reduce.start(memory, round=2, slots=6, generator=generator())
-    result, counts = reduce.finish()
+    result, counts, radii = reduce.finish()
     assert torch.equal(result, memory)
-    assert counts.tolist() == [0] * 6
+    assert counts.tolist() == radii.tolist() == [0] * 6
     reduce.start(None, round=0, slots=6, generator=generator())
     with pytest.raises(UserError, match="no image in round 0"):
         reduce.finish()
@@ -161,8 +204,8 @@ def test_a_round_without_images_keeps_the_memory_but_round_zero_needs_one(rule, 
 def test_half_precision_maps_that_require_gradients_are_taken(rule, maps, memory):
     half = maps.half().requires_grad_()
     for t in (0, 1):
-        result, _ = reduced(rule(), half, memory, t=t)
-        expected, _ = reduced(rule(), half.detach().float(), memory, t=t)
+        result = reduced(rule(), half, memory, t=t).memory
+        expected = reduced(rule(), half.detach().float(), memory, t=t).memory
         assert result.dtype == torch.float32
         assert not result.requires_grad
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)

@@ -74,7 +74,9 @@ def test_statistics_are_those_of_the_union(make_task, make_loader):
     task = play.client.task
     rows = torch.cat([task.embed(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
     torch.testing.assert_close(play.server.known["mean"], rows.mean(0), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(play.server.known["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        play.server.known["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_threshold_is_the_pooled_median(make_task, make_loader):

@@ -23,7 +23,7 @@ def by_convolutions(head: MemoryGenerator, rows: torch.Tensor) -> torch.Tensor:
 
     feature_map = rows.T.reshape(1, -1, SIDE, SIDE)
     projected = F.relu(conv(head.project, feature_map))
-    xy = places().T.reshape(1, 2, SIDE, SIDE)
+    xy = places().to(rows).T.reshape(1, 2, SIDE, SIDE)
     coord = conv(head.coord_conv, torch.cat([projected, xy], dim=1))
     where = torch.tanh(conv(head.phi_2, torch.tanh(conv(head.phi_1, coord))))
     sampled = F.grid_sample(head.grid[None], where.permute(0, 2, 3, 1), mode="bilinear", align_corners=True)
@@ -43,21 +43,10 @@ def test_gradients_equal_those_of_the_equations():
     torch.manual_seed(0)
     head = MemoryGenerator(channels=8, hidden=5, grid_size=4).double()
     rows, aim = torch.randn(SIDE * SIDE, 8).double(), torch.randn(SIDE * SIDE, 8).double()
-    xy = places().double()
-    ours = torch.autograd.grad((head(rows, xy) * aim).sum(), list(head.parameters()))
-    feature_map = rows.T.reshape(1, -1, SIDE, SIDE)
-
-    def conv(layer, x):
-        return F.conv2d(x, layer.weight[:, :, None, None], layer.bias)
-
-    projected = F.relu(conv(head.project, feature_map))
-    coord = conv(head.coord_conv, torch.cat([projected, xy.T.reshape(1, 2, SIDE, SIDE)], dim=1))
-    where = torch.tanh(conv(head.phi_2, torch.tanh(conv(head.phi_1, coord))))
-    sampled = F.grid_sample(head.grid[None], where.permute(0, 2, 3, 1), align_corners=True)
-    theirs = conv(head.out, torch.cat([sampled, coord], dim=1))[0].flatten(1).T
-    expected = torch.autograd.grad((theirs * aim).sum(), list(head.parameters()))
-    for mine, wanted in zip(ours, expected, strict=True):
-        torch.testing.assert_close(mine, wanted)
+    ours = torch.autograd.grad((head(rows, places().double()) * aim).sum(), list(head.parameters()))
+    theirs = torch.autograd.grad((by_convolutions(head, rows) * aim).sum(), list(head.parameters()))
+    for mine, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, expected)
 
 
 def test_the_papers_network_has_13_887_746_parameters():

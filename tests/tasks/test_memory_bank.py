@@ -17,7 +17,8 @@ def test_features_are_layers_brought_to_one_grid(make_task, make_loader):
     first, second = task.backbone(batch["image"])
     first, second = (F.avg_pool2d(layer, 3, 1, 1) for layer in (first, second))
     expected = torch.cat(
-        [F.interpolate(layer, (4, 4), mode="bilinear", align_corners=False) for layer in (first, second)], dim=1
+        [F.interpolate(layer, (4, 4), mode="bilinear", align_corners=False) for layer in (first, second)],
+        dim=1,
     )
     torch.testing.assert_close(task.embed(batch), expected.flatten(2).transpose(1, 2))
 
@@ -26,13 +27,6 @@ def test_cached_pyramids_give_the_same_features(make_task, make_loader):
     task = make_task()
     batch = next(iter(make_loader()))
     assert torch.equal(task.embed({"pyramid": tuple(task.backbone(batch["image"]))}), task.embed(batch))
-
-
-def test_loss_is_equation_12():
-    distances = torch.tensor([[0.0, 0.5, 1.0], [0.3, 2.0, 4.0]])
-    loss = HingeLoss(threshold=0.4, neighbours=3)(distances, torch.tensor(0.4))
-    expected = (0 + 0.1 + 0.6 + 0 + 1.6 + 3.6) / 6
-    assert float(loss) == pytest.approx(expected)
 
 
 def test_repulsion_acts_on_the_next_neighbours_only():
@@ -128,7 +122,11 @@ def test_learned_state_leaves_the_backbone_out(make_task):
 def test_trains_and_predicts_under_a_plain_trainer(make_task, make_loader):
     task = make_task(residual=False, learning_rate=1e-2, patches_per_image=8)
     trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
     )
     before = [p.detach().clone() for p in task.head.parameters()]

@@ -1,1 +1,1 @@
-"""The metrics as pure functions of tensors."""
+"""The arithmetic behind the metrics, as pure functions."""

@@ -1,0 +1,131 @@
+"""Every method runs through, and its result says all that it should."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from lit_fedad.config import options
+from lit_fedad.data.partition import Partition
+from lit_fedad.errors import UserError
+from lit_fedad.experiment import METRICS
+from lit_fedad.federation.loop import Federation
+from lit_fedad.runs import RunFolder
+
+
+
+
+def strict_json(path):
+    """JSON as the standard has it: without NaN and Infinity."""
+    return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{path.name} holds {name}"))
+
+
+@pytest.mark.parametrize("method", options("method"))
+def test_method_trains_and_writes_its_files(lab, method):
+    out, result = lab.finished(f"method={method}")
+    stored = strict_json(out / "result.json")
+    assert stored == json.loads(json.dumps(result))
+    rounds = stored["rounds"]
+    assert rounds == 2
+    assert stored["method"] == method
+    assert stored["task"]
+    assert stored["data"] == "textures"
+    assert stored["seed"] == 0
+    assert stored["backbone"]["name"] == "resnet18"
+    assert stored["backbone"]["weights"] == "random"
+    assert stored["exchanges"][-3:] == [0, 1, 2]
+    for name in ("bytes_up", "bytes_down", "elements_up", "seconds_per_round", "scalars"):
+        assert len(stored[name]) == len(stored["exchanges"])
+    assert all(seconds > 0 for seconds in stored["seconds_per_round"])
+    assert stored["peak_rss_bytes"] > 50e6
+    assert stored["config"] == RunFolder(out).config()
+    clients = {str(client) for client in range(len(stored["partition"]["sizes"]))}
+    assert (stored["first"]["round"], stored["last"]["round"]) == (0, rounds)
+    for chosen in ("first", "last", "best"):
+        for metric in METRICS:
+            values = stored[chosen][metric]
+            assert set(values) == {"mean", "worst", "pooled", "per_client"}
+            assert set(values["per_client"]) == clients
+            assert 0 <= values["worst"] <= values["mean"] <= 1
+            assert 0 <= values["pooled"] <= 1
+    best = max(values["i_auroc"] for values in stored["metrics"].values())
+    assert stored["best"]["i_auroc"]["mean"] == best >= stored["last"]["i_auroc"]["mean"]
+    assert set(strict_json(out / "thresholds.json")) == clients
+    partition = Partition.load(out / "partition.json")
+    assert list(partition.sizes) == stored["partition"]["sizes"]
+    assert sorted(index for client in partition.clients for index in client) == list(range(20))
+    pictures = {"partition", "heatmaps", "scores", "i_auroc", "p_auroc", "pro", "aupr"}
+    assert pictures <= {path.stem for path in (out / "figures").glob("*.png")}
+
+
+def test_methods_differ_where_they_should(lab):
+    """Bytes: nothing for local training, memories for FedDyMem; and each leaves another state."""
+    assert not any(lab.finished("method=local")[1]["bytes_up"])
+    assert not any(lab.finished("method=local")[1]["bytes_down"])
+    literal = lab.finished("method=feddymem_literal")[1]
+    memory = 16 * (64 + 128 + 256) * 4
+    assert literal["elements_up"] == [2 * memory // 4] * 3
+    assert all(2 * memory < sent < 2 * memory + 1000 for sent in literal["bytes_up"])
+    assert literal["bytes_down"][0] == 0
+    losses = {m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"] for m in ("feddymem", "feddymem_close", "local")}
+    assert len(set(losses.values())) == 3
+
+
+@pytest.mark.parametrize(("coding", "share"), [("half", 1 / 2), ("byte", 1 / 4)])
+def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
+    # Slots beyond the two rows of minima and steps that a byte-coded matrix carries.
+    settings = ("method=feddymem_literal", "task.grid=16", "evaluation.pictures=0", "rounds=1")
+    plain = lab.finished(*settings)[1]
+    coded = lab.finished(*settings, f"federation={coding}")[1]
+    assert coded["bytes_up"][-1] == pytest.approx(share * plain["bytes_up"][-1], rel=0.06)
+    assert coded["bytes_down"][-1] == pytest.approx(share * plain["bytes_down"][-1], rel=0.06)
+    assert coded["elements_up"] == plain["elements_up"]
+
+
+def test_partial_participation(lab):
+    settings = ("federation=partial", "partition.clients=5", "evaluation.pictures=0", "rounds=3")
+    result = lab.finished(*settings)[1]
+    memory = result["elements_up"][result["exchanges"].index(-1)] // 5
+    assert result["elements_up"][-3:] == [2 * memory] * 3
+    assert len(result["last"]["i_auroc"]["per_client"]) == 5
+
+
+def test_same_command_shows_what_is_complete(lab, tmp_path, monkeypatch):
+    out, result = lab.finished("method=local")
+    before = (out / "result.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run", lambda self: pytest.fail("trained again"))
+        began = time.perf_counter()
+        again = lab.train(out, "method=local", "fabric.devices=2")
+    assert time.perf_counter() - began < 2
+    assert again == json.loads(json.dumps(result))
+    assert (out / "result.json").read_bytes() == before
+
+
+def test_fresh_trains_anew(lab, tmp_path, monkeypatch, differences, outcome):
+    settings = ("method=local", "rounds=0", "evaluation.pictures=0")
+    first = lab.train(tmp_path / "run", *settings)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    played = []
+    play = Federation.play
+    monkeypatch.setattr(Federation, "play", lambda self, n: (played.append(n), play(self, n))[1])
+    second = lab.train(tmp_path / "run", *settings, "fresh=true")
+    assert played == second["exchanges"]
+    assert differences(outcome(second), outcome(first)) == []
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_folder_of_another_configuration_is_refused(lab):
+    out, _ = lab.finished("method=local")
+    with pytest.raises(UserError, match="another configuration.*fresh=true") as error:
+        lab.train(out, "method=local", "seed=1")
+    assert "\n" not in str(error.value)
+
+
+def test_corrected_command_may_use_the_folder_of_the_refused_one(lab, tmp_path):
+    settings = ("method=local", "rounds=0", "evaluation.pictures=0")
+    with pytest.raises(UserError, match="learning_rate='high' must be"):
+        lab.train(tmp_path / "run", *settings, "task.learning_rate=high")
+    assert lab.train(tmp_path / "run", *settings)["last"]

@@ -1,0 +1,120 @@
+"""A run that was interrupted and started again ends like one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.loop import Federation
+from lit_fedad.methods.feddymem import FedDyMemClient
+
+KILLED_RUNS = int(os.environ.get("LIT_FEDAD_KILLED_RUNS", "5"))
+
+
+class PowerCut(BaseException):
+    """Nothing in the program expects it."""
+
+
+@pytest.mark.parametrize(
+    ("method", "owner", "step", "round"),
+    [
+        pytest.param("feddymem", Federation, "play", 2, id="between-rounds"),
+        pytest.param("feddymem", Checkpoints, "commit", 2, id="while-writing-the-checkpoint"),
+        pytest.param("feddymem", Federation, "play", 0, id="in-the-set-up"),
+        pytest.param("local", Checkpoints, "commit", 2, id="local"),
+    ],
+)
+def test_interrupted_run_ends_like_an_uninterrupted_one(
+    lab, tmp_path, monkeypatch, differences, outcome, method, owner, step, round
+):
+    straight, expected = lab.finished(f"method={method}")
+    original = getattr(owner, step)
+
+    def cut(self, number, *rest):
+        if number == round:
+            raise PowerCut
+        return original(self, number, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, cut)
+        with pytest.raises(PowerCut):
+            lab.train(tmp_path / "run", f"method={method}")
+    assert not (tmp_path / "run" / "result.json").exists()
+    played = []
+    play = Federation.play
+    monkeypatch.setattr(Federation, "play", lambda self, n: (played.append(n), play(self, n))[1])
+    result = lab.train(tmp_path / "run", f"method={method}")
+    assert played == list(range(round, 3))
+    assert differences(outcome(result), outcome(expected)) == []
+    assert differences(lab.state(tmp_path / "run"), lab.state(straight)) == []
+
+
+def test_client_that_fails_after_training_leaves_no_trace(lab, tmp_path, monkeypatch, differences, outcome):
+    """Its optimiser must be the old one, in memory as on disk: else a resumed run would differ."""
+    send = FedDyMemClient.send
+
+    def fails_once(self, loader):
+        if (self.context.round, self.context.client) == (2, 1):
+            raise RuntimeError("out of memory")
+        return send(self, loader)
+
+    monkeypatch.setattr(FedDyMemClient, "send", fails_once)
+    overrides = ("federation.participation.on_failure=skip", "rounds=3", "evaluation.pictures=0")
+    expected = lab.train(tmp_path / "straight", *overrides)
+    with monkeypatch.context() as patch:
+        play = Federation.play
+        patch.setattr(Federation, "play", lambda self, n: _cut_at(3, n) or play(self, n))
+        with pytest.raises(PowerCut):
+            lab.train(tmp_path / "run", *overrides)
+    result = lab.train(tmp_path / "run", *overrides)
+    assert differences(outcome(result), outcome(expected)) == []
+    assert differences(lab.state(tmp_path / "run"), lab.state(tmp_path / "straight")) == []
+
+
+def _cut_at(round: int, number: int) -> None:
+    if number == round:
+        raise PowerCut
+
+
+@pytest.fixture(scope="module")
+def straight(lab, tmp_path_factory):
+    """Folder of a command that nobody killed."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    lab.command(out, "rounds=12")
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(KILLED_RUNS))
+def test_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
+    lab, straight, tmp_path, differences, outcome, seed
+):
+    """SIGKILL, three times a run. LIT_FEDAD_KILLED_RUNS sets the number of runs."""
+    out, draw, kills = tmp_path / "run", random.Random(seed), 0
+    for target in sorted(draw.sample(range(-3, 13), 3)):
+        process = lab.start(out, "rounds=12")
+        while process.poll() is None and _last_round(out) < target:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.3))
+        kills += process.poll() is None
+        process.kill()
+        process.communicate()
+    lab.command(out, "rounds=12")
+    results = [json.loads((folder / "result.json").read_text()) for folder in (out, straight)]
+    print(f"killed {kills} times")
+    assert kills
+    assert differences(*map(outcome, results)) == []
+    assert differences(lab.state(out), lab.state(straight)) == []
+    assert (out / "figures" / "heatmaps.png").stat().st_size
+
+
+def _last_round(out: Path) -> int:
+    """Round of the last complete checkpoint; lower than any if there is none."""
+    complete = [int(path.name.removeprefix("round_")) - 100_000 for path in (out / "checkpoints").glob("round_*")]
+    return max(complete, default=-3)

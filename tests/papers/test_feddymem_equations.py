@@ -1,0 +1,148 @@
+"""FedDyMem (arXiv 2502.21012), equation by equation, against loops in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Context, Update
+from lit_fedad.memory.reduce import PositionReduce
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, KMeansAggregation
+from lit_fedad.tasks.memory_bank import HingeLoss, Softmin
+
+GRID, CHANNELS = 4, 8
+
+
+@pytest.fixture
+def literal(make_task):
+    """The task of `feddymem_literal` at toy size."""
+    return make_task(residual=False, score=Softmin(), reduce=PositionReduce(), learning_rate=1e-2)
+
+
+def resized(layer: np.ndarray) -> np.ndarray:
+    """Bilinear resampling of [C, H, W] to the grid, pixel centres aligned."""
+    channels, height, width = layer.shape
+    out = np.zeros((channels, GRID, GRID))
+    for row in range(GRID):
+        for column in range(GRID):
+            y = min(max((row + 0.5) * height / GRID - 0.5, 0), height - 1)
+            x = min(max((column + 0.5) * width / GRID - 0.5, 0), width - 1)
+            top, left = int(y), int(x)
+            bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+            dy, dx = y - top, x - left
+            upper = (1 - dx) * layer[:, top, left] + dx * layer[:, top, right]
+            lower = (1 - dx) * layer[:, bottom, left] + dx * layer[:, bottom, right]
+            out[:, row, column] = (1 - dy) * upper + dy * lower
+    return out
+
+
+def generated(task, row: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Eq. 9 to 11 for one patch."""
+    weights = {name: p.detach().numpy().astype(np.float64) for name, p in task.head.named_parameters()}
+
+    def layer(name, x):
+        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+
+    projected = np.maximum(layer("project", row), 0)  # Eq. 9
+    coord = layer("coord_conv", np.concatenate([projected, place]))
+    px, py = np.tanh(layer("phi_2", np.tanh(layer("phi_1", coord))))
+    grid = weights["grid"]
+    side = grid.shape[1]
+    x, y = (px + 1) / 2 * (side - 1), (py + 1) / 2 * (side - 1)  # Eq. 10
+    sampled = np.zeros(CHANNELS)
+    for i in range(side):
+        for j in range(side):
+            sampled += grid[:, i, j] * max(0, 1 - abs(y - i)) * max(0, 1 - abs(x - j))  # Eq. 11
+    return layer("out", np.concatenate([sampled, coord]))
+
+
+def maps_of(task, loader) -> np.ndarray:
+    """All memory features [n, GRID * GRID, C]."""
+    with torch.no_grad():
+        return torch.cat([task.features(batch) for batch in loader]).double().numpy()
+
+
+def test_equation_8(literal, make_loader):
+    batch = next(iter(make_loader(1)))
+    layers = [layer[0].double().numpy() for layer in literal.backbone(batch["image"])]
+    expected = np.concatenate([resized(layer) for layer in layers])
+    np.testing.assert_allclose(
+        literal.embed(batch)[0].T.reshape(CHANNELS, GRID, GRID).numpy(), expected, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_equations_9_to_11(literal, make_loader):
+    batch = next(iter(make_loader(1)))
+    rows, places = literal.embed(batch)[0].double().numpy(), literal.places.double().numpy()
+    assert places[0].tolist() == [-0.75, -0.75]
+    assert places[1].tolist() == [-0.25, -0.75]  # x first
+    expected = [generated(literal, row, place) for row, place in zip(rows, places, strict=True)]
+    np.testing.assert_allclose(literal.features(batch)[0].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equation_12(literal, make_loader):
+    literal.loss = HingeLoss(threshold=0.4, neighbours=3)
+    literal.threshold.fill_(0.4)
+    literal.load_memory(torch.randn(GRID * GRID, CHANNELS))
+    batch = next(iter(make_loader(3)))
+    total = 0.0
+    for patch in maps_of(literal, [batch]).reshape(-1, CHANNELS):
+        distances = np.sort(np.linalg.norm(literal.memory.numpy() - patch, axis=1))
+        total += sum(max(0.0, d - 0.4) for d in distances[:3])
+    expected = total / (3 * GRID * GRID * 3)
+    assert float(literal.training_step(batch)["loss"]) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("round", [0, 1, 2, 5])
+def test_equations_14_to_16(literal, make_loader, round):
+    loader = make_loader(6)
+    maps, memory = maps_of(literal, loader), torch.randn(GRID * GRID, CHANNELS)
+    previous = None if round == 0 else memory
+    ours = literal.reduce_memory(loader, Context(0, round, 0), previous)
+
+    numerator, denominator = 0.0, 0.0
+    for image in maps:
+        weight = 1.0 if round == 0 else np.sqrt(((image - memory.numpy()) ** 2).sum())
+        numerator, denominator = numerator + weight * image, denominator + weight
+    mean = numerator / denominator
+    alpha = 1 / (round + 1)
+    expected = alpha * mean + (1 - alpha) * memory.numpy() * (round > 0)
+    np.testing.assert_allclose(ours.memory.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_algorithm_3_ends_where_lloyd_stands_still(make_task):
+    draw = torch.Generator().manual_seed(0)
+    memories = torch.randn(3, GRID * GRID, CHANNELS, generator=draw)
+    merged = KMeansAggregation(max_steps=200)(memories, torch.ones(3, GRID * GRID), None, draw).numpy()
+    vectors = memories.flatten(0, 1).numpy()
+    nearest = ((vectors[:, None] - merged) ** 2).sum(2).argmin(1)
+    for slot in range(GRID * GRID):
+        members = vectors[nearest == slot]
+        if len(members):
+            np.testing.assert_allclose(merged[slot], members.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_algorithm_5_trains_against_the_last_memory_and_keeps_heads(literal, make_loader):
+    client = FedDyMemClient(literal)
+    server = FedDyMemServer(client, KMeansAggregation())
+    loader = make_loader(6)
+    initial = {name: p.detach().clone() for name, p in literal.head.named_parameters()}
+    memories, heads = [], []
+    for round in range(3):
+        server.begin(Context(0, round))
+        client.begin(Context(0, round, 0))
+        client.receive(server.broadcast(0))
+        if round:
+            assert torch.equal(literal.memory, memories[-1])
+            client.fit(loader, Fabric(accelerator="cpu", devices=1))
+        server.aggregate({0: Update(client.send(loader), 6)})
+        memories.append(server.known["memory"])
+        heads.append({name: p.detach().clone() for name, p in literal.head.named_parameters()})
+    # Round 0 trains nothing; later rounds do, each from where the one before ended.
+    assert all(torch.equal(initial[name], heads[0][name]) for name in initial)
+    assert not torch.equal(heads[0]["project.weight"], heads[1]["project.weight"])
+    assert not torch.equal(heads[1]["project.weight"], heads[2]["project.weight"])
+    # One client: k-means of HW vectors into HW clusters returns them, in some order.
+    uploaded = literal.reduce_memory(loader, client.context, memories[1]).memory
+    distances = torch.cdist(uploaded, memories[2])
+    assert float(distances.amin(1).max()) < 1e-3

@@ -1,0 +1,129 @@
+"""The pictures of a run."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_fedad import gallery
+from lit_fedad.assembly import build_data, build_federation, build_model
+from lit_fedad.contracts import Prediction
+from lit_fedad.federation.loop import RoundReport
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.report.console import Display
+from lit_fedad.runs import RunFolder
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is handed to the figures, by the name of the figure."""
+    calls = {}
+    for name in ("partition_figure", "curves_figure", "score_figure", "heatmap_sheet"):
+        original = getattr(gallery, name)
+
+        def record(*given, name=name, original=original):
+            calls.setdefault(name, []).append(given)
+            return original(*given)
+
+        monkeypatch.setattr(gallery, name, record)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def restored(tiny_run):
+    """The federation of the tiny run after its last round, its data, and a Fabric."""
+    run = RunFolder(tiny_run)
+    config, fabric = run.config(), make_fabric(accelerator="cpu")
+    with pytest.warns(UserWarning, match="RANDOM"):
+        model = build_model(config)
+    data = build_data(config, model.backbone, fabric, Display(quiet=True))
+    federation = build_federation(config, tiny_run, model, data, fabric)
+    federation.resume()
+    return federation, data, fabric
+
+
+def pictures(folder):
+    found = {path.name: np.asarray(Image.open(path)) for path in (folder / "figures").iterdir()}
+    assert all(image.std() > 1 for image in found.values()), "a blank picture"
+    return set(found)
+
+
+def test_a_run_leaves_all_pictures(tiny_run):
+    curves = {"i_auroc.png", "p_auroc.png", "pro.png", "aupr.png", "loss.png"}
+    assert pictures(tiny_run) == {"partition.png", "heatmaps.png", "scores.png", *curves}
+
+
+def test_the_partition_shows_every_image(restored, drawn, tmp_path):
+    _, data, _ = restored
+    gallery.draw_partition(data, tmp_path)
+    counts, products = drawn["partition_figure"][0]
+    assert counts.sum() == len(data.images.train)
+    assert list(products) == list(data.images.products)
+    assert pictures(tmp_path) == {"partition.png"}
+
+
+def test_curves_join_what_was_measured(drawn, tmp_path):
+    def report(number, loss=None, auroc=None):
+        metrics = {"i_auroc": {"mean": 0.5, "per_client": auroc}} if auroc else None
+        per_client = {client: {"loss": value, "other": 9.0} for client, value in (loss or {}).items()}
+        return RoundReport(number, "train", [0, 1], per_client=per_client, metrics=metrics)
+
+    history = [
+        report(0, auroc={0: 0.5, 1: 0.6}),
+        report(1, {1: 2.0}),
+        report(2, {0: 3.0, 1: 1.0}, {0: 0.7, 1: 0.8}),
+    ]
+    gallery.draw_curves(history, tmp_path)
+    assert drawn["curves_figure"] == [
+        ({0: [(0, 0.5), (2, 0.7)], 1: [(0, 0.6), (2, 0.8)]}, "I-AUROC"),
+        ({1: [(1, 2.0), (2, 1.0)], 0: [(2, 3.0)]}, "training loss"),
+    ]
+    assert pictures(tmp_path) == {"i_auroc.png", "loss.png"}
+
+
+def test_nothing_measured_draws_nothing(tmp_path):
+    gallery.draw_curves([RoundReport(0, "memory", [0])], tmp_path)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_the_largest_clients_scores_and_cases_with_its_threshold(restored, drawn, tmp_path):
+    federation, data, fabric = restored
+    sizes = data.partition.sizes
+    largest = int(np.argmax(sizes))
+    gallery.draw_heatmaps(federation, data, fabric, tmp_path, 2, {largest: 5.25, 1 - largest: 99.0})
+    scores, labels, threshold = drawn["score_figure"][0]
+    assert threshold == 5.25
+    assert labels == [sample.label for sample in data.images.test]
+    metrics = federation.ask(
+        federation.rounds,
+        lambda client, _: gallery.image_scores(client, data.module.test_dataloader(), fabric),
+    )
+    torch.testing.assert_close(scores, metrics[largest])
+    cases, title = drawn["heatmap_sheet"][0]
+    assert len(cases) == 4
+    assert title.startswith(f"Client {largest} on textures")
+    assert title.endswith("(threshold 5.25)")
+    best = cases[0]
+    assert best.image.shape == (32, 32, 3)
+    assert best.mask.shape == best.anomaly_map.shape == (32, 32)
+    assert pictures(tmp_path) == {"heatmaps.png", "scores.png"}
+
+
+def test_a_task_that_does_not_localise_still_has_its_scores(restored, monkeypatch, tmp_path):
+    federation, data, fabric = restored
+    monkeypatch.setattr(
+        federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
+    )
+    gallery.draw_heatmaps(federation, data, fabric, tmp_path, 1)
+    assert pictures(tmp_path) == {"scores.png"}
+
+
+def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
+    federation, data, fabric = restored
+    elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, ask=lambda *_: {})
+    gallery.draw_heatmaps(elsewhere, data, fabric, tmp_path, 1)
+    assert drawn == {}
