@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from lit_fedad.evaluation import Thresholds
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.gallery import draw_curves, draw_heatmaps, draw_partition
-from lit_fedad.report.console import Display
+from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.runs import RunFolder
 from lit_fedad.tracking import Tracker
 
@@ -60,9 +62,14 @@ def train(config: Config, quiet: bool = False) -> dict[str, Any]:
 
 
 def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
-    """The run itself, in every process."""
+    """The run itself, in every process; processes other than the first have nothing to say."""
+    display = Display(quiet=quiet or not fabric.is_global_zero)
+    with plain_warnings(display, ignore=not fabric.is_global_zero):
+        _play_all_rounds(fabric, config, display)
+
+
+def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     run, first = RunFolder.of(config), fabric.is_global_zero
-    display = Display(quiet=quiet or not first)
     model = build_model(config)
     data = build_data(config, model.backbone, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)
@@ -74,12 +81,12 @@ def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
         draw_partition(data, run.path)
     status = "FAILED"
     try:
-        federation.run()
-        thresholds = federation.ask(
-            federation.rounds, Thresholds(data.module, fabric, config["evaluation"]["threshold_quantile"])
-        )
-        if config["evaluation"]["pictures"]:
-            draw_heatmaps(federation, data, fabric, run.path, config["evaluation"]["pictures"])
+        with display.progress("Clients trained and scored") as federation.on_visit:
+            federation.run()
+        quantile, pictures = config["evaluation"]["threshold_quantile"], config["evaluation"]["pictures"]
+        thresholds = federation.ask(federation.rounds, Thresholds(data.module, fabric, quantile))
+        if pictures:
+            draw_heatmaps(federation, data, fabric, run.path, pictures, thresholds)
         peak = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         if first:
             draw_curves(federation.history, run.path)
@@ -98,19 +105,25 @@ class _Reporter:
 
     def __init__(self, federation: Federation, display: Display, tracker: Tracker) -> None:
         self.federation, self.display, self.tracker = federation, display, tracker
+        self.last = time.perf_counter()
+        self.durations: list[float] = []
 
     def __call__(self, report: RoundReport) -> None:
-        played = [r.seconds for r in self.federation.history if r.round > 0]
+        now = time.perf_counter()
+        if report.round > 0:
+            self.durations.append(now - self.last)
+        self.last = now
         left = self.federation.rounds - max(report.round, 0)
         self.display.round_line(
             round=report.round,
             rounds=self.federation.rounds,
             loss=report.scalars.get("loss"),
-            metrics={name: values["mean"] for name, values in (report.metrics or {}).items()},
+            # AUPR has its row in the closing table; a fourth metric would crowd the bytes out of the line.
+            metrics={name: v["mean"] for name, v in (report.metrics or {}).items() if name != "aupr"},
             bytes_up=sum(report.bytes_up.values()),
             bytes_down=sum(report.bytes_down.values()),
             seconds=report.seconds,
-            eta_s=left * sum(played) / len(played) if played else None,
+            eta_s=left * statistics.mean(self.durations) if self.durations else None,
             name=report.phase,
         )
         for line in report.warnings:

@@ -43,7 +43,7 @@ def draw_heatmaps(
     fabric: Fabric,
     folder: Path,
     each: int,
-    thresholds: Mapping[int, float] | None = None,
+    thresholds: Mapping[int, float],
 ) -> None:
     """Score distribution of the client with most data, and its best and worst cases where it localises.
 
@@ -53,7 +53,7 @@ def draw_heatmaps(
         fabric: Moves batches and sets precision.
         folder: The run's.
         each: How many of the best and of the worst.
-        thresholds: Decision threshold by client, drawn where given; needed on the first process only.
+        thresholds: Decision threshold by client; needed on the first process only.
     """
     largest = max(federation.clients, key=lambda c: (data.partition.sizes[c], -c))
     labels = [sample.label for sample in data.images.test]
@@ -72,7 +72,7 @@ def draw_heatmaps(
     if answered is None:
         return
     scores, cases = answered
-    threshold = (thresholds or {}).get(largest)
+    threshold = thresholds.get(largest)
     save_figure(score_figure(scores, labels, threshold), folder / "figures" / "scores.png")
     if cases:
         limit = "" if threshold is None else f" (threshold {threshold:.3g})"

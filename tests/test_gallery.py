@@ -118,12 +118,12 @@ def test_a_task_that_does_not_localise_still_has_its_scores(restored, monkeypatc
     monkeypatch.setattr(
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
-    gallery.draw_heatmaps(federation, data, fabric, tmp_path, 1)
+    gallery.draw_heatmaps(federation, data, fabric, tmp_path, 1, {})
     assert pictures(tmp_path) == {"scores.png"}
 
 
 def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
     federation, data, fabric = restored
     elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, ask=lambda *_: {})
-    gallery.draw_heatmaps(elsewhere, data, fabric, tmp_path, 1)
+    gallery.draw_heatmaps(elsewhere, data, fabric, tmp_path, 1, {})
     assert drawn == {}

@@ -103,6 +103,8 @@ class Federation:
         channel: Carries the messages.
         evaluate_every: Evaluate after round 0, every so many rounds, and after the last.
         on_round: Called on the first process after each exchange, before its checkpoint.
+        on_visit: Called in every process after each visit to a client, to train or to score it, with the number
+            of this process's visits done and of all in the run.
     """
 
     def __init__(
@@ -120,16 +122,18 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         on_round: Callable[[RoundReport], None] = lambda report: None,
+        on_visit: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
         self.checkpoints, self.pool = checkpoints, pool
         self.participation, self.channel = participation, channel
-        self.evaluate_every, self.on_round = evaluate_every, on_round
+        self.evaluate_every, self.on_round, self.on_visit = evaluate_every, on_round, on_visit
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         hands = deal({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(hands[fabric.global_rank])
         self.history: list[RoundReport] = []
+        self._visits = self._visits_done = 0
 
     @property
     def first_round(self) -> int:
@@ -145,7 +149,9 @@ class Federation:
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
-        for round in range(self.resume(), self.rounds + 1):
+        rounds = range(self.resume(), self.rounds + 1)
+        self._visits, self._visits_done = sum(self._visits_in(round) for round in rounds), 0
+        for round in rounds:
             report = self.play(round)
             if self.fabric.is_global_zero:
                 self.history.append(report)
@@ -160,7 +166,11 @@ class Federation:
         self.server.begin(context)
         report = RoundReport(round, self.server.phase(round), self.participation.pick(self.clients, context))
         letters = self._send_letters(report, context)
-        visits = {c: self._visit(c, round, letters[c]) for c in report.participants if c in self.mine}
+        visits = {}
+        for client in report.participants:
+            if client in self.mine:
+                visits[client] = self._visit(client, round, letters[client])
+                self._count_visit()
         visits = collect(self.fabric, visits)
         if self.fabric.is_global_zero:
             self._take_in(report, visits)
@@ -195,6 +205,7 @@ class Federation:
         for client in sorted(self.mine):
             self.enter(client, round + 1, letters[client])
             answers[client] = question(self.client, client)
+            self._count_visit()
         return collect(self.fabric, answers)
 
     def over_processes(self, value: T) -> list[T]:
@@ -236,6 +247,14 @@ class Federation:
             state = {"server": self.server.state_dict(), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
+
+    def _visits_in(self, round: int) -> int:
+        picked = self.participation.pick(self.clients, Context(self.seed, round))
+        return len(self.mine.intersection(picked)) + len(self.mine) * self._evaluation_due(round)
+
+    def _count_visit(self) -> None:
+        self._visits_done += 1
+        self.on_visit(self._visits_done, max(self._visits, self._visits_done))
 
     def _evaluation_due(self, round: int) -> bool:
         return round >= 0 and (round % self.evaluate_every == 0 or round == self.rounds)

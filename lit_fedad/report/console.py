@@ -6,6 +6,7 @@ NO_COLOR is set) and a live progress bar; in a file or a pipe there is the same 
 
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -240,7 +241,10 @@ class Display:
         self._out.print(text, soft_wrap=True, markup=False, emoji=False)
 
     def _complain(self, kind: str, style: str, message: str) -> None:
-        self._err.print(Text.assemble((f"{kind}:", style), f" {_one_line(message)}"), soft_wrap=True)
+        with self._err.capture() as line:
+            self._err.print(Text.assemble((f"{kind}:", style), f" {_one_line(message)}"), soft_wrap=True)
+        # Through sys.stderr, which a live bar replaces; a rich console would write past it, into the bar.
+        sys.stderr.write(line.get())
 
     def _progress_lines(self, description: str) -> Callable[[int, int], None]:
         """A progress function that prints a line at most every 15 seconds."""
@@ -269,7 +273,7 @@ class Display:
 
 
 @contextmanager
-def plain_warnings(display: Display) -> Iterator[None]:
+def plain_warnings(display: Display, ignore: bool = False) -> Iterator[None]:
     """Show the library's own warnings as one clean line each, and keep other libraries' chatter away.
 
     Covers `warnings.warn` and `logging`. Of other libraries only logged errors come through. Enter it before
@@ -277,6 +281,7 @@ def plain_warnings(display: Display) -> Iterator[None]:
 
     Args:
         display: Prints the lines.
+        ignore: Show no warnings at all, for processes beside the one that speaks.
     """
     package = Path(lit_fedad.__file__).parent
 
@@ -288,7 +293,7 @@ def plain_warnings(display: Display) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if Path(filename).is_relative_to(package):
+        if not ignore and Path(filename).is_relative_to(package):
             display.warn(str(message))
 
     handler = _LogLines(display)

@@ -50,7 +50,15 @@ class Lab:
 
     def start(self, out: Path, *overrides: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         """The same as a command of its own, on one thread as in this process."""
-        command = [sys.executable, "-W", "ignore", "-m", "lit_fedad.cli", "train", *self.words(out, *overrides)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "lit_fedad.cli",
+            "train",
+            *self.words(out, *overrides),
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         return subprocess.Popen(
             command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -72,7 +80,11 @@ class Lab:
         """All that the last checkpoint holds of server and clients, by file."""
         (last,) = (out / "checkpoints").glob("round_*")
         state = {path.name: torch.load(path, weights_only=False) for path in sorted(last.glob("client_*.pt"))}
-        return {**state, "round": last.name, "server": torch.load(last / "server.pt", weights_only=False)["server"]}
+        return {
+            **state,
+            "round": last.name,
+            "server": torch.load(last / "server.pt", weights_only=False)["server"],
+        }
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +102,11 @@ def _differences(one: Any, other: Any, at: str = "") -> list[str]:
         return [line for i, (a, b) in enumerate(pairs) for line in _differences(a, b, f"{at}/{i}")]
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         same = one.dtype == other.dtype and one.shape == other.shape
-        if same and torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(one.isnan(), other.isnan()):
+        if (
+            same
+            and torch.equal(one.nan_to_num(), other.nan_to_num())
+            and torch.equal(one.isnan(), other.isnan())
+        ):
             return []
         size = float((one.double() - other.double()).abs().max()) if same else torch.inf
         return [f"{at}: differ by {size:.1e}"]

@@ -15,8 +15,6 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.runs import RunFolder
 
 
-
-
 def strict_json(path):
     """JSON as the standard has it: without NaN and Infinity."""
     return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{path.name} holds {name}"))
@@ -69,7 +67,10 @@ def test_methods_differ_where_they_should(lab):
     assert literal["elements_up"] == [2 * memory // 4] * 3
     assert all(2 * memory < sent < 2 * memory + 1000 for sent in literal["bytes_up"])
     assert literal["bytes_down"][0] == 0
-    losses = {m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"] for m in ("feddymem", "feddymem_close", "local")}
+    losses = {
+        m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"]
+        for m in ("feddymem", "feddymem_close", "local")
+    }
     assert len(set(losses.values())) == 3
 
 

@@ -116,5 +116,7 @@ def test_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
 
 def _last_round(out: Path) -> int:
     """Round of the last complete checkpoint; lower than any if there is none."""
-    complete = [int(path.name.removeprefix("round_")) - 100_000 for path in (out / "checkpoints").glob("round_*")]
+    complete = [
+        int(path.name.removeprefix("round_")) - 100_000 for path in (out / "checkpoints").glob("round_*")
+    ]
     return max(complete, default=-3)

@@ -1,3 +1,4 @@
+import io
 import math
 import re
 import sys
@@ -347,3 +348,18 @@ def test_bytes_are_decimal(count, text):
 )
 def test_durations_are_short(seconds, text):
     assert human_seconds(seconds) == text
+
+
+def test_a_warning_during_a_live_bar_gets_a_line_of_its_own(monkeypatch):
+    """Whichever display it comes from: the tracker's warnings come from another one."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Display().progress("Scoring") as progress:
+        progress(1, 2)
+        Display().warn("it broke")
+    (line,) = [line for line in re.split(r"[\r\n]+", screen.getvalue()) if "it broke" in line]
+    assert re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() == "warning: it broke"

@@ -1,0 +1,73 @@
+"""Two processes give what one gives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+FAILING = """
+from lit_fedad import cli
+from lit_fedad.methods.feddymem import FedDyMemClient
+
+send = FedDyMemClient.send
+
+def fails(self, loader):
+    if (self.context.round, self.context.client) == (1, 1):
+        raise RuntimeError("the disk is full")
+    return send(self, loader)
+
+FedDyMemClient.send = fails
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(("partition.clients=3",), id="odd-number-of-clients"),
+        pytest.param(("partition=by_product", "partition.clients=1"), id="fewer-clients-than-processes"),
+        pytest.param(("federation=partial", "partition.clients=4"), id="partial-participation"),
+        pytest.param(("method=local", "partition.clients=3"), id="local"),
+    ],
+)
+def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome, overrides):
+    """With one thread each; more threads may add numbers up in another order."""
+    results = []
+    for devices in (1, 2):
+        out = tmp_path / str(devices)
+        lab.command(out, *overrides, f"fabric.devices={devices}", "evaluation.pictures=1")
+        results.append(outcome(json.loads((out / "result.json").read_text())))
+    assert differences(*results) == []
+    assert differences(lab.state(tmp_path / "1"), lab.state(tmp_path / "2")) == []
+
+
+def test_failing_client_is_left_out_in_any_process(lab, tmp_path, differences, outcome, monkeypatch):
+    """A client that fails in one process neither stops nor hangs the other."""
+    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    results = []
+    for devices in (1, 2):
+        out = tmp_path / str(devices)
+        settings = (
+            "partition.clients=3",
+            "federation.participation.on_failure=skip",
+            f"fabric.devices={devices}",
+        )
+        text = lab.command(out, *settings)
+        assert "client 1 left out: RuntimeError: the disk is full" in text
+        results.append(outcome(json.loads((out / "result.json").read_text())))
+    assert differences(*results) == []
+    assert differences(lab.state(tmp_path / "1"), lab.state(tmp_path / "2")) == []
+    assert results[0]["elements_up"][-2] * 3 == results[0]["elements_up"][-1] * 2
+
+
+def test_run_refused_by_policy_ends_both_processes_in_one_line(lab, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = lab.start(tmp_path / "run", "fabric.devices=2")
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 2
+    assert text.strip().splitlines()[-1].endswith("round 1, client 1: RuntimeError: the disk is full")
+    assert "Traceback" not in text

@@ -1,0 +1,283 @@
+"""Every configuration file composes and builds; every mistake ends in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.assembly import build_model
+from lit_fedad.config import build, call, compose, conf_folder, identity, options
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.processes import make_fabric
+
+PRODUCTS = {
+    "mvtec_textures": ["carpet", "grid", "leather", "tile", "wood"],
+    "mpdd": ["bracket_black", "bracket_brown", "bracket_white", "connector", "metal_plate", "tubes"],
+    "mvtec_mixture": ["a", "b"],
+    "real_mixture": ["mvtec/bottle", "mvtec/screw", "other_ad/magnetic_tile"],
+    "medical": ["medical/brain_mri", "medical/chest_xray", "other_ad/elpv_mono"],
+    "paper": ["carpet", "grid", "leather", "tile", "wood"],
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Paints product folders in MVTec layout, two images in each folder."""
+
+    def paint(products):
+        for product in products:
+            for kind in ("train/good", "test/good", "test/bad"):
+                folder = tmp_path / product / kind
+                folder.mkdir(parents=True)
+                for i in range(2):
+                    Image.fromarray(np.full((40, 40, 3), 60 * i, np.uint8)).save(folder / f"{i}.png")
+        return tmp_path
+
+    return paint
+
+
+def needs(group: str, option: str) -> list[str]:
+    """What a file leaves to the person, as overrides."""
+    missing = {("partition", "file"): ["partition.path=clients.json"]}
+    mvtec = (group == "data" and option != "textures") or (group == "experiment" and option in PRODUCTS)
+    return missing.get((group, option), ["data.root=images"] if mvtec else [])
+
+
+EVERY = [(path.parent.name, path.stem) for path in sorted(conf_folder().glob("*/*.yaml"))]
+
+
+def test_all_groups_are_known():
+    assert {group for group, _ in EVERY} >= {
+        "method", "task", "data", "partition", "backbone", "federation", "tracking", "experiment", "debug",
+    }  # fmt: skip
+    assert {"feddymem", "local"} <= set(options("method"))
+
+
+@pytest.mark.parametrize(("group", "option"), EVERY)
+def test_every_file_composes(group, option):
+    config = compose([f"{group}={option}", *needs(group, option)])
+    json.dumps(config)  # plain dictionaries, lists and scalars
+    assert config["method"]["name"]
+
+
+@pytest.mark.parametrize("method", options("method"))
+@pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
+def test_every_method_builds_in_small(method, preset):
+    model = build_model(compose([f"method={method}", preset, "backbone.weights=random"]))
+    assert model.client.task is model.task
+    assert model.server.setup
+    assert not any(p.requires_grad for p in model.backbone.parameters())
+
+
+@pytest.mark.parametrize(
+    ("experiment", "backbone"),
+    [*((e, None) for e in options("experiment")), *(("paper", b) for b in options("backbone"))],
+)
+def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
+    """The paper's included: WRN-50-2, a memory of 56 x 56 slots of 1792 channels."""
+    chosen = [f"backbone={backbone}"] if backbone else []
+    config = compose(
+        [f"experiment={experiment}", *chosen, "backbone.weights=random", *needs("experiment", experiment)]
+    )
+    task = build_model(config).task
+    assert task.memory.shape[0] == config["task"]["grid"] ** 2
+    if experiment == "paper" and backbone is None:
+        assert task.memory.shape == (3136, 1792)
+
+
+@pytest.mark.parametrize("data", options("data"))
+def test_every_data_source_builds(data, tree, tmp_path):
+    if data == "textures":
+        given = [
+            f"data.root={tmp_path}",
+            "data.size=32",
+            "data.train_per_product=1",
+            "data.test_per_product=2",
+        ]
+    else:
+        given = [f"data.root={tree(PRODUCTS[data])}"]
+    images = build(compose([f"data={data}", *given])["data"])
+    assert isinstance(images, ImageSet)
+    assert len(images.products) == len(PRODUCTS.get(data, range(5)))
+
+
+@pytest.mark.parametrize("experiment", sorted(set(options("experiment")) & set(PRODUCTS)))
+def test_every_experiment_finds_its_data(experiment, tree):
+    images = build(compose([f"experiment={experiment}", f"data.root={tree(PRODUCTS[experiment])}"])["data"])
+    assert len(images.train) == 2 * len(PRODUCTS[experiment])
+
+
+@pytest.mark.parametrize("partition", options("partition"))
+def test_every_partition_deals_all_images(partition, tree, tmp_path):
+    root = tree(["a", "b"])
+    (tmp_path / "clients.json").write_text("[[0, 1], [2, 3]]")
+    given = {"file": [f"partition.path={tmp_path}/clients.json"], "iid": ["partition.clients=3"]}
+    given["dirichlet"] = ["partition.clients=2", "partition.min_size=1"]
+    config = compose(
+        [
+            f"partition={partition}",
+            "data=mvtec_mixture",
+            f"data.root={root}",
+            "data.products=[a,b]",
+            *given.get(partition, []),
+        ]
+    )
+    dealt = build(config["partition"])(build(config["data"]), 0)
+    assert sorted(i for client in dealt.clients for i in client) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("federation", options("federation"))
+def test_every_federation_builds(federation):
+    section = compose([f"federation={federation}"])["federation"]
+    assert isinstance(build(section["participation"]), Participation)
+    assert isinstance(build(section["channel"]), Channel)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task.learning_rat=1"], "unknown key 'task.learning_rat'; did you mean 'task.learning_rate'"),
+        (["metod=feddymem"], "did you mean 'method'"),
+        (["partition.alfa=1"], "did you mean 'partition.alpha'"),
+        (["method=feddymm"], "method has no option 'feddymm'; did you mean 'feddymem'"),
+        (["backbone=resnet"], "did you mean 'resnet18'"),
+        (["data=mvtec_mixture"], "'data.root' must be given: data.root=..."),
+        (["partition=file"], "'partition.path' must be given"),
+        (["method"], "'method' is not of the form key=value"),
+        (["task.grid=[1,2"], "[1,2"),
+        (["+taks.grid=3"], "did you mean 'task'"),
+        (["+evaluation.evry=3"], "evaluation has no key 'evry'; did you mean 'every'"),
+        (["+cache.foldr=x"], "cache has no key 'foldr'; did you mean 'folder'"),
+        (["rounds=many"], "rounds='many' must be int"),
+        (["rounds=-1"], "rounds=-1 must be at least 0"),
+        (["batch_size=0"], "batch_size=0 must be at least 1"),
+        (["seed=null"], "seed=None must be int"),
+        (["fresh=3"], "fresh=3 must be bool"),
+        (["out=[a]"], "out=['a'] must be null or str"),
+        (["evaluation.every=0"], "evaluation.every=0 must be at least 1"),
+        (["evaluation=3"], "evaluation"),
+    ],
+)
+def test_mistake_is_refused_when_composing(words, said):
+    with pytest.raises(UserError) as error:
+        compose(words)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+task.learning_rat=1"], "MemoryBank has no key 'learning_rat'; did you mean 'learning_rate'"),
+        (["+task.head.hiden=1"], "MemoryGenerator has no key 'hiden'; did you mean 'hidden'"),
+        (["task.learning_rate=high"], "MemoryBank.learning_rate='high' must be float"),
+        (["task.grid=1.5"], "MemoryBank.grid=1.5 must be int"),
+        (["task.standardise=1"], "MemoryBank.standardise=1 must be bool"),
+        (["task._target_=lit_fedad.tasks.memory_bank.MemoryBnk"], "cannot be imported"),
+        (["backbone.layers=1"], "layers=1 must be list"),
+        (["~task.loss"], "MemoryBank needs 'loss'"),
+        (["+method.client.epochs=3"], "did you mean 'local_epochs'"),
+    ],
+)
+def test_mistake_is_refused_when_building_the_model(words, said):
+    with pytest.raises(UserError) as error:
+        build_model(compose(["debug=seconds", *words]))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "words", "said"),
+    [
+        (
+            "data",
+            ["data=mvtec_mixture", "data.root=x", "data.products=bottle"],
+            "products='bottle' must be list or null",
+        ),
+        ("data", ["data.root=5"], "root=5 must be null or str"),
+        (
+            "partition",
+            ["partition=dirichlet", "partition.clients=two"],
+            "Dirichlet.clients='two' must be int",
+        ),
+        ("partition", ["partition=pooled", "+partition.clients=2"], "Pooled has no key 'clients'"),
+    ],
+)
+def test_mistake_in_a_section_is_refused(section, words, said):
+    with pytest.raises(UserError) as error:
+        build(compose(words)[section])
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "section", "words", "said"),
+    [
+        (ImageTransform, "image", ["+image.sise=3"], "image has no key 'sise'; did you mean 'size'"),
+        (ImageTransform, "image", ["image.size=big"], "image.size='big' must be int"),
+        (make_fabric, "fabric", ["fabric.accelerator=cup"], "cup"),
+        (make_fabric, "fabric", ["fabric.accelerator=cpu", "fabric.devices=two"], "devices"),
+        (make_fabric, "fabric", ["fabric.precision=12"], "12"),
+        (make_fabric, "fabric", ["+fabric.device=2"], "did you mean 'devices'"),
+    ],
+)
+def test_mistake_in_a_section_without_target_is_refused(target, section, words, said):
+    with pytest.raises(UserError) as error:
+        call(target, compose(words)[section], section)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["out=x"], ["tracking=off"], ["tracking.uri=http://x"], ["fabric.devices=2"], ["fabric.accelerator=cpu"],
+     ["cache.enabled=false"], ["cache.folder=x"], ["fresh=true"]],
+)  # fmt: skip
+def test_identity_ignores_circumstances(words):
+    assert identity(compose(words)) == identity(compose())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["seed=1"], ["rounds=7"], ["batch_size=3"], ["method=local"], ["task.sigma=1"], ["data.seed=1"],
+     ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"], ["evaluation.every=2"]],
+)  # fmt: skip
+def test_identity_changes_with_anything_else(words):
+    assert identity(compose(words)) != identity(compose())
+
+
+@pytest.mark.slow
+def test_wheel_carries_the_configuration(tmp_path):
+    repository = conf_folder().parent
+    wheel_folder, unpacked, away = tmp_path / "wheel", tmp_path / "unpacked", tmp_path / "away"
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
+    subprocess.run([*pip, "-w", wheel_folder, repository], check=True)
+    (wheel,) = wheel_folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
+    ours = {path.relative_to(conf_folder()) for path in conf_folder().rglob("*.yaml")}
+    assert ours == {
+        path.relative_to(unpacked / "lit_fedad/conf") for path in unpacked.rglob("lit_fedad/conf/**/*.yaml")
+    }
+    away.mkdir()
+    code = (
+        "import lit_fedad.config as c; print(c.__file__); print(c.conf_folder());"
+        "print(c.compose(['method=feddymem_literal', 'debug=seconds'])['method']['name'])"
+    )
+    path = {"PYTHONPATH": str(unpacked), "PATH": ""}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=away, env=path, check=True, capture_output=True, text=True
+    )
+    file, folder, method = shown.stdout.split()
+    assert file.startswith(str(unpacked))
+    assert folder == str(unpacked / "lit_fedad" / "conf")
+    assert method == "feddymem_literal"
