@@ -55,7 +55,7 @@ class Model:
         Raises:
             UserError: If the run has no complete round.
         """
-        checkpoints = Checkpoints(folder / "checkpoints", identity(config))
+        checkpoints = open_checkpoints(folder, config, self)
         latest = checkpoints.latest()
         if latest is None:
             raise UserError(f"{folder}: no round is complete yet; train first")
@@ -139,12 +139,17 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],
-        checkpoints=Checkpoints(folder / "checkpoints", identity(config)),
+        checkpoints=open_checkpoints(folder, config, model),
         pool=ClientPool(model.client.personal_state(), folder / "personal", config["federation"]["pool_bytes"]),
         participation=build(config["federation"]["participation"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
     )
+
+
+def open_checkpoints(folder: Path, config: Config, model: Model) -> Checkpoints:
+    """A run's checkpoints, which only the same configuration with the same backbone weights may continue."""
+    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.backbone.fingerprint[:16]}")
 
 
 def cache_folder(config: Config) -> Path:

@@ -249,7 +249,8 @@ def test_identity_ignores_circumstances(words):
 @pytest.mark.parametrize(
     "words",
     [["seed=1"], ["rounds=7"], ["batch_size=3"], ["method=local"], ["task.sigma=1"], ["data.seed=1"],
-     ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"], ["evaluation.every=2"]],
+     ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"],
+     ["evaluation.every=2"]],
 )  # fmt: skip
 def test_identity_changes_with_anything_else(words):
     assert identity(compose(words)) != identity(compose())

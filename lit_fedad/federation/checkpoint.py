@@ -21,7 +21,7 @@ class Checkpoints:
 
     Args:
         folder: Where checkpoints lie.
-        identity: What must be equal for a run to be continued (the resolved configuration).
+        identity: What must be equal for a run to be continued (configuration and backbone weights).
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
@@ -79,7 +79,8 @@ class Checkpoints:
             raise UserError(f"{path}: the checkpoint cannot be read ({error}); remove the folder") from error
         if meta["identity"] != self.identity:
             raise UserError(
-                f"{self.folder.parent}: begun under another configuration; give another out=DIR or add fresh=true"
+                f"{self.folder.parent}: begun under another configuration or with other backbone weights;"
+                " give another out=DIR or add fresh=true"
             )
         return meta["round"], state
 

@@ -107,7 +107,6 @@ def test_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
         process.communicate()
     lab.command(out, "rounds=12")
     results = [json.loads((folder / "result.json").read_text()) for folder in (out, straight)]
-    print(f"killed {kills} times")
     assert kills
     assert differences(*map(outcome, results)) == []
     assert differences(lab.state(out), lab.state(straight)) == []
