@@ -140,7 +140,9 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         rounds=config["rounds"],
         seed=config["seed"],
         checkpoints=open_checkpoints(folder, config, model),
-        pool=ClientPool(model.client.personal_state(), folder / "personal", config["federation"]["pool_bytes"]),
+        pool=ClientPool(
+            model.client.personal_state(), folder / "personal", config["federation"]["pool_bytes"]
+        ),
         participation=build(config["federation"]["participation"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],

@@ -97,7 +97,9 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     finally:
         delivery = tracker.close(status)
         if delivery.pending and first:
-            display.warn(f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.path}")
+            display.warn(
+                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.path}"
+            )
 
 
 class _Reporter:
@@ -139,7 +141,11 @@ def _tracked(report: RoundReport) -> dict[str, float]:
     for name, values in (report.metrics or {}).items():
         flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
         flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
-    traffic = {"bytes/up": report.bytes_up, "bytes/down": report.bytes_down, "elements/up": report.elements_up}
+    traffic = {
+        "bytes/up": report.bytes_up,
+        "bytes/down": report.bytes_down,
+        "elements/up": report.elements_up,
+    }
     flat |= {name: float(sum(by_client.values())) for name, by_client in traffic.items()}
     return {**flat, "participants": len(report.participants), "seconds": report.seconds}
 
@@ -184,7 +190,9 @@ def _result(
         "elements_up": [sum(r.elements_up.values()) for r in history],
         "seconds_per_round": [r.seconds for r in history],
         "scalars": [r.scalars for r in history],
-        "metrics": {r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics},
+        "metrics": {
+            r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
+        },
         "peak_rss_bytes": peak,
         "tracking_run_id": tracker.run_id,
         "config": config,

@@ -198,7 +198,9 @@ class IID:
         images = len(image_set.train)
         if self.clients > images:
             raise UserError(f"partition: {self.clients} clients but {images} training images; lower clients")
-        return Partition._of(np.array_split(numpy_generator(seed, "partition").permutation(images), self.clients))
+        return Partition._of(
+            np.array_split(numpy_generator(seed, "partition").permutation(images), self.clients)
+        )
 
 
 @dataclass(frozen=True)

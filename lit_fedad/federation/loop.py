@@ -269,7 +269,9 @@ class Federation:
                 message = self.server.broadcast(client)
                 key = tuple((name, id(tensor)) for name, tensor in message.items())
                 if key not in packed:
-                    packed[key] = self.channel.pack(message, payload, self.channel.down, context, "the server")
+                    packed[key] = self.channel.pack(
+                        message, payload, self.channel.down, context, "the server"
+                    )
                 letters[client] = packed[key]
         return share(self.fabric, letters)
 
@@ -308,7 +310,9 @@ class Federation:
         report.bytes_up = {c: len(visit.blob) for c, visit in good.items()}
         report.elements_up = {c: visit.elements for c, visit in good.items()}
         report.per_client = {c: visit.scalars for c, visit in good.items()}
-        report.warnings = [f"round {report.round}: client {c} left out: {e}" for c, e in report.failures.items()]
+        report.warnings = [
+            f"round {report.round}: client {c} left out: {e}" for c, e in report.failures.items()
+        ]
         if self._refusal(report):
             return
         sizes = self.data.sizes
