@@ -89,7 +89,7 @@ def deal(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
 
     Example:
         >>> deal({0: 10, 1: 70, 2: 30, 3: 40}, 2)
-        [[1], [0, 2, 3]]
+        [[0, 1], [2, 3]]
     """
     hands: list[list[int]] = [[] for _ in range(processes)]
     loads = [0] * processes

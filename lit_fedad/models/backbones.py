@@ -119,11 +119,23 @@ def create_backbone(
     if hub_file is not None:
         taken = f"imagenet:{timm.get_pretrained_cfg(name).tag}"
     elif weights in ("auto", "random"):
+        _open_residual_branches(features)
         taken = "random"
     else:
         _load_file(features.model, Path(weights), name)
         taken = f"file:{Path(weights).name}"
     return FeaturePyramid(features, name, layers, weights, taken)
+
+
+def _open_residual_branches(features: nn.Module) -> None:
+    """Sets the normalisation scales that start at zero to one.
+
+    Training opens these branches bit by bit; frozen random features would never see what is in them.
+    """
+    for module in features.modules():
+        scale = getattr(module, "weight", None)
+        if isinstance(scale, nn.Parameter) and scale.ndim == 1 and not scale.any():
+            nn.init.ones_(scale)
 
 
 def _check_model(name: str, layers: tuple[int, ...]) -> None:

@@ -30,7 +30,7 @@ import lit_fedad
 
 METRIC_TITLES = {"i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR"}  # else as they are
 
-_LINE_WIDTH = 110  # columns of a round line at most
+_LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
 # What a narrow round line gives up: the lesser a column, the higher its number; all else counts 0.
 _LESSER = {"left": 1, "up": 2, "down": 3, "time": 4}

@@ -334,3 +334,11 @@ def test_real_resnetv2_gluon(weights):
             features = stage(features)
             wanted.append(features)
     assert_equal_features(backbone(images), wanted)
+
+
+def test_random_weights_leave_no_residual_branch_closed():
+    with pytest.warns(UserWarning, match="RANDOM"):
+        pyramid = create_backbone("resnet18", layers=(1, 2, 3), weights="random")
+    scales = [m.weight for m in pyramid.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert scales
+    assert all(scale.any() for scale in scales)
