@@ -502,7 +502,9 @@ def _find_or_create(client: Any, start: Record) -> str:
     name, identity = start["values"]["experiment"], start["values"]["journal"]
     experiment = client.get_experiment_by_name(name)
     # Where two runs create it at once, the one that fails finds it at its next try.
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+    # The tag makes MLflow's pages open as those of model training, not of language models.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, tags=tags)
     found = client.search_runs([experiment_id], f"tags.`{_JOURNAL_TAG}` = '{identity}'")
     if found:
         return found[0].info.run_id
