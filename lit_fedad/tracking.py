@@ -482,9 +482,15 @@ def _connect(uri: str) -> Any:
     database = _database(uri)
     if database is None:
         return MlflowClient(tracking_uri=uri)
-    # MLflow creates the tables here, and two processes that do so at once leave a broken database.
+    # MLflow creates the tables here. Two processes that do so at once, or one that is killed meanwhile, leave a
+    # database that no later run can use: it is made beside its place, one at a time, and moved there complete.
     database.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{database}-lock"):
+        if not database.exists():
+            draft = database.with_name(f"{database.name}-draft")
+            draft.unlink(missing_ok=True)
+            MlflowClient(tracking_uri=f"{_SQLITE}{draft}")
+            draft.replace(database)
         return MlflowClient(tracking_uri=uri)
 
 

@@ -504,3 +504,12 @@ def test_first_use_by_several_runs_at_once(tmp_path, monkeypatch):
     for run in runs:
         assert run.info.status == "FINISHED"
         assert len(history(client, run.info.run_id, "metric 3")) == 50
+
+
+def test_a_kill_while_the_database_is_made_leaves_no_broken_one(tmp_path):
+    """What a killed process left of the draft is thrown away, not taken for a database."""
+    (tmp_path / "mlflow.db-draft").write_bytes(b"half a database")
+    tracker = Tracker(tmp_path / "run", "drafts", "run", uri=f"sqlite:///{tmp_path}/mlflow.db")
+    tracker.metrics({"loss": 1.0}, step=0)
+    assert tracker.close(timeout_s=60).pending == 0
+    assert not (tmp_path / "mlflow.db-draft").exists()
