@@ -12,7 +12,6 @@ COMMON = [
 CASES = {
     "memory only, 28 x 28": ["grid=28", "task.head=null"],
     "with head, 28 x 28": ["grid=28"],
-    "with head, 56 x 56": ["grid=56", "rounds=2"],
 }
 
 

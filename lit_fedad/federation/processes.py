@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,11 +54,23 @@ def _make_fabric(accelerator: str, devices: int | str, precision: Any, num_nodes
     alone = num_nodes == 1 and str(devices) in ("1", "auto") and not torch.cuda.is_available()
     if alone or (num_nodes == 1 and str(devices) == "1"):
         return Fabric(accelerator=accelerator, devices=1, precision=precision)
-    start = "spawn" if num_nodes == 1 else "popen"
+    start = _start_method() if num_nodes == 1 else "popen"
     strategy = ClientsApart(start_method=start)  # type: ignore[arg-type]
     return Fabric(
         accelerator=accelerator, devices=devices, precision=precision, num_nodes=num_nodes, strategy=strategy
     )
+
+
+def _start_method() -> str:
+    """How processes of one machine start.
+
+    A fork server imports the package once, and before anything else: a spawned child would unpickle Lightning's
+    objects first, which fails beside a CPU-only torch (see `lit_fedad._compat`).
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.set_forkserver_preload(["lit_fedad"])
+    return "forkserver"
 
 
 def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
