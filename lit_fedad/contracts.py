@@ -152,9 +152,12 @@ class Client(L.LightningModule):
             fabric: Moves batches, scales precision and runs the backward pass.
 
         Returns:
-            Means over all steps of the loss and of the other scalars that ``training_step`` returned.
+            Means over all steps of the loss and of the other scalars that ``training_step`` returned; nothing
+            where the task has nothing to train.
         """
         task = self.task
+        if not any(parameter.requires_grad for parameter in task.parameters()):
+            return {}
         configured: Any = task.configure_optimizers()
         if not isinstance(configured, torch.optim.Optimizer):
             raise TypeError(f"{type(task).__name__}.configure_optimizers must return one optimizer")

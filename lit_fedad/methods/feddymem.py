@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -118,10 +117,6 @@ class FedDyMemClient(Client):
             task.load_memory(broadcast["memory"], broadcast.get("radii"))
         if "threshold" in broadcast:
             task.threshold = broadcast["threshold"].to(task.threshold)
-
-    def fit(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """E epochs of Eq. 12 against the received memory; nothing to do without a head."""
-        return super().fit(loader, fabric) if self.task.trains else {}
 
     def send(self, loader: DataLoader) -> Message:
         """Channel statistics, a compressed memory, or distance quantiles: what the exchange is for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, Payload, Server, Task, Update
@@ -25,11 +24,6 @@ class LocalClient(Client):
 
     def receive(self, broadcast: Message) -> None:
         """Nothing comes."""
-
-    def fit(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """E epochs, if the task has anything to train."""
-        trains = any(p.requires_grad for p in self.task.parameters())
-        return super().fit(loader, fabric) if trains else {}
 
     def send(self, loader: DataLoader) -> Message:
         """Sends nothing; lets the task prepare before round 1, and renew what it prepared after each round."""

@@ -275,11 +275,6 @@ class MemoryBank(Task):
             parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True
         )
 
-    @property
-    def trains(self) -> bool:
-        """Whether there is anything to train."""
-        return any(p.requires_grad for p in self.parameters())
-
     # ---------------------------------------------------------------------------------------------- the bank
 
     def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
