@@ -72,6 +72,7 @@ class Model:
         self.client.begin(context)
         self.client.load_personal_state(pool.get(number))
         self.client.receive(channel.unpack(letter, channel.down))
+        self.client.deploy()
         self.client.eval()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.randomness import generator, seeded
@@ -89,26 +89,91 @@ class Prediction(NamedTuple):
 class Task(L.LightningModule):
     """What is learnt and how it scores; trains just as well under a plain ``lightning.Trainer``.
 
-    Subclasses implement ``training_step``, ``configure_optimizers`` and ``predict_step`` (returning a `Prediction`)
-    as in Lightning, and `features`.
+    A step is ``view -> features -> objective``, a prediction ``features -> predict``: methods that regularise,
+    shift or share features step in between. Subclasses implement `encode`, `objective`, `predict` and Lightning's
+    ``configure_optimizers``.
+
+    Attributes:
+        kind: Which metrics judge it.
+        prepares: Whether `prepare` takes something from local data.
+        local_buffers: Buffers made from local data, which never leave the client.
+        output_modules: Submodules between features and output; methods with personal heads keep these.
+        width: Channels of the features.
     """
 
-    def features(self, batch: Mapping[str, Any]) -> Tensor:
-        """What regularisers and prototypes look at.
+    kind: Literal["anomaly", "classification"] = "anomaly"
+    prepares: bool = False
+    local_buffers: tuple[str, ...] = ()
+    output_modules: tuple[str, ...] = ()
+    width: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset: nn.Module = nn.Identity()
+        """Stands between `encode` and everything that looks at features; a method may put its own in."""
+
+    def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What one training step looks at: a random view of a batch (augmented, or a sample of it)."""
+        return batch
+
+    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+        """From images to features.
 
         Args:
-            batch: A batch of the data module.
+            batch: A batch of the data module, or a view of one.
 
         Returns:
-            Features, batch first.
+            Features [B, width] or [B, positions, width].
         """
+        raise NotImplementedError
+
+    def features(self, batch: Mapping[str, Any]) -> Tensor:
+        """What regularisers and prototypes look at: `encode`, through ``offset``."""
+        return self.offset(self.encode(batch))
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The training loss.
+
+        Args:
+            features: Features of the view.
+            batch: The view.
+
+        Returns:
+            ``loss``, and other scalars to track.
+        """
+        raise NotImplementedError
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images.
+
+        Args:
+            features: Features of the whole batch.
+            batch: The batch.
+        """
+        raise NotImplementedError
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """The features."""
+        return self.features(batch)
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        """One step on a random view."""
+        view = self.view(batch)
+        return self.objective(self.features(view), view)
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+        """Scores a batch."""
+        return self.predict(self.features(batch), batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser of all that trains."""
         raise NotImplementedError
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Takes from local data what training needs before its first step (a bank, a centre). Default: nothing."""
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews, after local training, what `prepare` made. Default: nothing."""
+        """Renews what `prepare` made, under the weights as they are now. Default: nothing."""
 
     def learned_state(self) -> dict[str, Tensor]:
         """The state that training changes: everything but the frozen backbone."""
@@ -134,6 +199,7 @@ class Client(L.LightningModule):
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
         self.context = Context(seed=0, round=0)
+        self.epoch = 0
         self._optimizer_state: dict[str, Any] | None = None
 
     def begin(self, context: Context) -> None:
@@ -144,8 +210,31 @@ class Client(L.LightningModule):
         """Takes over what the server sent."""
         raise NotImplementedError
 
+    def deploy(self) -> None:
+        """Makes the task what predicts, where that is not what trains. Called after `receive`, never before `fit`."""
+
+    def adapt(self, loader: DataLoader) -> None:
+        """Renews what depends on weights just taken over and on local data. Called before `fit`, and after `deploy`.
+
+        Args:
+            loader: The client's training batches in a fixed order.
+        """
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all clients predict alike, so that scoring one of them scores all."""
+        return False
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        """One local step; the task's, unless the method adds to it."""
+        return self.task.training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimiser of local steps; the task's, unless the method asks for another."""
+        return self.task.configure_optimizers()
+
     def fit(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains locally: E epochs of the task's ``training_step``, with Lightning's hooks.
+        """Trains locally: E epochs of `training_step`, with Lightning's hooks of client and task.
 
         Args:
             loader: The client's training batches.
@@ -158,33 +247,35 @@ class Client(L.LightningModule):
         task = self.task
         if not any(parameter.requires_grad for parameter in task.parameters()):
             return {}
-        configured: Any = task.configure_optimizers()
-        if not isinstance(configured, torch.optim.Optimizer):
-            raise TypeError(f"{type(task).__name__}.configure_optimizers must return one optimizer")
+        configured = self.configure_optimizers()
         if self._optimizer_state is not None:
             configured.load_state_dict(self._optimizer_state)
-        module, optimizer = fabric.setup(task, configured)
+        module, optimizer = fabric.setup(self, configured)
         module.mark_forward_method("training_step")
         totals: dict[str, float] = {}
         steps = 0
         task.train()
+        self.on_train_start()
         task.on_train_start()
-        for _ in range(self.local_epochs):
+        for self.epoch in range(self.local_epochs):
+            self.on_train_epoch_start()
             task.on_train_epoch_start()
             for index, batch in enumerate(loader):
                 batch = fabric.to_device(batch)
                 task.on_train_batch_start(batch, index)
-                output = module.training_step(batch, index)
-                outputs = output if isinstance(output, Mapping) else {"loss": output}
+                outputs = module.training_step(batch, index)
                 optimizer.zero_grad()
                 fabric.backward(outputs["loss"])
+                self.on_before_optimizer_step(configured)
                 optimizer.step()
-                task.on_train_batch_end(output, batch, index)
+                self.on_train_batch_end(outputs, batch, index)
+                task.on_train_batch_end(outputs, batch, index)
                 for name, value in outputs.items():
                     totals[name] = totals.get(name, 0.0) + float(value.detach())
                 steps += 1
             task.on_train_epoch_end()
         task.on_train_end()
+        self.on_train_end()
         task.eval()
         if self.keep_optimizer:
             self._optimizer_state = configured.state_dict()
@@ -223,6 +314,13 @@ class Server:
 
     def __init__(self) -> None:
         self.context = Context(seed=0, round=0)
+
+    def enrol(self, sizes: Mapping[int, int]) -> None:
+        """Learns once, before a run begins or goes on, who the clients are.
+
+        Args:
+            sizes: Training images by client, of all clients that hold any.
+        """
 
     def begin(self, context: Context) -> None:
         """Starts a round."""

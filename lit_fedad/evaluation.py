@@ -44,7 +44,7 @@ class TestSetEvaluator:
     def __init__(self, loader: DataLoader, pixel: bool, fabric: Fabric) -> None:
         self.loader, self.pixel, self.fabric = loader, pixel, fabric
 
-    def score(self, client: Client) -> AnomalyMetrics:
+    def score(self, client: Client, number: int) -> AnomalyMetrics:
         """Mergeable metric state of one client."""
         metrics = AnomalyMetrics(pixel=self.pixel)
         for batch in self.loader:
@@ -56,6 +56,10 @@ class TestSetEvaluator:
             )
             metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)
         return metrics
+
+    def spread(self, state: AnomalyMetrics, clients: list[int]) -> dict[int, AnomalyMetrics]:
+        """The same state for every client."""
+        return dict.fromkeys(clients, state)
 
     def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Any]:
         """Mean, worst, pooled and per-client values of each metric."""

@@ -58,7 +58,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         scored: list[int] = []
 
         def score(client: Client, number: int) -> Any:
-            state = federation.evaluator.score(client)
+            state = federation.evaluator.score(client, number)
             scored.append(number)
             progress(len(scored), len(federation.clients))
             return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -64,7 +65,8 @@ class RunFolder:
         for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                (self.path / name).unlink()
 
     def config(self) -> Config:
         """The resolved configuration that the run was made with.

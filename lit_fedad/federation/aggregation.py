@@ -1,9 +1,44 @@
 """How numbers of several clients become one, whatever the method."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from lit_fedad.contracts import Message, Update
+
+
+def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Message:
+    """Averages messages by data size, key by key (FedAvg): ``sum_n z_n W_n``.
+
+    Floating-point entries are averaged, in double precision: equal messages come back as they are. Whole numbers
+    (a BatchNorm's count of batches) cannot be averaged and are taken from the largest client.
+
+    Args:
+        updates: By client; all with the same keys and shapes.
+        uniform: Every client counts the same.
+
+    Returns:
+        The mean, in the type of the messages.
+
+    Example:
+        >>> one, other = {"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}
+        >>> weighted_mean({0: Update(one, 30), 1: Update(other, 10)})
+        {'w': tensor([1.])}
+    """
+    sizes = {client: 1 if uniform else update.num_samples for client, update in updates.items()}
+    total = sum(sizes.values())
+    largest = updates[max(sizes, key=lambda client: updates[client].num_samples)].message
+    merged = {}
+    for name, entry in largest.items():
+        if not entry.is_floating_point():
+            merged[name] = entry.clone()
+            continue
+        mean = torch.zeros_like(entry, dtype=torch.float64)
+        for client, update in updates.items():
+            mean.add_(update.message[name], alpha=sizes[client] / total)
+        merged[name] = mean.to(entry.dtype)
+    return merged
 
 
 def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:

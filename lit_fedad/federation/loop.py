@@ -36,8 +36,11 @@ class ClientData(Protocol):
 class Evaluator(Protocol):
     """Scores clients; knows data and metrics, so that the federation need not."""
 
-    def score(self, client: Client) -> Any:
+    def score(self, client: Client, number: int) -> Any:
         """Mergeable metric state of one client."""
+
+    def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
+        """The states of clients that all predict as the one that was scored."""
 
     def summarise(self, states: dict[int, Any]) -> dict[str, Any]:
         """Metrics from the states of all clients."""
@@ -130,6 +133,7 @@ class Federation:
         self.participation, self.channel = participation, channel
         self.evaluate_every, self.on_round, self.on_visit = evaluate_every, on_round, on_visit
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
+        server.enrol({client: data.sizes[client] for client in self.clients})
         hands = deal({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(hands[fabric.global_rank])
         self.history: list[RoundReport] = []
@@ -185,25 +189,39 @@ class Federation:
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
         """Scores every client with what the server would send it next; metrics on the first process only."""
-        states = self.ask(round, lambda client, _: self.evaluator.score(client))
-        return self.evaluator.summarise(states) if self.fabric.is_global_zero else None
+        scored = self.clients[:1] if self.client.uniform else self.clients
+        states = self.ask(round, self.evaluator.score, scored)
+        if not self.fabric.is_global_zero:
+            return None
+        if self.client.uniform:
+            states = self.evaluator.spread(states[scored[0]], self.clients)
+        return self.evaluator.summarise(states)
 
-    def ask(self, round: int, question: Callable[[Client, int], T]) -> dict[int, T]:
-        """Puts a question to every client, as it is after a round and with what the server would send it next.
+    def ask(
+        self, round: int, question: Callable[[Client, int], T], clients: list[int] | None = None
+    ) -> dict[int, T]:
+        """Puts a question to clients, as they predict after a round with what the server would send them next.
 
         Args:
             round: The last round played.
             question: Called with the live client and its number.
+            clients: Whom to ask; None for every client.
 
         Returns:
             Answers by client, on the first process only.
         """
         context = Context(self.seed, round + 1)
         self.server.begin(context)
-        letters = self._letters(self.clients, context)
+        asked = self.clients if clients is None else clients
+        letters = self._letters(asked, context)
         answers = {}
-        for client in sorted(self.mine):
+        for client in sorted(self.mine.intersection(asked)):
             self.enter(client, round + 1, letters[client])
+            self.client.deploy()
+            self.client.adapt(self._fixed_order(client))
+            if round == self.rounds:
+                # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
+                self.pool.put(client, self.client.personal_state())
             answers[client] = question(self.client, client)
             self._count_visit()
         return collect(self.fabric, answers)
@@ -248,9 +266,13 @@ class Federation:
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
+    def _fixed_order(self, client: int) -> DataLoader:
+        return self.data.client_loader(client, torch.Generator(), shuffle=False)
+
     def _visits_in(self, round: int) -> int:
         picked = self.participation.pick(self.clients, Context(self.seed, round))
-        return len(self.mine.intersection(picked)) + len(self.mine) * self._evaluation_due(round)
+        scored = set(self.clients[:1] if self.client.uniform else self.clients)
+        return len(self.mine.intersection(picked)) + len(self.mine & scored) * self._evaluation_due(round)
 
     def _count_visit(self) -> None:
         self._visits_done += 1
@@ -287,12 +309,12 @@ class Federation:
             self.enter(client, round, letter)
             context = self.client.context
             if round > 0:
+                self.client.adapt(self._fixed_order(client))
                 loader = self.data.client_loader(client, context.generator("batches"))
                 with context.seeded("fit"):
                     visit.scalars = self.client.fit(loader, self.fabric)
             with context.seeded("send"):
-                loader = self.data.client_loader(client, context.generator("send"), shuffle=False)
-                message = self.client.send(loader)
+                message = self.client.send(self._fixed_order(client))
             payload = self.server.upload_payload()
             visit.blob = self.channel.pack(message, payload, self.channel.up, context, "the client")
             visit.elements = elements(message)

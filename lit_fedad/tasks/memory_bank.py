@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import torch
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -157,6 +156,9 @@ class MemoryBank(Task):
         sigma: Gaussian smoothing of the map, in pixels.
     """
 
+    prepares = True
+    local_buffers = ("memory", "radii", "mean", "scale", "threshold")
+
     memory: Tensor
     radii: Tensor
     mean: Tensor
@@ -183,7 +185,7 @@ class MemoryBank(Task):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.channels = sum(backbone.channels)
+        self.channels = self.width = sum(backbone.channels)
         self.head = head(self.channels) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.grid, self.slots = grid, slots or grid * grid
@@ -238,31 +240,37 @@ class MemoryBank(Task):
             rows = (rows - self.mean) / self.scale
         return rows if self.head is None else self.head(rows, places)
 
-    def features(self, batch: Mapping[str, Any]) -> Tensor:
-        """Memory features of whole images, M [B, grid * grid, C]."""
-        rows = self.embed(batch)
-        places = self.places.repeat(len(rows), 1)  # type: ignore[operator]
-        return self.generate(rows.flatten(0, 1), places).unflatten(0, rows.shape[:2])
+    def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Frozen features of random patches: ``rows`` [B, n, C] and their ``places`` [B, n, 2]."""
+        with torch.no_grad():
+            rows = self.embed(batch)
+        places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
+        if self.patches_per_image is not None and self.patches_per_image < rows.shape[1]:
+            drawn = (
+                torch.rand(rows.shape[:2]).argsort(dim=1)[:, : self.patches_per_image, None].to(rows.device)
+            )
+            rows, places = rows.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
+        return {"rows": rows, "places": places}
+
+    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+        """Memory features M: of a view's patches [B, n, C], or of whole images [B, grid * grid, C]."""
+        if "rows" in batch:
+            rows, places = batch["rows"], batch["places"]
+        else:
+            rows = self.embed(batch)
+            places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
+        generated = self.generate(rows.flatten(0, 1), places.flatten(0, 1))
+        return generated.unflatten(0, rows.shape[:2])
 
     # ---------------------------------------------------------------------------------------------- training
 
-    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> STEP_OUTPUT:
-        """One step of Eq. 12.
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Eq. 12.
 
         Returns:
             ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
         """
-        with torch.no_grad():
-            rows = self.embed(batch)
-            places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
-            if self.patches_per_image is not None and self.patches_per_image < rows.shape[1]:
-                drawn = (
-                    torch.rand(rows.shape[:2])
-                    .argsort(dim=1)[:, : self.patches_per_image, None]
-                    .to(rows.device)
-                )
-                rows, places = rows.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
-        generated = self.generate(rows.flatten(0, 1), places.flatten(0, 1)).float()
+        generated = features.flatten(0, 1).float()
         _, neighbours = nearest(generated.detach(), self.memory, self.loss.reach)
         distances = neighbour_distances(generated, self.memory, neighbours)
         loss = self.loss(distances, self.threshold)
@@ -346,10 +354,9 @@ class MemoryBank(Task):
 
     # ------------------------------------------------------------------------------------------------ scoring
 
-    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank."""
-        rows = self.features(batch)
-        distances, slots = nearest(rows.flatten(0, 1).float(), self.memory, self.score.neighbours)
+        distances, slots = nearest(features.flatten(0, 1).float(), self.memory, self.score.neighbours)
         maps = self._draw(self.score(distances))
         peaks = maps
         if self.image_score is not None:

@@ -26,7 +26,7 @@ class Slope(Task):
         self.w = torch.nn.Parameter(torch.zeros(1))
 
     def training_step(self, batch, batch_idx=0):
-        return ((self.w - batch) ** 2).mean() / 2
+        return {"loss": ((self.w - batch) ** 2).mean() / 2}
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.0)
@@ -105,8 +105,11 @@ class ToyData:
 
 
 class ToyEvaluator:
-    def score(self, client):
+    def score(self, client, number):
         return float(client.task.w.detach()), client.visits
+
+    def spread(self, state, clients):
+        return dict.fromkeys(clients, state)
 
     def summarise(self, states):
         return {

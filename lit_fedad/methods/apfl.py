@@ -1,0 +1,100 @@
+"""APFL: every client predicts with its own mixture of a personal and the shared model (Deng et al., 2020, Alg. 1)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Task
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.stateless import trainable, with_weights
+
+
+class APFLClient(FedAvgClient):
+    """A client: trains the shared weights w as FedAvg does, and its own v at the mixture ``alpha v + (1 - alpha) w``.
+
+    The mixture weight follows its gradient too, ``alpha -= eta <v - w, grad L(mixture)>``, within [0, 1].
+
+    Args:
+        task: What the client learns.
+        local_epochs: E.
+        alpha: First share of the personal model.
+        adaptive: Whether alpha is learnt.
+    """
+
+    def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.5, adaptive: bool = True) -> None:
+        super().__init__(task, local_epochs)
+        backbone = getattr(task, "backbone", None)
+        # The frozen backbone is shared; everything that trains exists twice.
+        self.personal: Task = copy.deepcopy(task, {id(backbone): backbone})
+        self.adaptive = adaptive
+        self.alpha = torch.tensor(alpha, requires_grad=adaptive)
+
+    @property
+    def uniform(self) -> bool:
+        """Every client predicts with its own mixture."""
+        return False
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser for w and v."""
+        optimizer = self.task.configure_optimizers()
+        for group in self.personal.configure_optimizers().param_groups:
+            optimizer.add_param_group(group)
+        return optimizer
+
+    def on_train_start(self) -> None:
+        """The personal model trains, against the bank of the shared one where there is one."""
+        self.personal.train()
+        own = {name: self.task.state_dict()[name] for name in self.task.local_buffers}
+        self.personal.load_state_dict(own, strict=False)
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """The loss of the shared model plus that of the mixture, in which the shared weights are constants."""
+        view = self.task.view(batch)
+        shared = self.task.objective(self.task.features(view), view)
+        mixture = self._mixture()
+        mixed = with_weights(
+            self.personal, mixture, lambda task: task.objective(task.features(view), view)["loss"]
+        )
+        return {**shared, "loss": shared["loss"] + mixed, "mixture_loss": mixed, "alpha": self.alpha}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Moves alpha."""
+        if self.alpha.grad is not None:
+            moved = self.alpha.detach() - optimizer.param_groups[0]["lr"] * self.alpha.grad
+            self.alpha = moved.clamp(0, 1).requires_grad_()
+
+    def on_train_end(self) -> None:
+        """Back to evaluation."""
+        self.personal.eval()
+
+    def deploy(self) -> None:
+        """Predicts with the mixture; running statistics are the personal model's, which saw its features."""
+        mixed = {**self._personal_buffers(), **self._mixture()}
+        self.task.load_state_dict({name: entry.detach() for name, entry in mixed.items()}, strict=False)
+
+    def personal_state(self) -> dict[str, Any]:
+        """The personal model v, and alpha."""
+        v = {**self._personal_buffers(), **trainable(self.personal)}
+        return {**super().personal_state(), "personal": v, "alpha": self.alpha}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.personal.load_state_dict(state["personal"], strict=False)
+        self.alpha = state["alpha"].detach().clone().requires_grad_(self.adaptive)
+
+    def _mixture(self) -> dict[str, Tensor]:
+        shared = trainable(self.task)
+        return {
+            name: self.alpha * v + (1 - self.alpha) * shared[name].detach()
+            for name, v in trainable(self.personal).items()
+        }
+
+    def _personal_buffers(self) -> dict[str, Tensor]:
+        kept = set(self.shared_keys())
+        return {name: buffer for name, buffer in self.personal.named_buffers() if name in kept}

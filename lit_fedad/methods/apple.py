@@ -1,0 +1,160 @@
+"""APPLE: every client learns how much of each other client's core model to use (Luo & Wu, IJCAI 2022, Alg. 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Message, Payload, Server, Task, TensorSpec, Update
+from lit_fedad.methods.fedavg import FedAvgClient, form
+from lit_fedad.methods.stateless import trainable, with_weights
+
+CLIENTS, SHARES = "clients", "shares"
+
+
+class AppleClient(FedAvgClient):
+    """A client n: trains its core model c_n and its relations p_n at the mixture ``w_n = sum_m p_nm c_m``.
+
+    The other cores are constants. Early on, ``lambda_t mu/2 |p_n - p_0|^2`` holds the relations near the data shares
+    p_0, with ``lambda_t = (1 + cos(pi t / L)) / 2`` up to round L. Running statistics of normalisation layers belong
+    to the mixture, and stay with the client.
+
+    Args:
+        task: What the client learns.
+        rounds: T.
+        local_epochs: E.
+        relation_learning_rate: Step size of p_n, by plain gradient descent.
+        mu: Weight of the proximal term.
+        early: L, as a share of all rounds.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rounds: int,
+        local_epochs: int = 1,
+        relation_learning_rate: float = 1e-3,
+        mu: float = 0.1,
+        early: float = 0.2,
+    ) -> None:
+        super().__init__(task, local_epochs, aggregate_buffers="local")
+        self.relation_learning_rate, self.mu = relation_learning_rate, mu
+        self.early_rounds = early * rounds
+        self.relations = torch.empty(0)
+        self.shares = torch.empty(0)
+        self.others: Message = {}
+        self.row = 0
+
+    @property
+    def uniform(self) -> bool:
+        """Every client predicts with its own mixture."""
+        return False
+
+    def receive(self, broadcast: Message) -> None:
+        """Takes over all core models, its own among them."""
+        if not broadcast:
+            return
+        self.row = broadcast[CLIENTS].tolist().index(self.context.client)
+        self.shares = broadcast[SHARES]
+        if not len(self.relations):
+            self.relations = torch.full_like(self.shares, 1 / len(self.shares)).requires_grad_()
+        self.others = {name: broadcast[name] for name in trainable(self.task)}
+        super().receive({name: cores[self.row] for name, cores in self.others.items()})
+
+    def on_train_start(self) -> None:
+        """Brings the cores to where training runs."""
+        self.others = {name: cores.to(self.device) for name, cores in self.others.items()}
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """The task's loss at the mixture, plus the proximal term of the relations."""
+        outputs = with_weights(self.task, self._mixture(), lambda task: task.training_step(batch, batch_idx))
+        distance = (self.relations - self.shares).square().sum().to(outputs["loss"].device)
+        return {**outputs, "loss": outputs["loss"] + self._early() * self.mu / 2 * distance}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Moves the relations: ``dp_m = <grad, c_m> + lambda_t mu (p_m - p0_m)``."""
+        assert self.relations.grad is not None
+        moved = self.relations.detach() - self.relation_learning_rate * self.relations.grad
+        self.relations = moved.requires_grad_()
+
+    def deploy(self) -> None:
+        """Predicts with the mixture."""
+        mixture = {name: entry.detach() for name, entry in self._mixture().items()}
+        self.task.load_state_dict(mixture, strict=False)
+
+    def personal_state(self) -> dict[str, Any]:
+        """The relations."""
+        return {**super().personal_state(), "relations": self.relations}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.relations = state["relations"].detach().clone().requires_grad_()
+
+    def _early(self) -> float:
+        t = self.context.round
+        return (1 + math.cos(math.pi * t / self.early_rounds)) / 2 if t < self.early_rounds else 0.0
+
+    def _mixture(self) -> dict[str, Tensor]:
+        """``sum_m p_m c_m``, differentiable in p and in the client's own core."""
+        relations = self.relations
+        return {
+            name: torch.tensordot(relations.to(core), self._cores(name, core), dims=1)
+            for name, core in trainable(self.task).items()
+        }
+
+    def _cores(self, name: str, own: Tensor) -> Tensor:
+        cores = self.others[name].to(own)
+        return torch.cat([cores[: self.row], own[None], cores[self.row + 1 :]])
+
+
+class AppleServer(Server):
+    """The server: keeps every client's core model, and sends all of them to everyone.
+
+    Args:
+        client: A client, for the initial core model.
+    """
+
+    def __init__(self, client: AppleClient) -> None:
+        super().__init__()
+        self.setup = ("prepare",) if client.task.prepares else ()
+        self.initial = client.shared_state()
+        self.known: Message = {}
+
+    def enrol(self, sizes: Mapping[int, int]) -> None:
+        """Begins with the same core for every client."""
+        shares = torch.tensor([float(size) for size in sizes.values()])
+        cores = {name: core.expand(len(sizes), *core.shape).clone() for name, core in self.initial.items()}
+        self.known = {**cores, CLIENTS: torch.tensor(list(sizes)), SHARES: shares / shares.sum()}
+
+    def download_payload(self) -> Payload:
+        """N core models, and who and how large the clients are: N times FedAvg's bytes."""
+        return form(self.known) if self.context.round > 0 else {}
+
+    def upload_payload(self) -> Payload:
+        """One core model."""
+        own = {name: TensorSpec(tuple(core.shape)) for name, core in self.initial.items()}
+        return own if self.context.round > 0 else {}
+
+    def broadcast(self, client_id: int) -> Message:
+        """The same to every client."""
+        return self.known if self.context.round > 0 else {}
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Keeps the new cores; nothing is averaged."""
+        rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
+        for client, update in updates.items():
+            for name, core in update.message.items():
+                self.known[name][rows[client]] = core
+
+    def state_dict(self) -> dict[str, Any]:
+        """All cores."""
+        return {"known": self.known}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.known = dict(state["known"])

@@ -1,0 +1,134 @@
+"""FedAvg: clients train the same weights, the server averages them by data size (McMahan et al., AISTATS 2017).
+
+All methods that share parameters are FedAvg with something changed, and say only what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Message, Payload, Server, Task, TensorSpec, Update
+from lit_fedad.federation.aggregation import weighted_mean
+
+Buffers = Literal["mean", "local"]
+
+
+class FedAvgClient(Client):
+    """A client: trains the weights it was sent, on any task, and sends them back.
+
+    What the task prepared from local data (a memory bank) stays personal. It is renewed whenever weights arrive that
+    it was not made with, so that a client never scores with a bank of other weights.
+
+    Args:
+        task: What the client learns.
+        local_epochs: E.
+        keep_optimizer: Whether the optimiser's state lives on although the server overwrites the weights.
+        aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        local_epochs: int = 1,
+        keep_optimizer: bool = False,
+        aggregate_buffers: Buffers = "mean",
+    ) -> None:
+        super().__init__(task, local_epochs, keep_optimizer)
+        self.aggregate_buffers = aggregate_buffers
+        self._adapted_to = 0
+
+    def shared_keys(self) -> list[str]:
+        """Which entries of the task's state cross: all that training changes, less what belongs to the client."""
+        own = {
+            *self.task.local_buffers,
+            *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
+        }
+        return [name for name in self.task.learned_state() if name not in own]
+
+    def shared_state(self) -> Message:
+        """Copies of the shared entries, on the CPU."""
+        state = self.task.state_dict()
+        return {name: state[name].detach().to("cpu", copy=True) for name in self.shared_keys()}
+
+    @property
+    def uniform(self) -> bool:
+        """Where nothing is personal, clients predict alike."""
+        return len(self.shared_keys()) == len(self.task.learned_state())
+
+    def receive(self, broadcast: Message) -> None:
+        """Takes over the averaged weights."""
+        self.task.load_state_dict(broadcast, strict=False)
+
+    def adapt(self, loader: DataLoader) -> None:
+        """Renews the task's bank under the weights of the last round, once a round."""
+        if self.task.prepares and self._adapted_to < self.context.round:
+            self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
+            self._adapted_to = self.context.round
+
+    def send(self, loader: DataLoader) -> Message:
+        """The trained weights; nothing in the set-up exchange, where the task prepares with the initial ones."""
+        if self.context.round > 0:
+            return self.shared_state()
+        self.task.prepare(loader, self.context)
+        self._adapted_to = 1
+        return {}
+
+    def personal_state(self) -> dict[str, Any]:
+        """What does not cross."""
+        shared = set(self.shared_keys())
+        own = {name: entry for name, entry in self.task.learned_state().items() if name not in shared}
+        return {**super().personal_state(), "task": own, "adapted_to": self._adapted_to}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.task.load_state_dict(state["task"], strict=False)
+        self._adapted_to = state["adapted_to"]
+
+
+class FedAvgServer(Server):
+    """The server: averages weights by data size.
+
+    Args:
+        client: A client, for the initial weights.
+    """
+
+    def __init__(self, client: FedAvgClient) -> None:
+        super().__init__()
+        self.setup = ("prepare",) if client.task.prepares else ()
+        self.weights = client.shared_state()
+
+    def download_payload(self) -> Payload:
+        """The weights; nothing before round 1, since all clients draw the same initial ones."""
+        return form(self.weights) if self.context.round > 0 else {}
+
+    def upload_payload(self) -> Payload:
+        """The weights; nothing before round 1."""
+        return form(self.weights) if self.context.round > 0 else {}
+
+    def broadcast(self, client_id: int) -> Message:
+        """The same to every client."""
+        return self.weights if self.context.round > 0 else {}
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """``W = sum_n z_n W_n``."""
+        if self.context.round > 0:
+            self.weights = weighted_mean(updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights."""
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.weights = dict(state["weights"])
+
+
+def form(message: Mapping[str, Tensor]) -> Payload:
+    """The payload that a message fits."""
+    return {name: TensorSpec(tuple(entry.shape), entry.dtype) for name, entry in message.items()}

@@ -1,0 +1,109 @@
+"""Federated PatchCore: coresets go up once, their union comes down (after Roth et al., CVPR 2022). Nothing trains.
+
+The reference for what a bank of patches can do when clients may share it in one shot: at ``vectors = slots`` a client
+sends and receives as many bytes as in one round of FedDyMem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Message, Payload, Server, Task, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.memory.coreset import greedy_k_center
+from lit_fedad.tasks.memory_bank import MemoryBank
+
+
+class FederatedPatchCoreClient(Client):
+    """A client: sends a greedy coreset of its patches, and scores with the bank it is sent.
+
+    Args:
+        task: Features and bank.
+        vectors: Largest coreset a client sends; None for as many as the bank holds.
+        projection: Dimensions of the random projection in which the coreset is chosen.
+
+    Raises:
+        UserError: If the task keeps no memory bank.
+    """
+
+    task: MemoryBank
+
+    def __init__(self, task: Task, vectors: int | None = None, projection: int = 128) -> None:
+        super().__init__(task)
+        if not isinstance(task, MemoryBank):
+            raise UserError(
+                f"method federated_patchcore shares memory banks, and task {type(task).__name__} keeps none;"
+                " give task=memory_bank"
+            )
+        self.vectors = vectors or task.slots
+        self.projection = projection
+
+    def receive(self, broadcast: Message) -> None:
+        """Takes over the bank."""
+        if broadcast:
+            self.task.load_memory(broadcast["memory"])
+
+    @torch.no_grad()
+    def send(self, loader: DataLoader) -> Message:
+        """The coreset [up to vectors, C], once."""
+        if self.context.round > 0:
+            return {}
+        patches = torch.cat(
+            [
+                self.task.features(self.task.transfer_batch_to_device(batch, self.device, 0)).flatten(0, 1)
+                for batch in loader
+            ]
+        )
+        generator = self.context.generator("coreset")
+        chosen = greedy_k_center(patches, self.vectors, generator=generator, projection=self.projection)
+        return {"memory": patches[chosen].float().cpu()}
+
+
+class FederatedPatchCoreServer(Server):
+    """The server: the union of all coresets, reduced by a second coreset where it is larger than the bank.
+
+    Args:
+        client: A client, for sizes.
+    """
+
+    setup = ("coreset",)
+
+    def __init__(self, client: FederatedPatchCoreClient) -> None:
+        super().__init__()
+        self.slots, self.projection = client.task.slots, client.projection
+        self.row = (None, client.task.width)
+        self.known: Message = {}
+
+    def download_payload(self) -> Payload:
+        """The bank, float32 [up to slots, C]."""
+        return {"memory": TensorSpec(self.row)} if self.known else {}
+
+    def upload_payload(self) -> Payload:
+        """A coreset, float32 [up to vectors, C], once."""
+        return {"memory": TensorSpec(self.row)} if self.context.round <= 0 else {}
+
+    def broadcast(self, client_id: int) -> Message:
+        """The same to every client."""
+        return self.known
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Unites, and reduces, once."""
+        if self.context.round > 0:
+            return
+        union = torch.cat([update.message["memory"] for update in updates.values()])
+        if len(union) > self.slots:
+            generator = self.context.generator("coreset")
+            union = union[greedy_k_center(union, self.slots, generator=generator, projection=self.projection)]
+        self.known = {"memory": union}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The bank."""
+        return {"known": self.known}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        self.known = dict(state["known"])

@@ -1,0 +1,97 @@
+"""FedPHP: clients inherit a personal model from round to round (Li et al., ECML-PKDD 2021, Alg. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Message, Task
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.stateless import evaluating, pooled, with_weights
+
+BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+
+
+def rbf_mmd(one: Tensor, other: Tensor) -> Tensor:
+    """Squared maximum mean discrepancy under a sum of Gaussian kernels (biased estimate).
+
+    Args:
+        one: Features [n, C].
+        other: Features [m, C].
+    """
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squares = (a[:, None] - b[None]).square().sum(-1)
+        return sum(
+            (torch.exp(-squares / (2 * width)) for width in BANDWIDTHS), torch.zeros_like(squares)
+        ).mean()
+
+    return kernel(one, one) + kernel(other, other) - 2 * kernel(one, other)
+
+
+class FedPHPClient(FedAvgClient):
+    """A client: trains the received weights near the features of its inherited model, which it then moves to them.
+
+    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))``, sends w, and keeps ``p = mu_t p + (1 - mu_t) w`` with
+    ``mu_t = mu t / T``. It predicts with p.
+
+    Args:
+        task: What the client learns.
+        rounds: T.
+        local_epochs: E.
+        mu: How much of the old personal model stays in the last round.
+        weight: lambda, the weight of the discrepancy; 0 trains as FedAvg.
+    """
+
+    def __init__(
+        self, task: Task, rounds: int, local_epochs: int = 1, mu: float = 0.9, weight: float = 0.05
+    ) -> None:
+        super().__init__(task, local_epochs)
+        self.rounds, self.mu, self.weight = rounds, mu, weight
+        self.inherited = self.shared_state()
+
+    @property
+    def uniform(self) -> bool:
+        """Every client predicts with its own model."""
+        return False
+
+    def deploy(self) -> None:
+        """Predicts with the inherited model."""
+        self.task.load_state_dict(self.inherited, strict=False)
+
+    def on_train_start(self) -> None:
+        """Brings the inherited model to where training runs."""
+        self.inherited = {name: entry.to(self.device) for name, entry in self.inherited.items()}
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """The task's loss, and the discrepancy to the inherited model's features."""
+        view = self.task.view(batch)
+        features = self.task.features(view)
+        outputs = self.task.objective(features, view)
+        with torch.no_grad(), evaluating(self.task):
+            target = with_weights(self.task, self.inherited, lambda task: pooled(task.features(view)))
+        discrepancy = rbf_mmd(pooled(features), target)
+        loss = (1 - self.weight) * outputs["loss"] + self.weight * discrepancy
+        return {**outputs, "loss": loss, "discrepancy": discrepancy}
+
+    def send(self, loader: DataLoader) -> Message:
+        """The trained weights, which the personal model moves to."""
+        message = super().send(loader)
+        kept = self.mu * self.context.round / self.rounds
+        for name, entry in message.items():
+            old = self.inherited[name].to(entry.device)
+            self.inherited[name] = torch.lerp(entry, old, kept) if entry.is_floating_point() else entry
+        return message
+
+    def personal_state(self) -> dict[str, Any]:
+        """The inherited model."""
+        return {**super().personal_state(), "inherited": self.inherited}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.inherited = dict(state["inherited"])

@@ -1,0 +1,38 @@
+"""FedProx: FedAvg whose clients are held near the weights they were sent (Li et al., MLSys 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Task
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.stateless import trainable
+
+
+class FedProxClient(FedAvgClient):
+    """A client: minimises ``L(w) + mu/2 |w - w^t|^2``.
+
+    Args:
+        task: What the client learns.
+        local_epochs: E.
+        mu: Weight of the proximal term; 0 is FedAvg.
+    """
+
+    def __init__(self, task: Task, local_epochs: int = 1, mu: float = 0.01) -> None:
+        super().__init__(task, local_epochs)
+        self.mu = mu
+        self._received: dict[str, Tensor] = {}
+
+    def on_train_start(self) -> None:
+        """Remembers ``w^t``."""
+        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """The task's step, plus the proximal term."""
+        outputs = self.task.training_step(batch, batch_idx)
+        distances = [(p - self._received[name]).square().sum() for name, p in trainable(self.task).items()]
+        proximal = torch.stack(distances).sum()
+        return {**outputs, "loss": outputs["loss"] + self.mu / 2 * proximal, "proximal": proximal}

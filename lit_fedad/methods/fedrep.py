@@ -1,0 +1,53 @@
+"""FedRep: a common representation under personal heads (Collins et al., ICML 2021, Alg. 1)."""
+
+from __future__ import annotations
+
+from lit_fedad.contracts import Task
+from lit_fedad.errors import UserError
+from lit_fedad.methods.fedavg import FedAvgClient
+
+
+class FedRepClient(FedAvgClient):
+    """A client: trains its own head on the fixed representation, then the representation under the fixed head.
+
+    Args:
+        task: What the client learns; it needs a head, that is modules between its features and its output.
+        head_epochs: Passes that train the head.
+        base_epochs: Passes that train the representation, after those.
+
+    Raises:
+        UserError: If the task has no head.
+    """
+
+    def __init__(self, task: Task, head_epochs: int = 10, base_epochs: int = 1) -> None:
+        super().__init__(task, head_epochs + base_epochs)
+        if not task.output_modules:
+            raise UserError(
+                f"method fedrep keeps heads personal, and task {type(task).__name__} has none;"
+                " give task=classifier or task=autoencoder"
+            )
+        self.head_epochs = head_epochs
+        head = tuple(f"{module}." for module in task.output_modules)
+        self.head = [p for name, p in task.named_parameters() if name.startswith(head)]
+        self.base = [
+            p for name, p in task.named_parameters() if p.requires_grad and not name.startswith(head)
+        ]
+
+    def shared_keys(self) -> list[str]:
+        """The representation."""
+        head = tuple(f"{module}." for module in self.task.output_modules)
+        return [name for name in super().shared_keys() if not name.startswith(head)]
+
+    def on_train_epoch_start(self) -> None:
+        """Frees the part whose turn it is, and fixes the other."""
+        self._free(head=self.epoch < self.head_epochs, base=self.epoch >= self.head_epochs)
+
+    def on_train_end(self) -> None:
+        """Leaves nothing fixed."""
+        self._free(head=True, base=True)
+
+    def _free(self, head: bool, base: bool) -> None:
+        for parameter in self.head:
+            parameter.requires_grad_(head)
+        for parameter in self.base:
+            parameter.requires_grad_(base)

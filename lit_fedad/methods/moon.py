@@ -1,0 +1,86 @@
+"""MOON: features are drawn to the global model's and away from the client's own last ones (Li et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Message, Task
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.stateless import evaluating, pooled, with_weights
+
+
+class MoonClient(FedAvgClient):
+    """A client: minimises ``L + mu l_con``.
+
+    ``l_con = -log e^{cos(z, z_glob)/tau} / (e^{cos(z, z_glob)/tau} + e^{cos(z, z_prev)/tau})``, where z is the
+    projected feature of an image under the weights in training, z_glob under those received, z_prev under those that
+    the client last sent. The projection is averaged with the task's weights. In the paper the output layer stands on
+    it too; here it serves the contrast alone, so that any task keeps its own features.
+
+    Args:
+        task: What the client learns.
+        local_epochs: E.
+        mu: Weight of the contrast; 0 is FedAvg.
+        temperature: tau.
+        projection: Width of the two-layer projection head; None for none.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        local_epochs: int = 1,
+        mu: float = 5.0,
+        temperature: float = 0.5,
+        projection: int | None = 256,
+    ) -> None:
+        super().__init__(task, local_epochs)
+        self.mu, self.temperature = mu, temperature
+        self.projection = task.projection = (
+            nn.Sequential(nn.Linear(task.width, task.width), nn.ReLU(), nn.Linear(task.width, projection))
+            if projection
+            else nn.Identity()
+        )
+        self.previous = self.shared_state()
+        self._received: dict[str, Tensor] = {}
+
+    def on_train_start(self) -> None:
+        """Remembers the weights received."""
+        self._received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
+        self.previous = {n: entry.to(self.device) for n, entry in self.previous.items()}
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """The task's step, plus the model contrast."""
+        view = self.task.view(batch)
+        features = self.task.features(view)
+        outputs = self.task.objective(features, view)
+        own = self.projection(pooled(features))
+        to_global = F.cosine_similarity(own, self._projected(self._received, view)) / self.temperature
+        to_previous = F.cosine_similarity(own, self._projected(self.previous, view)) / self.temperature
+        contrast = F.softplus(to_previous - to_global).mean()
+        return {**outputs, "loss": outputs["loss"] + self.mu * contrast, "contrast": contrast}
+
+    @torch.no_grad()
+    def _projected(self, weights: Mapping[str, Tensor], view: Any) -> Tensor:
+        with evaluating(self.task):
+            return with_weights(self.task, weights, lambda task: self.projection(pooled(task.features(view))))
+
+    def send(self, loader: DataLoader) -> Message:
+        """The trained weights, which are z_prev's from now on."""
+        message = super().send(loader)
+        self.previous = message or self.previous
+        return message
+
+    def personal_state(self) -> dict[str, Any]:
+        """The client's last weights."""
+        return {**super().personal_state(), "previous": self.previous}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.previous = dict(state["previous"])

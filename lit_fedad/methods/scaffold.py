@@ -1,0 +1,138 @@
+"""SCAFFOLD: control variates take the clients' drift out of their steps (Karimireddy et al., ICML 2020, Alg. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Message, Payload, Task, Update
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, form
+from lit_fedad.methods.stateless import trainable
+
+CONTROL = "control/"
+
+
+class ScaffoldClient(FedAvgClient):
+    """A client: steps by ``g + c - c_i``, and renews its control ``c_i`` from how far it came (option II).
+
+    The correction is defined for plain SGD, which takes the place of the task's own optimiser.
+
+    Args:
+        task: What the client learns.
+        local_epochs: E.
+        learning_rate: SGD's, eta_l.
+    """
+
+    def __init__(self, task: Task, local_epochs: int = 1, learning_rate: float = 0.01) -> None:
+        super().__init__(task, local_epochs)
+        self.learning_rate = learning_rate
+        self.own = {name: torch.zeros_like(p) for name, p in trainable(task).items()}
+        self.common = dict(self.own)
+        self.change: Message = {}
+        self._received: dict[str, Tensor] = {}
+        self._steps = 0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD: no momentum, no weight decay."""
+        return torch.optim.SGD(trainable(self.task).values(), lr=self.learning_rate)
+
+    def receive(self, broadcast: Message) -> None:
+        """Takes over weights x and the common control c."""
+        super().receive({name: entry for name, entry in broadcast.items() if not name.startswith(CONTROL)})
+        controls = {n.removeprefix(CONTROL): e for n, e in broadcast.items() if n.startswith(CONTROL)}
+        self.common = controls or self.common
+
+    def on_train_start(self) -> None:
+        """Remembers x; counts the steps that are really made."""
+        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+        self._steps = 0
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """``g + c - c_i``."""
+        for name, parameter in trainable(self.task).items():
+            if parameter.grad is not None:
+                parameter.grad += self.common[name].to(parameter) - self.own[name].to(parameter)
+        self._steps += 1
+
+    def on_train_end(self) -> None:
+        """``c_i+ = c_i - c + (x - y) / (S eta_l)``, S steps."""
+        travelled = self._steps * self.learning_rate
+        renewed = {
+            name: self.own[name].to(y)
+            - self.common[name].to(y)
+            + (self._received[name] - y.detach()) / travelled
+            for name, y in trainable(self.task).items()
+        }
+        self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in renewed.items()}
+        self.own = renewed
+
+    def send(self, loader: DataLoader) -> Message:
+        """Weights y, and by how much the control changed."""
+        message = super().send(loader)
+        return {**message, **{CONTROL + n: change for n, change in self.change.items()}} if message else {}
+
+    def personal_state(self) -> dict[str, Any]:
+        """The control c_i."""
+        return {**super().personal_state(), "control": self.own}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.own = dict(state["control"])
+
+
+class ScaffoldServer(FedAvgServer):
+    """The server: ``x += eta_g mean(y - x)``, ``c += 1/N sum (c_i+ - c_i)``; clients count the same.
+
+    Args:
+        client: A client, for the initial weights.
+        learning_rate: eta_g.
+    """
+
+    def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:
+        super().__init__(client)
+        self.learning_rate = learning_rate
+        self.control = {name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
+        self.clients = 0
+
+    def enrol(self, sizes: Mapping[int, int]) -> None:
+        """Learns N."""
+        self.clients = len(sizes)
+
+    def download_payload(self) -> Payload:
+        """Weights and control: twice the bytes of FedAvg."""
+        return form(self.broadcast(0))
+
+    def upload_payload(self) -> Payload:
+        """Weights and the change of the client's control: twice the bytes of FedAvg."""
+        return self.download_payload()
+
+    def broadcast(self, client_id: int) -> Message:
+        """Weights x and control c."""
+        weights = super().broadcast(client_id)
+        return {**weights, **{CONTROL + n: c for n, c in self.control.items()}} if weights else {}
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Moves weights and control."""
+        if self.context.round <= 0:
+            return
+        mean = weighted_mean(updates, uniform=True)
+        share = len(updates) / self.clients
+        for name, control in self.control.items():
+            self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
+            self.control[name] = control + share * mean.pop(CONTROL + name)
+        self.weights.update(mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and control."""
+        return {**super().state_dict(), "control": self.control}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        self.control = dict(state["control"])

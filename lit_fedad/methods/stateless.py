@@ -1,0 +1,55 @@
+"""A task with other weights in its place, for methods that look at several models of the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lit_fedad.contracts import Task
+
+T = TypeVar("T")
+
+
+class _Caller(nn.Module):
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, function: Callable[[Task], Any]) -> Any:
+        return function(self.task)
+
+
+def with_weights(task: Task, weights: Mapping[str, Tensor], function: Callable[[Task], T]) -> T:
+    """Calls a function of a task that has other weights for the time of the call; gradients reach these.
+
+    Args:
+        task: The task; its own weights are untouched.
+        weights: Some or all entries of its state, by name.
+        function: What is called.
+    """
+    return functional_call(_Caller(task), {f"task.{n}": w for n, w in weights.items()}, (function,))
+
+
+@contextmanager
+def evaluating(task: Task) -> Iterator[None]:
+    """Switches a task to evaluation for a block: normalisation layers use, and leave, their running statistics."""
+    training = task.training
+    task.eval()
+    try:
+        yield
+    finally:
+        task.train(training)
+
+
+def trainable(task: Task) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, by name."""
+    return {name: p for name, p in task.named_parameters() if p.requires_grad}
+
+
+def pooled(features: Tensor) -> Tensor:
+    """One vector an image [B, C]: the mean over positions, where features have any."""
+    return features if features.dim() == 2 else features.mean(1)
