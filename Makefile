@@ -1,12 +1,13 @@
 # `make` lists the targets. The first call of any of them makes the environment; later calls start at once.
 METHOD  ?= feddymem
 DATA    ?=
+TABLE   ?= feddymem_1
 ARGS    ?=
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict test test-slow lint format ui bench clean
+TASKS   := help install train evaluate predict report test test-slow lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -37,6 +38,9 @@ evaluate: $(READY) ## Recompute a run's metrics: ARGS="run=DIR or id"
 
 predict: $(READY) ## Score new images: ARGS="run=DIR or id images=FOLDER"
 	@$(BIN)/lit-fedad predict $(ARGS)
+
+report: $(READY) ## Make a paper's table: TABLE=, ARGS="root.mpdd=DIR or experiment=A,B"
+	@$(BIN)/lit-fedad report table=$(TABLE) $(ARGS)
 
 test: $(READY) ## Run the quick tests
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)

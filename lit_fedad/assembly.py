@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
-from lit_fedad.config import Config, build, call, identity
+from lit_fedad.config import Config, build, call, identity, takes
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.data.datamodule import AnomalyDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
+from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation import TestSetEvaluator
+from lit_fedad.evaluation import AccuracyEvaluator, AnomalyEvaluator, MetricsEvaluator
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -27,22 +30,34 @@ from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.randomness import seeded
 from lit_fedad.report.console import Display
 
+_NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
+
 
 @dataclass
 class Model:
     """Backbone, task and the two sides of the method.
 
     Attributes:
-        backbone: Frozen feature extractor.
+        backbone: Frozen feature extractor; None for tasks that train from pixels.
         task: What a client learns.
         client: The method's client side.
         server: The method's server side.
     """
 
-    backbone: FeaturePyramid
+    backbone: FeaturePyramid | None
     task: Task
     client: Client
     server: Server
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Which backbone with which weights."""
+        return _NO_BACKBONE if self.backbone is None else self.backbone.provenance
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the frozen features do."""
+        return "none" if self.backbone is None else self.backbone.fingerprint
 
     def restore(self, folder: Path, config: Config, number: int) -> None:
         """Turns the live client into one of a run's trained clients, without the run's data.
@@ -87,32 +102,84 @@ class Data:
         module: Loaders.
     """
 
-    images: ImageSet
+    images: Images
     partition: Partition
     transform: ImageTransform
     module: AnomalyDataModule
 
 
-def build_model(config: Config) -> Model:
-    """Builds backbone, task, client and server, with initial weights drawn from the seed."""
+def build_model(config: Config, products: Sequence[str]) -> Model:
+    """Builds backbone, task, client and server, with initial weights drawn from the seed.
+
+    Args:
+        config: The configuration.
+        products: Product types or classes of the data set.
+    """
     with seeded(config["seed"], "initial weights"):
-        backbone = build(config["backbone"])
-        task = build(config["task"], backbone=backbone)
+        given: dict[str, Any] = {}
+        if takes(config["task"], "backbone"):
+            if config.get("backbone") is None:
+                raise UserError("this task looks at images through a backbone: give backbone=resnet18")
+            given["backbone"] = build(config["backbone"])
+        if takes(config["task"], "classes"):
+            given["classes"] = len(products)
+        task = build(config["task"], **given)
         client = build(config["method"]["client"], task=task)
         server = build(config["method"]["server"], client=client)
     client.eval()
-    return Model(backbone, task, client, server)
+    return Model(given.get("backbone"), task, client, server)
 
 
-def build_data(config: Config, backbone: FeaturePyramid, fabric: Fabric, display: Display) -> Data:
-    """Reads the image set, deals it to clients, and computes frozen features that are not cached yet."""
-    backbone.to(fabric.device)
-    images: ImageSet = build(config["data"])
+def build_data(config: Config, images: Images, model: Model, fabric: Fabric, display: Display) -> Data:
+    """Deals images to clients, and computes frozen features that are not cached yet.
+
+    Raises:
+        UserError: If the task cannot be judged on these images.
+    """
+    if images.kind != model.task.kind:
+        name = type(model.task).__name__
+        raise UserError(
+            f"task {name} learns labels, and data {images.name} has none; give data=cifar10, or task=memory_bank"
+            if model.task.kind == "classification"
+            else f"task {name} looks for anomalies, and data {images.name} has only classes; give task=classifier"
+        )
     partition: Partition = build(config["partition"])(images, config["seed"])
-    transform = call(ImageTransform, config["image"], "image")
+    if isinstance(images, LabelledSet):
+        transform, train, test = _labelled_data(config, images)
+    else:
+        transform, train, test = _image_data(config, images, model.backbone, fabric, display)
+    module = AnomalyDataModule(
+        train, test, partition.clients, config["batch_size"], config["evaluation"]["batch_size"]
+    )
+    return Data(images, partition, transform, module)
+
+
+def image_transform(config: Config) -> ImageTransform:
+    """From an image file to what the run's task sees; labelled sets bring their own mean and deviation."""
+    own = {key: config["data"][key] for key in ("mean", "std") if key in config["data"]}
+    return call(ImageTransform, {**own, **config["image"]}, "image")
+
+
+def _labelled_data(config: Config, images: LabelledSet) -> tuple[ImageTransform, Dataset, Dataset]:
+    side = images.train_images.shape[-1]
+    if config["image"]["size"] != side:
+        raise UserError(
+            f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
+            f" give image.size={side} image.resize=null"
+        )
+    train = LabelledDataset(images.train_images, images.train_labels, images.mean, images.std)
+    test = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std)
+    return image_transform(config), train, test
+
+
+def _image_data(
+    config: Config, images: ImageSet, backbone: FeaturePyramid | None, fabric: Fabric, display: Display
+) -> tuple[ImageTransform, Dataset, Dataset]:
+    transform = image_transform(config)
     train: Dataset = ImageDataset(images.train, transform, with_masks=False)
     test: Dataset = ImageDataset(images.test, transform, with_masks=images.has_masks)
-    if config["cache"]["enabled"]:
+    if backbone is not None and config["cache"]["enabled"]:
+        backbone.to(fabric.device)
         cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
         samples = (*images.train, *images.test)
         if fabric.is_global_zero:
@@ -123,20 +190,24 @@ def build_data(config: Config, backbone: FeaturePyramid, fabric: Fabric, display
             cache.fill(samples, device=fabric.device)
         train = cache.dataset(images.train, with_masks=False)
         test = cache.dataset(images.test, with_masks=images.has_masks)
-    module = AnomalyDataModule(
-        train, test, partition.clients, config["batch_size"], config["evaluation"]["batch_size"]
-    )
-    return Data(images, partition, transform, module)
+    return transform, train, test
+
+
+def build_evaluator(data: Data, fabric: Fabric) -> MetricsEvaluator:
+    """What judges clients on this kind of data."""
+    loader = data.module.test_dataloader()
+    if isinstance(data.images, LabelledSet):
+        return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
+    return AnomalyEvaluator(loader, data.images.has_masks, fabric)
 
 
 def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:
     """Puts server, client, data and metrics into the round loop."""
-    pixel = data.images.has_masks
     return Federation(
         server=model.server,
         client=model.client,
         data=data.module,
-        evaluator=TestSetEvaluator(data.module.test_dataloader(), pixel, fabric),
+        evaluator=build_evaluator(data, fabric),
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],
@@ -152,7 +223,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
 
 def open_checkpoints(folder: Path, config: Config, model: Model) -> Checkpoints:
     """A run's checkpoints, which only the same configuration with the same backbone weights may continue."""
-    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.backbone.fingerprint[:16]}")
+    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}")
 
 
 def cache_folder(config: Config) -> Path:

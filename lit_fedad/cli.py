@@ -17,10 +17,16 @@ lit-fedad COMMAND key=value ...
              recompute a finished run's metrics from its last checkpoint
   predict    run=<MLflow run id or folder> images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]
              score new images: CSV of scores and decisions, one heatmap an image
+  report     table=feddymem_1 [root.mpdd=DIR | experiment=A,B | data=A,B] [seeds=0,1,2] [rows=A,B] [jobs=2] [out=DIR]
+             make a paper's table: runs what is missing, resumes what was begun; any.key=value goes to every run
   sync       run=<MLflow run id or folder>
              send tracking records that MLflow could not take in time
   options    [GROUP]
              list configuration groups, or the choices in one
+  data       [list]
+             list data configurations: what they show, their licences, where to get them
+  data       check NAME root=DIR [any data key=value]
+             read every file of a download: broken images, wrong masks, leaks, missing images
 
 Every key and its default: lit-fedad train --cfg [key=value ...]"""
 
@@ -51,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             display.error(str(error))
             return 2
         except KeyboardInterrupt:
-            display.error("interrupted" + ("; the same command continues" if command == "train" else ""))
+            display.error(
+                "interrupted" + ("; the same command continues" if command in ("train", "report") else "")
+            )
             return 130
     return 0
 
@@ -112,6 +120,25 @@ def _options(words: list[str]) -> None:
         print(f"{group:<12} {'  '.join(options(group))}")  # noqa: T201
 
 
+def _data(words: list[str]) -> None:
+    from lit_fedad.data_check import check_data, list_data
+
+    match words:
+        case [] | ["list"]:
+            list_data(Display())
+        case ["check", name, *keys] if "=" not in name:
+            given = {key.removeprefix("data."): value for key, value in _pairs(keys, required=()).items()}
+            check_data(name, given, Display())
+        case _:
+            raise UserError("the data command is: data list, or data check NAME root=DIR")
+
+
+def _report(words: list[str]) -> None:
+    from lit_fedad.comparison import report
+
+    report(words, Display())
+
+
 def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
     for word in words:
         if "=" not in word:
@@ -129,6 +156,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": _predict,
     "sync": _sync,
     "options": _options,
+    "data": _data,
+    "report": _report,
 }
 
 if __name__ == "__main__":

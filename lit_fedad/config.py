@@ -124,6 +124,11 @@ def build(node: Any, **given: Any) -> Any:
     return target(**arguments, **given)
 
 
+def takes(node: Mapping[str, Any], argument: str) -> bool:
+    """Whether the target of a configuration node takes an argument of this name."""
+    return argument in inspect.signature(_locate(node["_target_"])).parameters
+
+
 def call(target: Callable[..., T], section: Mapping[str, Any], name: str) -> T:
     """Calls a function or class with a section that names none.
 

@@ -95,6 +95,7 @@ class Task(L.LightningModule):
 
     Attributes:
         kind: Which metrics judge it.
+        standardise: Whether features are brought to mean 0 and variance 1, by statistics that clients may pool.
         prepares: Whether `prepare` takes something from local data.
         local_buffers: Buffers made from local data, which never leave the client.
         output_modules: Submodules between features and output; methods with personal heads keep these.
@@ -102,6 +103,7 @@ class Task(L.LightningModule):
     """
 
     kind: Literal["anomaly", "classification"] = "anomaly"
+    standardise: bool = False
     prepares: bool = False
     local_buffers: tuple[str, ...] = ()
     output_modules: tuple[str, ...] = ()
@@ -169,8 +171,16 @@ class Task(L.LightningModule):
         """One optimiser of all that trains."""
         raise NotImplementedError
 
+    def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
+        """Number, mean [C] and variance [C] of what `standardise` is about, over local data."""
+        raise NotImplementedError
+
+    def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
+        """Takes over what features are standardised by, both [C]."""
+        raise NotImplementedError
+
     def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Takes from local data what training needs before its first step (a bank, a centre). Default: nothing."""
+        """Takes from local data what training needs before its first step and lacks (a bank, a centre)."""
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
         """Renews what `prepare` made, under the weights as they are now. Default: nothing."""
@@ -221,6 +231,16 @@ class Client(L.LightningModule):
         """
 
     @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """Names of the exchanges before round 1, in order."""
+        return ()
+
+    @property
+    def phase(self) -> str:
+        """The name of this exchange: one of `setup_phases`, or ``"train"``."""
+        return "train" if self.context.round > 0 else self.setup_phases[self.context.round - 1]
+
+    @property
     def uniform(self) -> bool:
         """Whether all clients predict alike, so that scoring one of them scores all."""
         return False
@@ -257,7 +277,8 @@ class Client(L.LightningModule):
         task.train()
         self.on_train_start()
         task.on_train_start()
-        for self.epoch in range(self.local_epochs):
+        for epoch in range(self.local_epochs):
+            self.epoch = epoch
             self.on_train_epoch_start()
             task.on_train_epoch_start()
             for index, batch in enumerate(loader):
@@ -305,15 +326,23 @@ class Client(L.LightningModule):
 class Server:
     """The server side of one method.
 
-    Attributes:
-        setup: Names of the exchanges before round 1, in order. They are numbered up to 0, take in every client and
-            train nothing: ``("statistics", "memory")`` are rounds -1 and 0.
+    Args:
+        setup: The client's `Client.setup_phases`: exchanges before round 1. They are numbered up to 0, take in every
+            client and train nothing: ``("statistics", "memory")`` are rounds -1 and 0.
     """
 
-    setup: tuple[str, ...] = ()
-
-    def __init__(self) -> None:
+    def __init__(self, setup: tuple[str, ...] = ()) -> None:
+        self.setup = setup
         self.context = Context(seed=0, round=0)
+
+    @property
+    def phase(self) -> str:
+        """The name of this exchange: one of ``setup``, or ``"train"``."""
+        return self.phase_of(self.context.round)
+
+    def phase_of(self, round: int) -> str:
+        """The name of an exchange."""
+        return "train" if round > 0 else self.setup[round - 1]
 
     def enrol(self, sizes: Mapping[int, int]) -> None:
         """Learns once, before a run begins or goes on, who the clients are.
@@ -325,10 +354,6 @@ class Server:
     def begin(self, context: Context) -> None:
         """Starts a round."""
         self.context = context
-
-    def phase(self, round: int) -> str:
-        """The name of a set-up exchange, or ``"train"``."""
-        return "train" if round > 0 else self.setup[round - 1]
 
     def download_payload(self) -> Payload:
         """The form of what this round's `broadcast` sends."""

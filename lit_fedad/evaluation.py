@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from copy import deepcopy
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -12,7 +14,8 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Prediction
 from lit_fedad.data.datamodule import AnomalyDataModule
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.federated import summarise
+from lit_fedad.metrics.classification import ClassificationMetrics
+from lit_fedad.metrics.federated import Summary, summarise
 
 
 def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Prediction:
@@ -20,8 +23,11 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
     maps = prediction.anomaly_map
+    logits = prediction.logits
     return Prediction(
-        prediction.image_score.float(), None if maps is None else maps.float(), prediction.logits
+        prediction.image_score.float(),
+        None if maps is None else maps.float(),
+        None if logits is None else logits.float(),
     )
 
 
@@ -30,7 +36,26 @@ def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
     return torch.cat([predict_batch(client, batch, fabric).image_score.cpu() for batch in loader])
 
 
-class TestSetEvaluator:
+class MetricsEvaluator(Protocol):
+    """Judges clients.
+
+    Attributes:
+        metrics: Names of the metrics; the first says which round is best.
+    """
+
+    metrics: tuple[str, ...]
+
+    def score(self, client: Client, number: int) -> Any:
+        """Mergeable metric state of one client."""
+
+    def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
+        """The states of clients that all predict as the one that was scored."""
+
+    def summarise(self, states: dict[int, Any]) -> dict[str, Summary]:
+        """Mean, worst, pooled and per-client values of each metric."""
+
+
+class AnomalyEvaluator:
     """Evaluates every client on the union of all test images (FedDyMem, Eq. 4).
 
     Args:
@@ -39,7 +64,7 @@ class TestSetEvaluator:
         fabric: Moves batches and sets precision.
     """
 
-    __test__ = False
+    metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr")
 
     def __init__(self, loader: DataLoader, pixel: bool, fabric: Fabric) -> None:
         self.loader, self.pixel, self.fabric = loader, pixel, fabric
@@ -61,7 +86,43 @@ class TestSetEvaluator:
         """The same state for every client."""
         return dict.fromkeys(clients, state)
 
-    def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Any]:
+    def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Summary]:
+        """Mean, worst, pooled and per-client values of each metric."""
+        return summarise(states)
+
+
+class AccuracyEvaluator:
+    """Evaluates every client's accuracy on the whole test set, and on one with the client's own class frequencies.
+
+    Args:
+        loader: Test batches in a fixed order.
+        counts: Training images by client and class [clients, classes].
+        fabric: Moves batches and sets precision.
+    """
+
+    metrics: tuple[str, ...] = ("accuracy", "own_accuracy", "balanced_accuracy", "predicted_classes")
+
+    def __init__(self, loader: DataLoader, counts: np.ndarray, fabric: Fabric) -> None:
+        self.loader, self.counts, self.fabric = loader, torch.from_numpy(counts), fabric
+
+    def score(self, client: Client, number: int) -> ClassificationMetrics:
+        """Mergeable metric state of one client."""
+        metrics = ClassificationMetrics(self.counts.shape[1], self.counts[number])
+        for batch in self.loader:
+            prediction = predict_batch(client, batch, self.fabric)
+            assert prediction.logits is not None
+            metrics.update(prediction.logits.cpu(), batch["label"])
+        return metrics
+
+    def spread(self, state: ClassificationMetrics, clients: list[int]) -> dict[int, ClassificationMetrics]:
+        """The same predictions for every client, each judged by its own class frequencies."""
+        states = {}
+        for client in clients:
+            states[client] = deepcopy(state)
+            states[client].class_shares = self.counts[client].double() / self.counts[client].sum()
+        return states
+
+    def summarise(self, states: dict[int, ClassificationMetrics]) -> dict[str, Summary]:
         """Mean, worst, pooled and per-client values of each metric."""
         return summarise(states)
 

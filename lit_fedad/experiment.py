@@ -7,13 +7,15 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import Data, Model, build_data, build_federation, build_model
-from lit_fedad.config import Config, call
+from lit_fedad.assembly import Data, Model, build_data, build_evaluator, build_federation, build_model
+from lit_fedad.config import Config, build, call
+from lit_fedad.data.labelled import Images
 from lit_fedad.evaluation import Thresholds
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.federation.processes import launch, make_fabric
@@ -21,8 +23,6 @@ from lit_fedad.gallery import draw_curves, draw_heatmaps, draw_partition
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.runs import RunFolder
 from lit_fedad.tracking import Tracker
-
-METRICS = ("i_auroc", "p_auroc", "pro", "aupr")
 
 
 def train(config: Config, quiet: bool = False) -> dict[str, Any]:
@@ -70,8 +70,9 @@ def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
 
 def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     run, first = RunFolder.of(config), fabric.is_global_zero
-    model = build_model(config)
-    data = build_data(config, model.backbone, fabric, display)
+    images: Images = build(config["data"])
+    model = build_model(config, images.products)
+    data = build_data(config, images, model, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)
     tracker = _open_tracker(config, run, model, data, first)
     federation.on_round = _Reporter(federation, display, tracker)
@@ -83,14 +84,11 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     try:
         with display.progress("Clients trained and scored") as federation.on_visit:
             federation.run()
-        quantile, pictures = config["evaluation"]["threshold_quantile"], config["evaluation"]["pictures"]
-        thresholds = federation.ask(federation.rounds, Thresholds(data.module, fabric, quantile))
-        if pictures:
-            draw_heatmaps(federation, data, fabric, run.path, pictures, thresholds)
+        if model.task.kind == "anomaly":
+            _judge_images(config, data, federation, fabric, run)
         peak = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         if first:
             draw_curves(federation.history, run.path)
-            run.save_json("thresholds.json", thresholds)
             run.save_json("result.json", _result(config, model, data, federation, max(peak), tracker))
             _track_files(tracker, run.path)
         status = "FINISHED"
@@ -100,6 +98,20 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
             display.warn(
                 f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.path}"
             )
+
+
+# Other metrics have their rows in the closing table; a fourth would crowd the bytes out of the line.
+_LINE = ("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy")
+
+
+def _judge_images(config: Config, data: Data, federation: Federation, fabric: Fabric, run: RunFolder) -> None:
+    """Sets each client's threshold, and shows what its detector sees."""
+    quantile, pictures = config["evaluation"]["threshold_quantile"], config["evaluation"]["pictures"]
+    thresholds = federation.ask(federation.rounds, Thresholds(data.module, fabric, quantile))
+    if pictures:
+        draw_heatmaps(federation, data, fabric, run.path, pictures, thresholds)
+    if fabric.is_global_zero:
+        run.save_json("thresholds.json", thresholds)
 
 
 class _Reporter:
@@ -120,8 +132,7 @@ class _Reporter:
             round=report.round,
             rounds=self.federation.rounds,
             loss=report.scalars.get("loss"),
-            # AUPR has its row in the closing table; a fourth metric would crowd the bytes out of the line.
-            metrics={name: v["mean"] for name, v in (report.metrics or {}).items() if name != "aupr"},
+            metrics={name: v["mean"] for name, v in (report.metrics or {}).items() if name in _LINE},
             bytes_up=sum(report.bytes_up.values()),
             bytes_down=sum(report.bytes_down.values()),
             seconds=report.seconds,
@@ -157,7 +168,7 @@ def _describe(config: Config, model: Model, data: Data, run: RunFolder) -> dict[
         "task": type(model.task).__name__,
         "data": f"{data.images.name}: {len(data.images.train)} training, {len(data.images.test)} test images",
         "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
-        "backbone": f"{config['backbone']['name']}, weights {model.backbone.provenance['taken']}",
+        "backbone": f"{model.provenance['name']}, weights {model.provenance['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
         "files": str(run.path),
     }
@@ -167,7 +178,8 @@ def _result(
     config: Config, model: Model, data: Data, federation: Federation, peak: int, tracker: Tracker
 ) -> dict[str, Any]:
     evaluated = [r for r in federation.history if r.metrics is not None]
-    best = max(evaluated, key=lambda r: _sortable(r.metrics["i_auroc"]["mean"]))  # type: ignore[index]
+    names = build_evaluator(data, federation.fabric).metrics
+    best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
     chosen = {"first": evaluated[0], "last": evaluated[-1], "best": best}
     history = federation.history
     return {
@@ -180,10 +192,10 @@ def _result(
             "counts": data.partition.counts(data.images).tolist(),
             "products": data.images.products,
         },
-        "backbone": model.backbone.provenance,
+        "backbone": model.provenance,
         "seed": config["seed"],
         "rounds": config["rounds"],
-        **{name: {"round": r.round, **_metrics(r)} for name, r in chosen.items()},
+        **{stage: {"round": r.round, **_metrics(r, names)} for stage, r in chosen.items()},
         "exchanges": [r.round for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],
         "bytes_down": [sum(r.bytes_down.values()) for r in history],
@@ -199,9 +211,9 @@ def _result(
     }
 
 
-def _metrics(report: RoundReport) -> dict[str, Any]:
+def _metrics(report: RoundReport, names: Sequence[str]) -> dict[str, Any]:
     undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
-    return {name: (report.metrics or {}).get(name, undefined) for name in METRICS}
+    return {name: (report.metrics or {}).get(name, undefined) for name in names}
 
 
 def _sortable(value: float) -> float:
@@ -215,8 +227,8 @@ def _open_tracker(config: Config, run: RunFolder, model: Model, data: Data, firs
         "paper": config["method"]["paper"],
         "task": type(model.task).__name__,
         "data": data.images.name,
-        "backbone": config["backbone"]["name"],
-        "weights": model.backbone.provenance["taken"],
+        "backbone": model.provenance["name"],
+        "weights": model.provenance["taken"],
         "seed": str(config["seed"]),
         "lit_fedad.out": str(run.path.resolve()),
     }
@@ -242,13 +254,14 @@ def _open_tracker(config: Config, run: RunFolder, model: Model, data: Data, firs
 
 def _digest(data: Data) -> str:
     """Names the training images and who holds which."""
-    names = [[data.images.train[i].path.name for i in client] for client in data.partition.clients]
+    names = [[data.images.train[i].name for i in client] for client in data.partition.clients]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
 def _track_files(tracker: Tracker, folder: Path) -> None:
     """The run's files as artifacts; the last checkpoint is the trained model with its memory."""
     for name in ("config.yaml", "partition.json", "thresholds.json", "result.json"):
-        tracker.artifact(folder / name)
+        if (folder / name).exists():
+            tracker.artifact(folder / name)
     for name in ("figures", "checkpoints"):
         tracker.artifact(folder / name, folder=name)

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.assembly import Data
 from lit_fedad.contracts import Client
+from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation import image_scores, predict_batch
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.report.console import METRIC_TITLES
@@ -56,6 +57,7 @@ def draw_heatmaps(
         thresholds: Decision threshold by client; needed on the first process only.
     """
     largest = max(federation.clients, key=lambda c: (data.partition.sizes[c], -c))
+    assert isinstance(data.images, ImageSet)
     labels = [sample.label for sample in data.images.test]
 
     # The process that looks after the client asks it; the first one, which knows the thresholds, draws.
@@ -82,6 +84,7 @@ def draw_heatmaps(
 
 def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) -> Case | None:
     """A test image and what the client makes of it; None if its task draws no map."""
+    assert isinstance(data.images, ImageSet)
     sample = data.images.test[index]
     batch = data.module.test.__getitems__([index])  # type: ignore[attr-defined]
     anomaly_map = predict_batch(client, batch, fabric).anomaly_map

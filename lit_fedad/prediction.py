@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import Model, build_data, build_federation, build_model
-from lit_fedad.config import Config
+from lit_fedad.assembly import Model, build_data, build_federation, build_model, image_transform
+from lit_fedad.config import Config, build
 from lit_fedad.contracts import Client
+from lit_fedad.data.labelled import Images
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import predict_batch
@@ -26,6 +28,7 @@ from lit_fedad.runs import RunFolder
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
+CLASS_COLUMNS = ("path", "class", "probability")
 
 # What may differ between the machine of the run and this one; all else would make it another detector.
 _MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
@@ -47,7 +50,8 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     folder, result, config = _complete_run(run, overrides)
     display, fabric = Display(), _one_process(config)
     model = _same_model(config, result)
-    data = build_data(config, model.backbone, fabric, display)
+    images: Images = build(config["data"])
+    data = build_data(config, images, model, fabric, display)
     if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
         raise UserError(
             f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
@@ -80,6 +84,8 @@ def predict(
 ) -> Path:
     """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
 
+    Classifiers write each image's class and its probability instead, and no heatmap.
+
     The run's training images need not exist any more. Heatmaps colour what scores above half the threshold,
     up to twice the threshold: one scale for all images, which does not depend on what else is in the folder.
 
@@ -99,8 +105,7 @@ def predict(
             after all other images are scored, if an image could not be read.
     """
     folder, result, config = _complete_run(run, overrides)
-    thresholds = folder.thresholds()
-    number = _choose_client(client, thresholds, result["partition"]["sizes"])
+    number = _choose_client(client, result["partition"]["sizes"])
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
     paths = _image_files(root, destination)
@@ -108,8 +113,13 @@ def predict(
     model = _same_model(config, result)
     model.restore(folder.path, folder.config(), number)
     model.client.to(fabric.device)
-    transform = ImageTransform(**config["image"])
-    judge = _Judge(model.client, fabric, transform, thresholds[number], destination, root, display)
+    transform = image_transform(config)
+    judge: _Detect | _Classify
+    if model.task.kind == "classification":
+        judge = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
+    else:
+        threshold = folder.thresholds()[number]
+        judge = _Detect(model.client, fabric, transform, threshold, destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     try:
@@ -118,7 +128,7 @@ def predict(
             scores.open("w", newline="") as file,
             display.progress(f"Scoring with client {number}") as progress,
         ):
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, judge.columns)
             writer.writeheader()
             for start in range(0, len(paths), size := config["evaluation"]["batch_size"]):
                 judged = judge(paths[start : start + size])
@@ -128,13 +138,9 @@ def predict(
                 progress(len(rows), len(paths))
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
-    decisions = [row["decision"] for row in rows]
-    read = len(rows) - decisions.count(UNREADABLE)
-    display.note(
-        f"{decisions.count(ANOMALOUS)} of {read} images are anomalous to client {number}"
-        f" (threshold {thresholds[number]:.4g})"
-    )
-    display.where_next([("scores", str(scores)), ("heatmaps", str(destination / "heatmaps"))])
+    read = sum(row[judge.verdict] != UNREADABLE for row in rows)
+    display.note(f"client {number}: {judge.summary(rows)}")
+    display.where_next([("scores", str(scores)), *judge.pictures()])
     if read < len(rows):
         raise UserError(
             f"{len(rows) - read} of {len(rows)} images could not be read; the others are scored: {scores}"
@@ -142,8 +148,55 @@ def predict(
     return scores
 
 
+def _readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
+    """The images that can be read, as the task sees them; a warning for every other."""
+    images = {}
+    for path in paths:
+        try:
+            images[path] = transform.image(path)
+        except UserError as error:
+            display.warn(str(error))
+    return images
+
+
 @dataclass(frozen=True)
-class _Judge:
+class _Classify:
+    """Turns image files into rows of the CSV: the likeliest class of each."""
+
+    client: Client
+    fabric: Fabric
+    transform: ImageTransform
+    classes: Sequence[str]
+    display: Display
+
+    columns = CLASS_COLUMNS
+    verdict = "class"
+
+    def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
+        """Rows of one batch."""
+        images = _readable(paths, self.transform, self.display)
+        rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
+        if images:
+            batch = {"image": torch.stack(list(images.values()))}
+            logits = predict_batch(self.client, batch, self.fabric).logits
+            assert logits is not None
+            probabilities, labels = logits.softmax(1).max(1)
+            for path, probability, label in zip(images, probabilities, labels, strict=True):
+                rows[path] |= {"class": self.classes[int(label)], "probability": f"{float(probability):.6g}"}
+        return list(rows.values())
+
+    def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
+        """How many images of each class."""
+        counts = Counter(row["class"] for row in rows)
+        return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+    def pictures(self) -> list[tuple[str, str]]:
+        """None."""
+        return []
+
+
+@dataclass(frozen=True)
+class _Detect:
     """Turns image files into rows of the CSV, and draws their heatmaps."""
 
     client: Client
@@ -154,14 +207,22 @@ class _Judge:
     root: Path
     display: Display
 
+    columns = COLUMNS
+    verdict = "decision"
+
+    def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
+        """How many images are anomalous."""
+        decisions = [row["decision"] for row in rows]
+        read = len(rows) - decisions.count(UNREADABLE)
+        return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous (threshold {self.threshold:.4g})"
+
+    def pictures(self) -> list[tuple[str, str]]:
+        """Where the heatmaps lie."""
+        return [("heatmaps", str(self.destination / "heatmaps"))]
+
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Rows of one batch; those of unreadable images have neither score nor heatmap."""
-        images = {}
-        for path in paths:
-            try:
-                images[path] = self.transform.image(path)
-            except UserError as error:
-                self.display.warn(str(error))
+        images = _readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         if images:
             prediction = predict_batch(
@@ -210,8 +271,8 @@ def _one_process(config: Config) -> Fabric:
 
 def _same_model(config: Config, result: Mapping[str, Any]) -> Model:
     """The run's model, untrained, on the very backbone it was trained with."""
-    model = build_model(config)
-    then, now = result["backbone"], model.backbone.provenance
+    model = build_model(config, result["partition"]["products"])
+    then, now = result["backbone"], model.provenance
     if then["sha256"] != now["sha256"]:
         raise UserError(
             f"backbone: the weights taken now ({now['taken']}) differ from the run's ({then['taken']});"
@@ -238,9 +299,10 @@ def _image_files(root: Path, destination: Path) -> list[Path]:
     return found
 
 
-def _choose_client(client: str | None, thresholds: Mapping[int, float], sizes: Sequence[int]) -> int:
+def _choose_client(client: str | None, sizes: Sequence[int]) -> int:
+    holders = [number for number, size in enumerate(sizes) if size]
     if client is None:
-        return max(thresholds, key=lambda number: (sizes[number], -number))
-    if not client.isdecimal() or int(client) not in thresholds:
-        raise UserError(f"client={client}: the run has clients {', '.join(map(str, sorted(thresholds)))}")
+        return max(holders, key=lambda number: (sizes[number], -number))
+    if not client.isdecimal() or int(client) not in holders:
+        raise UserError(f"client={client}: the run has clients {', '.join(map(str, holders))}")
     return int(client)

@@ -25,7 +25,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -196,6 +196,33 @@ class Tracker:
     def _log(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:
         if self._delivery is None and self._journal.append_new(kind, values, scope):
             self._sender.wake.set()
+
+
+def log_files(
+    files: Iterable[Path],
+    folder: Path,
+    experiment: str,
+    tags: Mapping[str, str],
+    uri: str | None,
+    enabled: bool,
+) -> Delivery:
+    """Logs files as the artifacts of a run that is nothing but them; logged again, they replace those before.
+
+    Args:
+        files: What to log.
+        folder: Where the journal lies; the run has its name.
+        experiment: Name of the MLflow experiment.
+        tags: Tags of the run.
+        uri: Tracking URI, as for :class:`Tracker`.
+        enabled: With False nothing is logged.
+
+    Returns:
+        What was delivered.
+    """
+    tracker = Tracker(folder, experiment, folder.name, tags, uri, enabled)
+    for file in files:
+        tracker.artifact(file)
+    return tracker.close()
 
 
 def deliver(folder: Path, uri: str | None = None) -> Delivery:

@@ -48,12 +48,24 @@ def tree(tmp_path):
 
 def needs(group: str, option: str) -> list[str]:
     """What a file leaves to the person, as overrides."""
-    missing = {("partition", "file"): ["partition.path=clients.json"]}
-    mvtec = (group == "data" and option != "textures") or (group == "experiment" and option in PRODUCTS)
-    return missing.get((group, option), ["data.root=images"] if mvtec else [])
+    missing = {
+        ("partition", "file"): ["partition.path=clients.json"],
+        ("data", "packed"): ["data.root=images", "data.train=train.npz"],
+        ("data", "labelled_csv"): [f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")],
+        ("method", "fedrep"): ["task=autoencoder"],
+    }
+    rooted = (group == "data" and option != "textures") or group == "experiment"
+    if (group, option) == ("experiment", "cifar10"):
+        return ["data.root=images", "method=fedavg"]
+    return missing.get((group, option), ["data.root=images"] if rooted and option != "small" else [])
 
 
-EVERY = [(path.parent.name, path.stem) for path in sorted(conf_folder().glob("*/*.yaml"))]
+# Tables are no part of a run's configuration.
+EVERY = [
+    (path.parent.name, path.stem)
+    for path in sorted(conf_folder().glob("*/*.yaml"))
+    if path.parent.name != "table"
+]
 
 
 def test_all_groups_are_known():
@@ -73,10 +85,12 @@ def test_every_file_composes(group, option):
 @pytest.mark.parametrize("method", options("method"))
 @pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
 def test_every_method_builds_in_small(method, preset):
-    model = build_model(compose([f"method={method}", preset, "backbone.weights=random"]))
+    words = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
+    model = build_model(compose(words), ["a", "b"])
     assert model.client.task is model.task
-    assert model.server.setup
-    assert not any(p.requires_grad for p in model.backbone.parameters())
+    assert model.server.setup == model.client.setup_phases
+    if model.backbone is not None:
+        assert not any(p.requires_grad for p in model.backbone.parameters())
 
 
 @pytest.mark.parametrize(
@@ -89,13 +103,17 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     config = compose(
         [f"experiment={experiment}", *chosen, "backbone.weights=random", *needs("experiment", experiment)]
     )
-    task = build_model(config).task
+    task = build_model(config, ["a", "b"]).task
+    if experiment == "cifar10":
+        assert task.classifier.out_features == 2
+        return
     assert task.memory.shape[0] == config["task"]["grid"] ** 2
     if experiment == "paper" and backbone is None:
         assert task.memory.shape == (3136, 1792)
 
 
-@pytest.mark.parametrize("data", options("data"))
+# Sets in other layouts are built by the tests of their loaders.
+@pytest.mark.parametrize("data", ["textures", *sorted(set(options("data")) & set(PRODUCTS))])
 def test_every_data_source_builds(data, tree, tmp_path):
     if data == "textures":
         given = [
@@ -191,7 +209,7 @@ def test_mistake_is_refused_when_composing(words, said):
 )
 def test_mistake_is_refused_when_building_the_model(words, said):
     with pytest.raises(UserError) as error:
-        build_model(compose(["debug=seconds", *words]))
+        build_model(compose(["debug=seconds", *words]), ["a", "b"])
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from lit_fedad import gallery
 from lit_fedad.assembly import build_data, build_federation, build_model
+from lit_fedad.config import build
 from lit_fedad.contracts import Prediction
 from lit_fedad.federation.loop import RoundReport
 from lit_fedad.federation.processes import make_fabric
@@ -39,8 +40,9 @@ def restored(tiny_run):
     run = RunFolder(tiny_run)
     config, fabric = run.config(), make_fabric(accelerator="cpu")
     with pytest.warns(UserWarning, match="RANDOM"):
-        model = build_model(config)
-    data = build_data(config, model.backbone, fabric, Display(quiet=True))
+        images = build(config["data"])
+        model = build_model(config, images.products)
+    data = build_data(config, images, model, fabric, Display(quiet=True))
     federation = build_federation(config, tiny_run, model, data, fabric)
     federation.resume()
     return federation, data, fabric

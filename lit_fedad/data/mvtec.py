@@ -7,13 +7,13 @@ A product folder holds ``train/good``, ``test/<good|defect>`` and, where there a
 import difflib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.subset import subset
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
@@ -37,10 +37,9 @@ def mvtec_mixture(
             or every product folder directly inside it. A product is called after its folder; where two
             folders share a name, after their whole relative paths (``a/bottle`` becomes ``a_bottle``).
         name: Name of the image set; by default the name of the product or, for several, of ``root``.
-        train_per_product: At most this many training images of each product, a random subset.
-        test_per_product: At most this many test images of each product, a random subset: half of them good
-            and half spread evenly over the defects, filled up from the other half where there are too few.
-        seed: Seed of the random subsets. The subset of a product does not depend on the other products.
+        train_per_product: As in `subset`.
+        test_per_product: As in `subset`.
+        seed: As in `subset`.
 
     Returns:
         The image set, ordered by product as given, then by defect and file name.
@@ -49,9 +48,6 @@ def mvtec_mixture(
         UserError: A folder, a product, an image or a mask is missing, or a limit is below 1.
     """
     root = Path(root).expanduser()
-    for key, limit in (("train_per_product", train_per_product), ("test_per_product", test_per_product)):
-        if limit is not None and limit < 1:
-            raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that holds the product folders")
 
@@ -60,17 +56,16 @@ def mvtec_mixture(
     test: list[Sample] = []
     folders = _product_folders(root, products)
     for product, folder in folders.items():
-        normal = _train_samples(folder, product, stray)
-        labelled = _test_samples(folder, product, stray)
-        train += _subset(normal, train_per_product, seed)
-        test += _balanced_subset(labelled, test_per_product, seed)
+        train += _train_samples(folder, product, stray)
+        test += _test_samples(folder, product, stray)
     if stray:
         warnings.warn(
             f"{root}: skipped {len(stray)} files or folders that are no images of the set, first {stray[0]}",
             stacklevel=2,
         )
     default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
-    return ImageSet(name or default_name, tuple(train), tuple(test))
+    whole = ImageSet(name or default_name, tuple(train), tuple(test))
+    return subset(whole, train_per_product, test_per_product, seed)
 
 
 def _product_folders(root: Path, products: Sequence[str] | None) -> dict[str, Path]:
@@ -174,32 +169,3 @@ def _images(folder: Path, stray: list[Path]) -> list[Path]:
         )
     stray += sorted(set(entries) - set(images))
     return images
-
-
-def _shuffled(samples: Iterable[Sample], seed: int, purpose: str) -> list[Sample]:
-    samples = list(samples)
-    if not samples:
-        return []
-    rng = numpy_generator(seed, purpose, samples[0].product, samples[0].defect)
-    return [samples[i] for i in rng.permutation(len(samples))]
-
-
-def _subset(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
-    """A random subset of at most ``limit`` samples, in their old order."""
-    chosen = set(_shuffled(samples, seed, "train subset")[:limit])
-    return [sample for sample in samples if sample in chosen]
-
-
-def _balanced_subset(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
-    """A random subset of at most ``limit`` samples: half good, half dealt evenly from the defects."""
-    if limit is None:
-        return samples
-    by_defect: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_defect.setdefault(sample.defect, []).append(sample)
-    piles = {defect: _shuffled(pile, seed, "test subset") for defect, pile in by_defect.items()}
-    good = piles.pop("good", [])
-    dealt = [sample for deal in zip_longest(*piles.values()) for sample in deal if sample is not None]
-    num_good = min(len(good), max(limit // 2, limit - len(dealt)))
-    chosen = {*good[:num_good], *dealt[: limit - num_good]}
-    return [sample for sample in samples if sample in chosen]

@@ -1,14 +1,15 @@
 """How the training images are dealt to the clients."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.labelled import Images, LabelledImage
+from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
 from lit_fedad.randomness import numpy_generator
 
@@ -30,7 +31,7 @@ class Partition:
         """Number of images of every client."""
         return tuple(map(len, self.clients))
 
-    def counts(self, image_set: ImageSet) -> np.ndarray:
+    def counts(self, image_set: Images) -> np.ndarray:
         """Counts the images of every client and product type.
 
         Returns:
@@ -82,7 +83,7 @@ class Partition:
         return cls(tuple(tuple(sorted(map(int, indices))) for indices in clients))
 
 
-Strategy = Callable[[ImageSet, int], Partition]
+Strategy = Callable[[Images, int], Partition]
 """A partition strategy: image set and seed in, partition out."""
 
 
@@ -116,7 +117,7 @@ class Dirichlet:
                 f"partition alpha={self.alpha}, min_size={self.min_size}: alpha > 0 and min_size >= 0"
             )
 
-    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+    def __call__(self, image_set: Images, seed: int) -> Partition:
         """Splits every product type of the training images by shares drawn from ``seed``."""
         rng = numpy_generator(seed, "partition")
         types = [rng.permutation(indices) for indices in _indices_by_product(image_set)]
@@ -166,7 +167,7 @@ class ByProduct:
     def __post_init__(self) -> None:
         _check_clients(1 if self.clients is None else self.clients)
 
-    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+    def __call__(self, image_set: Images, seed: int) -> Partition:
         """Deals the product types in order; nothing is random."""
         types = _indices_by_product(image_set)
         clients = len(types) if self.clients is None else self.clients
@@ -193,7 +194,7 @@ class IID:
     def __post_init__(self) -> None:
         _check_clients(self.clients)
 
-    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+    def __call__(self, image_set: Images, seed: int) -> Partition:
         """Shuffles the training images with ``seed`` and cuts them into even parts."""
         images = len(image_set.train)
         if self.clients > images:
@@ -207,7 +208,7 @@ class IID:
 class Pooled:
     """One client holds everything: the centralised bound."""
 
-    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+    def __call__(self, image_set: Images, seed: int) -> Partition:
         """Takes all training images; nothing is random."""
         return Partition._of([range(len(image_set.train))])
 
@@ -227,7 +228,7 @@ class FromFile:
     path: str | Path
     clients: int | None = None
 
-    def __call__(self, image_set: ImageSet, seed: int) -> Partition:
+    def __call__(self, image_set: Images, seed: int) -> Partition:
         """Reads the file and checks it against the training images; nothing is random."""
         partition = Partition.load(self.path)
         images = len(image_set.train)
@@ -260,9 +261,10 @@ def _check_clients(clients: int) -> None:
         raise UserError(f"partition clients={clients}: give at least 1")
 
 
-def _indices_by_product(image_set: ImageSet) -> list[list[int]]:
+def _indices_by_product(image_set: Images) -> list[list[int]]:
     """The training indices of every product type, in order of first appearance."""
     by_product: dict[str, list[int]] = {}
-    for index, sample in enumerate(image_set.train):
+    samples: Sequence[Sample | LabelledImage] = image_set.train
+    for index, sample in enumerate(samples):
         by_product.setdefault(sample.product, []).append(index)
     return list(by_product.values())

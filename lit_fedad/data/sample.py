@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class Sample:
     mask: Path | None = None
 
     @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    @property
     def label(self) -> int:
         """0 for a normal image, 1 for an anomalous one."""
         return int(self.defect != "good")
@@ -35,6 +41,8 @@ class ImageSet:
         train: Normal images only.
         test: Normal and anomalous images.
     """
+
+    kind: ClassVar[Literal["anomaly"]] = "anomaly"
 
     name: str
     train: tuple[Sample, ...]

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from lit_fedad.contracts import Message, Update
 
+STATISTICS = ("count", "mean", "variance")
+"""Names of the channel statistics that a client sends."""
+
 
 def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Message:
     """Averages messages by data size, key by key (FedAvg): ``sum_n z_n W_n``.
@@ -60,6 +63,17 @@ def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tens
     mean = (share * means.double()).sum(0)
     variance = (share * (variances.double() + (means.double() - mean) ** 2)).sum(0)
     return mean.to(means.dtype), variance.to(variances.dtype)
+
+
+def pool_statistics(updates: Mapping[int, Update]) -> Message:
+    """What features are standardised by, from the ``count``, ``mean`` and ``variance`` [C] that each client sent.
+
+    Returns:
+        ``mean`` and ``scale`` [C]: the standard deviation, kept off zero.
+    """
+    messages = [update.message for update in updates.values()]
+    mean, variance = pool_moments(*(torch.stack([m[k] for m in messages]) for k in STATISTICS))
+    return {"mean": mean, "scale": variance.sqrt() + 1e-5}
 
 
 def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: float) -> float:

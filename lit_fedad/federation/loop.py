@@ -168,7 +168,9 @@ class Federation:
         began = time.perf_counter()
         context = Context(self.seed, round)
         self.server.begin(context)
-        report = RoundReport(round, self.server.phase(round), self.participation.pick(self.clients, context))
+        report = RoundReport(
+            round, self.server.phase_of(round), self.participation.pick(self.clients, context)
+        )
         letters = self._send_letters(report, context)
         visits = {}
         for client in report.participants:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Message, Payload, Server, Task, TensorSpec, Update
-from lit_fedad.methods.fedavg import FedAvgClient, form
+from lit_fedad.contracts import Message, Task, Update
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.stateless import trainable, with_weights
 
 CLIENTS, SHARES = "clients", "shares"
@@ -56,14 +56,14 @@ class AppleClient(FedAvgClient):
 
     def receive(self, broadcast: Message) -> None:
         """Takes over all core models, its own among them."""
-        if not broadcast:
-            return
+        if self.phase != "train":
+            return super().receive(broadcast)
         self.row = broadcast[CLIENTS].tolist().index(self.context.client)
         self.shares = broadcast[SHARES]
         if not len(self.relations):
             self.relations = torch.full_like(self.shares, 1 / len(self.shares)).requires_grad_()
         self.others = {name: broadcast[name] for name in trainable(self.task)}
-        super().receive({name: cores[self.row] for name, cores in self.others.items()})
+        return super().receive({name: cores[self.row] for name, cores in self.others.items()})
 
     def on_train_start(self) -> None:
         """Brings the cores to where training runs."""
@@ -112,7 +112,7 @@ class AppleClient(FedAvgClient):
         return torch.cat([cores[: self.row], own[None], cores[self.row + 1 :]])
 
 
-class AppleServer(Server):
+class AppleServer(FedAvgServer):
     """The server: keeps every client's core model, and sends all of them to everyone.
 
     Args:
@@ -120,31 +120,20 @@ class AppleServer(Server):
     """
 
     def __init__(self, client: AppleClient) -> None:
-        super().__init__()
-        self.setup = ("prepare",) if client.task.prepares else ()
-        self.initial = client.shared_state()
+        super().__init__(client)
         self.known: Message = {}
 
     def enrol(self, sizes: Mapping[int, int]) -> None:
         """Begins with the same core for every client."""
         shares = torch.tensor([float(size) for size in sizes.values()])
-        cores = {name: core.expand(len(sizes), *core.shape).clone() for name, core in self.initial.items()}
+        cores = {name: core.expand(len(sizes), *core.shape).clone() for name, core in self.weights.items()}
         self.known = {**cores, CLIENTS: torch.tensor(list(sizes)), SHARES: shares / shares.sum()}
 
-    def download_payload(self) -> Payload:
-        """N core models, and who and how large the clients are: N times FedAvg's bytes."""
-        return form(self.known) if self.context.round > 0 else {}
-
-    def upload_payload(self) -> Payload:
-        """One core model."""
-        own = {name: TensorSpec(tuple(core.shape)) for name, core in self.initial.items()}
-        return own if self.context.round > 0 else {}
-
     def broadcast(self, client_id: int) -> Message:
-        """The same to every client."""
-        return self.known if self.context.round > 0 else {}
+        """N core models, and who and how large the clients are: N times FedAvg's bytes."""
+        return self.known if self.phase == "train" else super().broadcast(client_id)
 
-    def aggregate(self, updates: Mapping[int, Update]) -> None:
+    def merge(self, updates: Mapping[int, Update]) -> None:
         """Keeps the new cores; nothing is averaged."""
         rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
         for client, update in updates.items():
@@ -153,8 +142,9 @@ class AppleServer(Server):
 
     def state_dict(self) -> dict[str, Any]:
         """All cores."""
-        return {"known": self.known}
+        return {**super().state_dict(), "known": self.known}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
+        super().load_state_dict(state)
         self.known = dict(state["known"])

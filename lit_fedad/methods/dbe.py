@@ -52,6 +52,11 @@ class DBEClient(FedAvgClient):
         task.offset = self.offset = PersonalBias(task.width)
         self.common = self.running = torch.zeros(task.width)
 
+    @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """As FedAvg's, and then the mean of all clients' features."""
+        return (*super().setup_phases, "mean")
+
     def shared_keys(self) -> list[str]:
         """All that FedAvg shares, less the bias."""
         return [name for name in super().shared_keys() if not name.startswith("offset.")]
@@ -80,7 +85,7 @@ class DBEClient(FedAvgClient):
     @torch.no_grad()
     def send(self, loader: DataLoader) -> Message:
         """The trained weights; in the exchange before round 1, the mean of the client's features."""
-        if self.context.round != 0:
+        if self.phase != "mean":
             return super().send(loader)
         total, images = torch.zeros(self.task.width, dtype=torch.float64), 0
         for batch in loader:
@@ -109,25 +114,20 @@ class DBEServer(FedAvgServer):
 
     def __init__(self, client: DBEClient) -> None:
         super().__init__(client)
-        self.setup = (*self.setup, "mean")
         self.common = client.common
 
-    def download_payload(self) -> Payload:
-        """The weights and g."""
-        return {**super().download_payload(), **self._mean_payload(self.context.round > 0)}
-
     def upload_payload(self) -> Payload:
-        """The weights; the mean of a client's features in the exchange named so."""
-        return {**super().upload_payload(), **self._mean_payload(self.context.round == 0)}
+        """As FedAvg's; the mean of a client's features in the exchange named so."""
+        return {MEAN: TensorSpec((self.width,))} if self.phase == "mean" else super().upload_payload()
 
     def broadcast(self, client_id: int) -> Message:
-        """The same to every client."""
-        weights = super().broadcast(client_id)
-        return {**weights, MEAN: self.common} if weights else {}
+        """The weights and g."""
+        common = {MEAN: self.common} if self.phase == "train" else {}
+        return {**super().broadcast(client_id), **common}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages weights, or means."""
-        if self.context.round == 0:
+        """As FedAvg, or averages means."""
+        if self.phase == "mean":
             self.common = weighted_mean(updates)[MEAN]
         super().aggregate(updates)
 
@@ -139,6 +139,3 @@ class DBEServer(FedAvgServer):
         """Restores `state_dict`."""
         super().load_state_dict(state)
         self.common = state["common"]
-
-    def _mean_payload(self, crosses: bool) -> Payload:
-        return {MEAN: TensorSpec(tuple(self.common.shape))} if crosses else {}

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, Payload, Server, Task, TensorSpec, Update
-from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.aggregation import pool_statistics, weighted_mean
+from lit_fedad.methods.statistics import channel_statistics, statistics_payload
 
 Buffers = Literal["mean", "local"]
 
@@ -56,13 +57,22 @@ class FedAvgClient(Client):
         return {name: state[name].detach().to("cpu", copy=True) for name in self.shared_keys()}
 
     @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """Pooled channel statistics and local preparation, where the task wants them."""
+        task = self.task
+        return (*(("statistics",) if task.standardise else ()), *(("prepare",) if task.prepares else ()))
+
+    @property
     def uniform(self) -> bool:
         """Where nothing is personal, clients predict alike."""
         return len(self.shared_keys()) == len(self.task.learned_state())
 
     def receive(self, broadcast: Message) -> None:
-        """Takes over the averaged weights."""
-        self.task.load_state_dict(broadcast, strict=False)
+        """Takes over the averaged weights; before round 1, pooled statistics."""
+        if self.phase == "train":
+            self.task.load_state_dict(broadcast, strict=False)
+        elif broadcast:
+            self.task.load_statistics(broadcast["mean"], broadcast["scale"])
 
     def adapt(self, loader: DataLoader) -> None:
         """Renews the task's bank under the weights of the last round, once a round."""
@@ -71,9 +81,11 @@ class FedAvgClient(Client):
             self._adapted_to = self.context.round
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained weights; nothing in the set-up exchange, where the task prepares with the initial ones."""
-        if self.context.round > 0:
+        """The trained weights; before round 1 statistics, then nothing: the task prepares with the initial weights."""
+        if self.phase == "train":
             return self.shared_state()
+        if self.phase == "statistics":
+            return channel_statistics(self.task, loader)
         self.task.prepare(loader, self.context)
         self._adapted_to = 1
         return {}
@@ -99,34 +111,45 @@ class FedAvgServer(Server):
     """
 
     def __init__(self, client: FedAvgClient) -> None:
-        super().__init__()
-        self.setup = ("prepare",) if client.task.prepares else ()
+        super().__init__(client.setup_phases)
         self.weights = client.shared_state()
+        self.width = client.task.width
+        self.statistics: Message = {}
 
     def download_payload(self) -> Payload:
-        """The weights; nothing before round 1, since all clients draw the same initial ones."""
-        return form(self.weights) if self.context.round > 0 else {}
+        """The weights; before round 1 no more than pooled statistics, since all clients draw the same weights."""
+        return form(self.broadcast(0))
 
     def upload_payload(self) -> Payload:
-        """The weights; nothing before round 1."""
-        return form(self.weights) if self.context.round > 0 else {}
+        """The weights; before round 1 at most statistics."""
+        if self.phase == "train":
+            return form(self.weights)
+        return statistics_payload(self.width) if self.phase == "statistics" else {}
 
     def broadcast(self, client_id: int) -> Message:
         """The same to every client."""
-        return self.weights if self.context.round > 0 else {}
+        if self.phase == "train":
+            return self.weights
+        return self.statistics if self.phase == "prepare" else {}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Merges weights, or pools statistics."""
+        if self.phase == "train":
+            self.merge(updates)
+        elif self.phase == "statistics":
+            self.statistics = pool_statistics(updates)
+
+    def merge(self, updates: Mapping[int, Update]) -> None:
         """``W = sum_n z_n W_n``."""
-        if self.context.round > 0:
-            self.weights = weighted_mean(updates)
+        self.weights = weighted_mean(updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights."""
-        return {"weights": self.weights}
+        """The weights; statistics."""
+        return {"weights": self.weights, "statistics": self.statistics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.weights = dict(state["weights"])
+        self.weights, self.statistics = dict(state["weights"]), dict(state["statistics"])
 
 
 def form(message: Mapping[str, Tensor]) -> Payload:

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, Payload, Server, TensorSpec, Update
-from lit_fedad.federation.aggregation import pool_moments, pool_quantile
+from lit_fedad.errors import UserError
+from lit_fedad.federation.aggregation import pool_quantile, pool_statistics
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
+from lit_fedad.methods.statistics import channel_statistics, statistics_payload
 from lit_fedad.randomness import seeded
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -72,13 +74,6 @@ class MeanAggregation:
         return memories.mean(0)
 
 
-def phases(task: MemoryBank) -> tuple[str, ...]:
-    """The exchanges before round 1: channel statistics and a pooled threshold only where the task wants them."""
-    statistics = ("statistics",) if task.standardise else ()
-    threshold = ("threshold",) if isinstance(task.loss.threshold, str) else ()
-    return (*statistics, "memory", *threshold)
-
-
 class FedDyMemClient(Client):
     """A client: trains its own head against the shared memory, and uploads its patches compressed to a memory.
 
@@ -91,6 +86,9 @@ class FedDyMemClient(Client):
         send_counts: Whether the number of patches behind each slot and their radius go up too: two numbers a slot.
         independent_init: Every client draws its own initial head, as the letter of Alg. 4 has it. Features of
             different clients are then not comparable: a stress test, not a useful setting.
+
+    Raises:
+        UserError: If the task keeps no memory bank.
     """
 
     task: MemoryBank
@@ -104,9 +102,20 @@ class FedDyMemClient(Client):
         independent_init: bool = False,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
+        if not isinstance(task, MemoryBank):
+            raise UserError(
+                f"method feddymem shares memory banks, and task {type(task).__name__} keeps none; give task=memory_bank"
+            )
         self.send_counts = send_counts
         self.independent_init = independent_init
         self._born = False
+
+    @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """The first memory; channel statistics and a pooled threshold only where the task wants them."""
+        statistics = ("statistics",) if self.task.standardise else ()
+        threshold = ("threshold",) if isinstance(self.task.loss.threshold, str) else ()
+        return (*statistics, "memory", *threshold)
 
     def receive(self, broadcast: Message) -> None:
         """Takes over what the server knows by now: statistics, memory, threshold."""
@@ -120,15 +129,12 @@ class FedDyMemClient(Client):
 
     def send(self, loader: DataLoader) -> Message:
         """Channel statistics, a compressed memory, or distance quantiles: what the exchange is for."""
-        round = self.context.round
-        phase = "train" if round > 0 else phases(self.task)[round - 1]
-        if phase == "statistics":
-            count, mean, variance = self.task.channel_moments(loader)
-            return {"count": torch.tensor(float(count)), "mean": mean, "variance": variance}
-        if phase == "threshold":
+        if self.phase == "statistics":
+            return channel_statistics(self.task, loader)
+        if self.phase == "threshold":
             quantiles, count = self.task.neighbour_quantiles(loader, SKETCH)
             return {"count": torch.tensor(float(count)), "quantiles": quantiles}
-        previous = None if phase == "memory" else self.task.memory
+        previous = None if self.phase == "memory" else self.task.memory
         reduced = self.task.reduce_memory(loader, self.context, previous)
         message = {"memory": reduced.memory.float()}
         return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
@@ -163,9 +169,8 @@ class FedDyMemServer(Server):
     """
 
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
-        super().__init__()
+        super().__init__(client.setup_phases)
         task = client.task
-        self.setup = phases(task)
         self.slots, self.channels = task.slots, task.channels
         self.counted = client.send_counts
         self.aggregation, self.collapse = aggregation, collapse
@@ -179,11 +184,9 @@ class FedDyMemServer(Server):
 
     def upload_payload(self) -> Payload:
         """A memory, float32 [slots, C]; statistics and quantiles in the set-up exchanges named so."""
-        phase = self.phase(self.context.round)
-        if phase == "statistics":
-            per_channel = TensorSpec((self.channels,))
-            return {"count": TensorSpec(()), "mean": per_channel, "variance": per_channel}
-        if phase == "threshold":
+        if self.phase == "statistics":
+            return statistics_payload(self.channels)
+        if self.phase == "threshold":
             return {"count": TensorSpec(()), "quantiles": TensorSpec((SKETCH,))}
         memory, per_slot = {"memory": TensorSpec((self.slots, self.channels))}, TensorSpec((self.slots,))
         return {**memory, "counts": per_slot, "radii": per_slot} if self.counted else memory
@@ -194,14 +197,10 @@ class FedDyMemServer(Server):
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Pools what the exchange was for."""
-        phase = self.phase(self.context.round)
         messages = [update.message for update in updates.values()]
-        if phase == "statistics":
-            mean, variance = pool_moments(
-                *(torch.stack([m[k] for m in messages]) for k in ("count", "mean", "variance"))
-            )
-            self.known |= {"mean": mean, "scale": variance.sqrt() + 1e-5}
-        elif phase == "threshold":
+        if self.phase == "statistics":
+            self.known |= pool_statistics(updates)
+        elif self.phase == "threshold":
             counts = [float(m["count"]) for m in messages]
             self.known["threshold"] = torch.tensor(
                 pool_quantile([m["quantiles"] for m in messages], counts, 0.5)

@@ -42,6 +42,11 @@ class FederatedPatchCoreClient(Client):
         self.vectors = vectors or task.slots
         self.projection = projection
 
+    @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """The one exchange."""
+        return ("coreset",)
+
     def receive(self, broadcast: Message) -> None:
         """Takes over the bank."""
         if broadcast:
@@ -50,7 +55,7 @@ class FederatedPatchCoreClient(Client):
     @torch.no_grad()
     def send(self, loader: DataLoader) -> Message:
         """The coreset [up to vectors, C], once."""
-        if self.context.round > 0:
+        if self.phase == "train":
             return {}
         patches = torch.cat(
             [
@@ -70,10 +75,8 @@ class FederatedPatchCoreServer(Server):
         client: A client, for sizes.
     """
 
-    setup = ("coreset",)
-
     def __init__(self, client: FederatedPatchCoreClient) -> None:
-        super().__init__()
+        super().__init__(client.setup_phases)
         self.slots, self.projection = client.task.slots, client.projection
         self.row = (None, client.task.width)
         self.known: Message = {}
@@ -84,7 +87,7 @@ class FederatedPatchCoreServer(Server):
 
     def upload_payload(self) -> Payload:
         """A coreset, float32 [up to vectors, C], once."""
-        return {"memory": TensorSpec(self.row)} if self.context.round <= 0 else {}
+        return {"memory": TensorSpec(self.row)} if self.phase == "coreset" else {}
 
     def broadcast(self, client_id: int) -> Message:
         """The same to every client."""
@@ -92,7 +95,7 @@ class FederatedPatchCoreServer(Server):
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Unites, and reduces, once."""
-        if self.context.round > 0:
+        if self.phase == "train":
             return
         union = torch.cat([update.message["memory"] for update in updates.values()])
         if len(union) > self.slots:

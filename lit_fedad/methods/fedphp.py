@@ -81,6 +81,8 @@ class FedPHPClient(FedAvgClient):
     def send(self, loader: DataLoader) -> Message:
         """The trained weights, which the personal model moves to."""
         message = super().send(loader)
+        if self.phase != "train":
+            return message
         kept = self.mu * self.context.round / self.rounds
         for name, entry in message.items():
             old = self.inherited[name].to(entry.device)

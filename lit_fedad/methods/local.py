@@ -18,6 +18,11 @@ class LocalClient(FedAvgClient):
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
 
+    @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """Local preparation alone."""
+        return ("prepare",) if self.task.prepares else ()
+
     def shared_keys(self) -> list[str]:
         """None."""
         return []

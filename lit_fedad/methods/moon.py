@@ -73,7 +73,7 @@ class MoonClient(FedAvgClient):
     def send(self, loader: DataLoader) -> Message:
         """The trained weights, which are z_prev's from now on."""
         message = super().send(loader)
-        self.previous = message or self.previous
+        self.previous = message if self.phase == "train" else self.previous
         return message
 
     def personal_state(self) -> dict[str, Any]:

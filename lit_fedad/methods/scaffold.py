@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Payload, Task, Update
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, form
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.stateless import trainable
 
 CONTROL = "control/"
@@ -73,8 +73,8 @@ class ScaffoldClient(FedAvgClient):
 
     def send(self, loader: DataLoader) -> Message:
         """Weights y, and by how much the control changed."""
-        message = super().send(loader)
-        return {**message, **{CONTROL + n: change for n, change in self.change.items()}} if message else {}
+        changes = {CONTROL + name: c for name, c in self.change.items()} if self.phase == "train" else {}
+        return {**super().send(loader), **changes}
 
     def personal_state(self) -> dict[str, Any]:
         """The control c_i."""
@@ -104,23 +104,17 @@ class ScaffoldServer(FedAvgServer):
         """Learns N."""
         self.clients = len(sizes)
 
-    def download_payload(self) -> Payload:
-        """Weights and control: twice the bytes of FedAvg."""
-        return form(self.broadcast(0))
-
     def upload_payload(self) -> Payload:
         """Weights and the change of the client's control: twice the bytes of FedAvg."""
-        return self.download_payload()
+        return self.download_payload() if self.phase == "train" else super().upload_payload()
 
     def broadcast(self, client_id: int) -> Message:
-        """Weights x and control c."""
-        weights = super().broadcast(client_id)
-        return {**weights, **{CONTROL + n: c for n, c in self.control.items()}} if weights else {}
+        """Weights x and control c: twice the bytes of FedAvg."""
+        controls = {CONTROL + name: c for name, c in self.control.items()} if self.phase == "train" else {}
+        return {**super().broadcast(client_id), **controls}
 
-    def aggregate(self, updates: Mapping[int, Update]) -> None:
+    def merge(self, updates: Mapping[int, Update]) -> None:
         """Moves weights and control."""
-        if self.context.round <= 0:
-            return
         mean = weighted_mean(updates, uniform=True)
         share = len(updates) / self.clients
         for name, control in self.control.items():

@@ -7,10 +7,24 @@ widely when clients score on different scales, so both are reported under their 
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import TypedDict
+from typing import Any, Protocol, TypedDict
+
+from torch import Tensor
 
 from lit_fedad.errors import UserError
-from lit_fedad.metrics.anomaly import AnomalyMetrics
+
+
+class ClientMetrics(Protocol):
+    """What a `MergeableMetric` needs to be summarised, such as `AnomalyMetrics`."""
+
+    def reset(self) -> None:
+        """Forgets all samples."""
+
+    def merge_state(self, incoming_state: Any) -> None:
+        """Adds another client's state to this one."""
+
+    def compute_local(self) -> dict[str, Tensor]:
+        """Values by name, of this process's samples alone."""
 
 
 class Summary(TypedDict):
@@ -22,7 +36,7 @@ class Summary(TypedDict):
     per_client: dict[int, float]
 
 
-def summarise(per_client: Mapping[int, AnomalyMetrics]) -> dict[str, Summary]:
+def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     """Summarise the metrics of all clients.
 
     Nothing is gathered from other processes: bring the clients' metrics together first.
@@ -31,7 +45,7 @@ def summarise(per_client: Mapping[int, AnomalyMetrics]) -> dict[str, Summary]:
         per_client: Metrics of every client by client id, of equal settings; left unchanged.
 
     Returns:
-        For every name that `AnomalyMetrics.compute` returns, plain floats: the mean and the minimum over the
+        For every name that `compute_local` returns, plain floats: the mean and the minimum over the
         clients for which the value is defined (NaN if there is none), the value of all clients' samples
         pooled, and the value of every client in ascending order of id.
 
@@ -41,6 +55,7 @@ def summarise(per_client: Mapping[int, AnomalyMetrics]) -> dict[str, Summary]:
 
     Example:
         >>> import torch
+        >>> from lit_fedad.metrics.anomaly import AnomalyMetrics
         >>> north, south = AnomalyMetrics(pixel=False), AnomalyMetrics(pixel=False)
         >>> north.update(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1]))
         >>> south.update(torch.tensor([10.0, 20.0, 15.0]), torch.tensor([0, 0, 1]))

@@ -28,7 +28,11 @@ from rich.text import Text
 
 import lit_fedad
 
-METRIC_TITLES = {"i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR"}  # else as they are
+METRIC_TITLES = {
+    "i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR",
+    "accuracy": "accuracy", "own_accuracy": "own accuracy", "balanced_accuracy": "balanced accuracy",
+    "predicted_classes": "classes predicted",
+}  # fmt: skip
 
 _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
@@ -200,6 +204,23 @@ class Display:
             cells = [_metric(values[key]).strip() for key in ("mean", "worst", "pooled")]
             table.add_row(METRIC_TITLES.get(metric, metric), *cells)
         self._out.print(table)
+
+    def table(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Print rows with the same headings, one line each however long; columns of numbers to the right.
+
+        Args:
+            rows: At least one; heading and text of each cell.
+        """
+        columns = {head: [head, *(row[head] for row in rows)] for head in rows[0]}
+        padded = []
+        for head, cells in columns.items():
+            width = max(map(len, cells))
+            right = all(row[head][:1].isdigit() for row in rows)
+            padded.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
+        heads, *lines = ["   ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+        self._print(Text(heads, "bold"))
+        for line in lines:
+            self._print(line)
 
     def where_next(self, lines: Sequence[tuple[str, str]]) -> None:
         """Print commands and paths to copy: each whole, on a line of its own.

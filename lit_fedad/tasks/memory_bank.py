@@ -195,7 +195,8 @@ class MemoryBank(Task):
         self.draw_map = AnomalyMap(grid, image_size, sigma)
         self.register_buffer("memory", torch.full((self.slots, self.channels), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
-        self.register_buffer("mean", torch.zeros(self.channels))
+        # As with the bank, what is not known yet is NaN.
+        self.register_buffer("mean", torch.full((self.channels,), torch.nan if standardise else 0.0))
         self.register_buffer("scale", torch.ones(self.channels))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
         self.register_buffer("threshold", torch.tensor(float(fixed)))
@@ -336,8 +337,8 @@ class MemoryBank(Task):
         return ordered[at], len(ordered)
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Builds statistics, bank and threshold from local data."""
-        if self.standardise:
+        """Builds bank and threshold from local data, and statistics unless some were loaded."""
+        if self.mean.isnan().any():
             _, mean, variance = self.channel_moments(loader)
             self.load_statistics(mean, variance.sqrt() + 1e-5)
         self._load_reduced(self.reduce_memory(loader, context, previous=None))

@@ -1,8 +1,83 @@
-"""Pooling against the pooled data itself."""
+"""Means by hand, and pooling against the pooled data itself."""
 
+import numpy as np
+import pytest
 import torch
 
-from lit_fedad.federation.aggregation import pool_moments, pool_quantile
+from lit_fedad.contracts import Update
+from lit_fedad.federation.aggregation import pool_moments, pool_quantile, weighted_mean
+
+
+def updates_of(sizes, seed: int = 0) -> dict[int, Update]:
+    """Clients of these sizes with random weights, and as many batches counted as their number."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        client: Update({"w": torch.randn(5, 3, generator=draw), "batches": torch.tensor(client)}, size)
+        for client, size in enumerate(sizes)
+    }
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_mean_by_hand(uniform):
+    sizes = np.array([3, 17, 200, 1])
+    updates = updates_of(sizes.tolist())
+    weights = np.stack([update.message["w"].double().numpy() for update in updates.values()])
+    expected = np.average(weights, axis=0, weights=None if uniform else sizes)
+    # Averaged in double precision: correctly rounded, whatever the order of the sum.
+    np.testing.assert_array_equal(
+        weighted_mean(updates, uniform)["w"].numpy(), expected.astype(np.float32)
+    )
+
+
+def test_golden_mean():
+    updates = {
+        4: Update({"w": torch.tensor([1.0, -2.0])}, 1),
+        7: Update({"w": torch.tensor([3.0, 6.0])}, 3),
+    }
+    assert weighted_mean(updates)["w"].tolist() == [2.5, 4.0]
+    assert weighted_mean(updates, uniform=True)["w"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 7, 13), (1, 1, 1), tuple(range(1, 50))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_equal_messages_come_back_as_they_are(sizes, dtype):
+    weights = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    merged = weighted_mean({c: Update({"w": weights}, size) for c, size in enumerate(sizes)})["w"]
+    assert merged.dtype == dtype
+    assert torch.equal(merged, weights)
+
+
+def test_order_does_not_matter():
+    updates = updates_of([3, 17, 200, 1])
+    forward, backward = weighted_mean(updates), weighted_mean(dict(reversed(updates.items())))
+    assert all(torch.equal(forward[name], backward[name]) for name in forward)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 17), (3, 0, 17), (3, 17, 0)])
+def test_a_client_without_weight_has_no_effect(sizes):
+    updates = updates_of(sizes)
+    with_empty = weighted_mean(updates)
+    without = weighted_mean({c: update for c, update in updates.items() if update.num_samples})
+    assert all(torch.equal(with_empty[name], without[name]) for name in without)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_whole_numbers_are_the_largest_clients(uniform):
+    merged = weighted_mean(updates_of([3, 17, 200, 1]), uniform)["batches"]
+    assert (merged.item(), merged.dtype) == (2, torch.int64)
+
+
+def test_the_mean_shares_no_memory_with_messages():
+    updates = updates_of([5])
+    for entry in weighted_mean(updates).values():
+        entry.zero_()
+    assert updates[0].message["w"].all()
+
+
+def test_whole_numbers_share_no_memory_with_messages():
+    updates = {0: Update({"batches": torch.tensor(3)}, 1)}
+    weighted_mean(updates)["batches"].zero_()
+    assert updates[0].message["batches"].item() == 3
 
 
 def test_pooled_moments_are_those_of_the_union():

@@ -13,7 +13,6 @@ from lit_fedad.methods.feddymem import (
     KMeansAggregation,
     MeanAggregation,
     agreement,
-    phases,
 )
 from lit_fedad.tasks.memory_bank import HingeLoss
 
@@ -64,8 +63,8 @@ class Play:
 
 
 def test_exchanges_before_round_1(make_task):
-    assert phases(make_task()) == ("memory",)
-    assert phases(make_task(**ROBUST)) == ("statistics", "memory", "threshold")
+    assert FedDyMemClient(make_task()).setup_phases == ("memory",)
+    assert FedDyMemClient(make_task(**ROBUST)).setup_phases == ("statistics", "memory", "threshold")
 
 
 def test_statistics_are_those_of_the_union(make_task, make_loader):

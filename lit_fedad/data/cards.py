@@ -1,0 +1,205 @@
+"""What is known of the public sets behind the data configurations: where they are, licences, papers, sizes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+UNSTATED = "see the page"
+
+
+class Counts(NamedTuple):
+    """Numbers of images of one product.
+
+    Attributes:
+        train: Normal training images.
+        good: Normal test images.
+        anomalous: Anomalous test images.
+    """
+
+    train: int
+    good: int
+    anomalous: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """One download.
+
+    Attributes:
+        title: Name of the set.
+        address: Where it is obtained.
+        licence: Licence; `UNSTATED` where it is not established.
+        paper: What to cite; `UNSTATED` where the page says it.
+    """
+
+    title: str
+    address: str
+    licence: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a data configuration is made of.
+
+    Attributes:
+        title: One line on what it shows.
+        kind: What can be measured on it.
+        sources: Downloads that it takes.
+        counts: Product -> official size; only where it is established, and where the split is the set's own.
+    """
+
+    title: str
+    kind: Literal["detection, localisation", "detection", "classification"]
+    sources: tuple[Source, ...]
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+
+
+_MVTEC_AD = Source(
+    "MVTec AD",
+    "https://www.mvtec.com/company/research/datasets/mvtec-ad",
+    "CC BY-NC-SA 4.0",
+    "Bergmann et al., CVPR 2019, doi:10.1109/CVPR.2019.00982",
+)
+_MPDD = Source(
+    "MPDD",
+    "https://github.com/stepanje/MPDD",
+    UNSTATED,
+    "Jezek et al., ICUMT 2021, doi:10.1109/ICUMT54235.2021.9631567",
+)
+_VISA = Source(
+    "VisA",
+    "https://github.com/amazon-science/spot-diff",
+    "CC BY 4.0",
+    "Zou et al., ECCV 2022, arXiv:2207.14315",
+)
+_VISION = Source(
+    "VISION",
+    "https://huggingface.co/datasets/VISION-Workshop/VISION-Datasets",
+    "CC BY-NC 4.0",
+    "Bai et al., 2023, arXiv:2306.07890",
+)
+_TEXTURE_AD = Source(
+    "Texture-AD, Wafer",
+    "https://huggingface.co/datasets/texture-ad/Texture-AD-Benchmark",
+    "Apache 2.0",
+    "Lei et al., 2024, arXiv:2409.06367",
+)
+
+
+def _medianomaly(sets: str) -> Source:
+    return Source(
+        f"{sets}, packed by MedIAnomaly",
+        "https://zenodo.org/records/12677223",
+        UNSTATED,
+        "Cai et al., 2024, arXiv:2404.04518",
+    )
+
+
+_BRAIN_TUMOR = Source(
+    "Brain-Tumor",
+    "https://www.kaggle.com/datasets/masoudnickparvar/brain-tumor-mri-dataset",
+    "CC0",
+    UNSTATED,
+)
+_HEAD_CT = Source(
+    "HeadCT",
+    "https://www.kaggle.com/datasets/felipekitamura/head-ct-hemorrhage",
+    UNSTATED,
+    UNSTATED,
+)
+_CHEST_2017 = Source(
+    "ChestXRay2017",
+    "https://data.mendeley.com/datasets/rscbjbr9sj/2",
+    "CC BY 4.0",
+    "Kermany et al., Cell 172(5), 2018, doi:10.1016/j.cell.2018.02.010",
+)
+_RSNA = Source(
+    "RSNA",
+    "https://www.kaggle.com/c/rsna-pneumonia-detection-challenge",
+    UNSTATED,
+    UNSTATED,
+)
+_VINDR = Source(
+    "VinDr-CXR",
+    "https://www.kaggle.com/c/vinbigdata-chest-xray-abnormalities-detection",
+    UNSTATED,
+    "Nguyen et al., Scientific Data 9:429, 2022, arXiv:2012.15029",
+)
+_CIFAR10 = Source(
+    "CIFAR-10, python version",
+    "https://www.cs.toronto.edu/~kriz/cifar.html",
+    UNSTATED,
+    "Krizhevsky, Learning multiple layers of features from tiny images, 2009",
+)
+_EMBEDDED = Source(
+    "textures",
+    "made on first use, nothing to download",
+    "CC0 (photographs of scikit-image)",
+    "none",
+)
+
+# Of split_csv/1cls.csv, VisA's split for training on normal images.
+_VISA_BOARDS = {
+    "pcb1": Counts(904, 100, 100),
+    "pcb2": Counts(901, 100, 100),
+    "pcb3": Counts(905, 101, 100),
+    "pcb4": Counts(904, 101, 100),
+}
+_VISA_OTHERS = {
+    "candle": Counts(900, 100, 100),
+    "capsules": Counts(542, 60, 100),
+    "cashew": Counts(450, 50, 100),
+    "chewinggum": Counts(453, 50, 100),
+    "fryum": Counts(450, 50, 100),
+    "macaroni1": Counts(900, 100, 100),
+    "macaroni2": Counts(900, 100, 100),
+    "pipe_fryum": Counts(450, 50, 100),
+}
+
+CARDS: dict[str, Card] = {
+    "textures": Card("painted surfaces, five types", "detection, localisation", (_EMBEDDED,)),
+    "mvtec_textures": Card(
+        "textures of MVTec AD",
+        "detection, localisation",
+        (_MVTEC_AD,),
+        {
+            "carpet": Counts(280, 28, 89),
+            "grid": Counts(264, 21, 57),
+            "leather": Counts(245, 32, 92),
+            "tile": Counts(230, 33, 84),
+            "wood": Counts(247, 19, 60),
+        },
+    ),
+    "mpdd": Card(
+        "metal parts",
+        "detection, localisation",
+        (_MPDD,),
+        {
+            "bracket_black": Counts(289, 32, 47),
+            "bracket_brown": Counts(185, 26, 51),
+            "bracket_white": Counts(110, 30, 30),
+            "connector": Counts(128, 30, 14),
+            "metal_plate": Counts(54, 26, 71),
+            "tubes": Counts(122, 32, 69),
+        },
+    ),
+    "pcb": Card(
+        "circuit boards",
+        "detection, localisation",
+        (_VISA, _VISION),
+        _VISA_BOARDS,  # VISION comes without a split for anomaly detection
+    ),
+    "visa": Card("boards, food, candles", "detection, localisation", (_VISA,), _VISA_BOARDS | _VISA_OTHERS),
+    "vision": Card("industrial parts", "detection, localisation", (_VISION,)),
+    "wafer": Card("wafers of Texture-AD", "detection, localisation", (_TEXTURE_AD,)),
+    "brain": Card("head MRI and CT", "detection", (_medianomaly("BrainTumor and BraTS2021"), _HEAD_CT)),
+    "brain_kaggle": Card("head MRI and CT", "detection", (_BRAIN_TUMOR, _medianomaly("BraTS2021"), _HEAD_CT)),
+    "xray": Card("chest X-rays", "detection", (_CHEST_2017, _medianomaly("RSNA and VinCXR"))),
+    "xray_kaggle": Card("chest X-rays", "detection", (_CHEST_2017, _RSNA, _VINDR)),
+    "medianomaly": Card(
+        "one set of MedIAnomaly", "detection", (_medianomaly("RSNA, VinCXR, BrainTumor and LAG"),)
+    ),
+    "cifar10": Card("CIFAR-10", "classification", (_CIFAR10,)),
+}
+"""Name of a data configuration -> its card. Configurations for images of one's own have none."""

@@ -1,0 +1,121 @@
+"""Verifies the files of an image set: everything that training would read, and that the split is clean."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from lit_fedad.data.cards import Counts
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+
+_READER = ImageTransform(size=1)  # decodes and converts as training does; what it returns is dropped
+
+
+class Problem(NamedTuple):
+    """Something wrong with a set.
+
+    Attributes:
+        product: The product it concerns.
+        message: One line; it begins with the file, or else with the product.
+    """
+
+    product: str
+    message: str
+
+
+def count(images: ImageSet) -> dict[str, Counts]:
+    """Counts the images of each product, products in order of first appearance."""
+    train = Counter(sample.product for sample in images.train)
+    test = Counter((sample.product, sample.label) for sample in images.test)
+    return {name: Counts(train[name], test[name, 0], test[name, 1]) for name in images.products}
+
+
+def check(
+    images: ImageSet,
+    official: Mapping[str, Counts] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Problem]:
+    """Reads every file of a set and looks for all that is wrong with it.
+
+    These are images and masks that cannot be decoded, masks that do not fit their image or its label, test images
+    that are training images as well (byte for byte), products whose test images all have one label, and sizes
+    other than the official ones.
+
+    Args:
+        images: The set.
+        official: Product -> official size, for the products where it is known.
+        progress: Called with the number of images read and of all images.
+
+    Returns:
+        The problems: of files in the order of the set, of leaked test images, of whole products.
+    """
+    samples = [*images.train, *images.test]
+    problems: list[Problem] = []
+    digests: dict[Path, bytes] = {}
+    with ThreadPoolExecutor() as pool:
+        readings = zip(samples, pool.map(_read, samples), strict=True)
+        for done, (sample, (digest, messages)) in enumerate(readings, 1):
+            problems += [Problem(sample.product, message) for message in messages]
+            if digest is not None:
+                digests[sample.path] = digest
+            progress(done, len(samples))
+    return [*problems, *_leaks(images, digests), *_sizes(count(images), official or {})]
+
+
+def _read(sample: Sample) -> tuple[bytes | None, list[str]]:
+    """The hash of an image file, None if it cannot be decoded, and what is wrong with image and mask."""
+    digest, messages = None, []
+    try:
+        _READER.raw(sample.path)
+        with sample.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+    except UserError as error:
+        messages.append(str(error))
+    if sample.mask is not None:
+        try:
+            # Without its image, a mask can still be checked for everything but its size.
+            marks = _marks(sample.mask, sample.mask if messages else sample.path)
+            if sample.label and not marks:
+                messages.append(f"{sample.mask}: marks no pixel of the anomalous image {sample.path}")
+            if marks and not sample.label:
+                messages.append(f"{sample.mask}: marks pixels of {sample.path}, which counts as good")
+        except UserError as error:
+            messages.append(str(error))
+    return digest, messages
+
+
+def _marks(mask: Path, image: Path) -> bool:
+    """Whether a mask that fits its image marks any pixel."""
+    _READER.mask(mask, image)  # refuses what training would refuse
+    with Image.open(mask) as opened:
+        side = max(opened.size)  # scaled up, if at all: no marked pixel is lost
+    return bool(ImageTransform(side).mask(mask, image).any())
+
+
+def _leaks(images: ImageSet, digests: Mapping[Path, bytes]) -> Iterator[Problem]:
+    """Test images whose file is in the training set too, under whatever name."""
+    trained = {digests[sample.path]: sample.path for sample in images.train if sample.path in digests}
+    for sample in images.test:
+        twin = trained.get(digests.get(sample.path, b""))
+        if twin is not None:
+            yield Problem(sample.product, f"{sample.path}: the same file as the training image {twin}")
+
+
+def _sizes(found: Mapping[str, Counts], official: Mapping[str, Counts]) -> Iterator[Problem]:
+    """Products on which AUROC means nothing, or that are not as large as they should be."""
+    for product, counts in found.items():
+        if not counts.good:
+            yield Problem(product, f"{product}: no normal test image")
+        if not counts.anomalous:
+            yield Problem(product, f"{product}: no anomalous test image")
+        if counts != official.get(product, counts):
+            sizes = [" / ".join(map(str, numbers)) for numbers in (counts, official[product])]
+            yield Problem(
+                product, f"{product}: {sizes[0]} images (train / good / anomalous), officially {sizes[1]}"
+            )

@@ -1,0 +1,66 @@
+"""Image sets that are sorted into folders by label, such as Kermany's chest X-rays or Kaggle's brain tumours."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_fedad.data.mvtec import IMAGE_SUFFIXES
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+
+_DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
+
+
+def folders(
+    root: str | Path,
+    train_normal: Sequence[str],
+    test_normal: Sequence[str],
+    test_anomalous: Sequence[str],
+    name: str | None = None,
+) -> ImageSet:
+    """Reads a set whose folders say which images are normal.
+
+    Args:
+        root: The folder that the others are relative to.
+        train_normal: Folders of normal training images.
+        test_normal: Folders of normal test images.
+        test_anomalous: Folders of anomalous test images; a defect is called after its folder.
+        name: Name of the set and of its one product; by default the name of ``root``.
+
+    Returns:
+        The image set, folders in the order given, images by name. It has no masks.
+
+    Raises:
+        UserError: A folder is missing, holds no image, or is given both for training and for testing.
+    """
+    root = Path(root).expanduser()
+    for folder in train_normal:
+        if folder in (*test_normal, *test_anomalous):
+            raise UserError(f"{root / folder}: is given for training and for testing; use each folder once")
+    product = name or root.absolute().name
+    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder)]
+    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder)]
+    anomalous = [
+        Sample(path, product, Path(folder).name)
+        for folder in test_anomalous
+        for path in images_in(root / folder)
+    ]
+    return ImageSet(product, tuple(train), (*normal, *anomalous))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images directly inside a folder, by name; hidden files and other types are passed over.
+
+    Raises:
+        UserError: There is no such folder, or no image in it.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not images and any(path.suffix.lower() in _DICOM_SUFFIXES for path in files):
+        raise UserError(
+            f"{folder}: holds only DICOM files; convert each to <its name>.png (pydicom and Pillow)"
+        )
+    if not images:
+        raise UserError(f"{folder}: holds no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return images

@@ -1,0 +1,172 @@
+"""Labelled images held in memory: image sets for classification, and their batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_fedad.data.datamodule import Batch, unbatched
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.errors import UserError
+from lit_fedad.randomness import numpy_generator
+
+HALF = (0.5, 0.5, 0.5)
+
+
+class LabelledImage(NamedTuple):
+    """What a partition needs to know of an image.
+
+    Attributes:
+        product: The name of its class.
+    """
+
+    product: str
+
+    @property
+    def name(self) -> str:
+        """As much as tells it from others: its class."""
+        return self.product
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSet:
+    """Training and test images of several classes.
+
+    A partition strategy takes it as it takes an `ImageSet`: classes are its product types.
+
+    Attributes:
+        name: Short name, used in run names and tables.
+        classes: The K class names; a label is a position in it.
+        train_images: uint8 [N, 3, H, W].
+        train_labels: int64 [N], in 0 .. K - 1.
+        test_images: uint8 [M, 3, H, W].
+        test_labels: int64 [M], in 0 .. K - 1.
+        mean: Mean of the red, green and blue channel in [0, 1], for normalisation.
+        std: Standard deviation of the three channels.
+
+    Raises:
+        UserError: If ``mean`` and ``std`` are not three numbers each (positive ones for ``std``).
+    """
+
+    kind: ClassVar[Literal["classification"]] = "classification"
+    has_masks: ClassVar[bool] = False
+
+    name: str
+    classes: tuple[str, ...]
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    mean: Sequence[float] = HALF
+    std: Sequence[float] = HALF
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise UserError(
+                f"{self.name} mean={list(self.mean)}, std={list(self.std)}: give three numbers each, std above 0"
+            )
+
+    @property
+    def products(self) -> list[str]:
+        """The class names."""
+        return list(self.classes)
+
+    @cached_property
+    def train(self) -> tuple[LabelledImage, ...]:
+        """The training images in order."""
+        return self._described(self.train_labels)
+
+    @cached_property
+    def test(self) -> tuple[LabelledImage, ...]:
+        """The test images in order."""
+        return self._described(self.test_labels)
+
+    def subset(
+        self, train_per_class: int | None = None, test_per_class: int | None = None, seed: int = 0
+    ) -> "LabelledSet":
+        """Takes at most so many random images of each class, in their old order.
+
+        Args:
+            train_per_class: At most this many training images of each class; None takes all.
+            test_per_class: At most this many test images of each class; None takes all.
+            seed: Seed of the draw. The choice in a class does not depend on the others, and a smaller choice is
+                part of a larger one.
+
+        Raises:
+            UserError: If a limit is below 1.
+        """
+        for key, limit in (("train_per_class", train_per_class), ("test_per_class", test_per_class)):
+            if limit is not None and limit < 1:
+                raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
+        train = _balanced(self.train_labels, train_per_class, seed, "train subset")
+        test = _balanced(self.test_labels, test_per_class, seed, "test subset")
+        return replace(
+            self,
+            train_images=self.train_images[train],
+            train_labels=self.train_labels[train],
+            test_images=self.test_images[test],
+            test_labels=self.test_labels[test],
+        )
+
+    def _described(self, labels: Tensor) -> tuple[LabelledImage, ...]:
+        by_label = [LabelledImage(name) for name in self.classes]
+        return tuple(by_label[label] for label in labels.tolist())
+
+
+Images = ImageSet | LabelledSet
+"""What is dealt to clients: files to find anomalies in, or arrays to classify."""
+
+
+class LabelledDataset(Dataset):
+    """Normalised images with their labels.
+
+    Args:
+        images: uint8 [N, 3, H, W].
+        labels: int64 [N].
+        mean: Mean of the three channels in [0, 1].
+        std: Standard deviation of the three channels.
+
+    Example:
+        >>> grey = torch.full((1, 3, 2, 2), 51, dtype=torch.uint8)
+        >>> dataset = LabelledDataset(grey, torch.tensor([7]), mean=HALF, std=HALF)
+        >>> round(dataset[0]["image"].mean().item(), 4), dataset[0]["label"].item()
+        (-0.6, 7)
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, mean: Sequence[float] = HALF, std: Sequence[float] = HALF
+    ) -> None:
+        self._images, self._labels = images, labels
+        # Of pixels in 0 .. 255, so that a batch takes one subtraction and one division.
+        self._mean = 255 * torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
+        self._std = 255 * torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Returns a whole batch."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        image = self._images[index].float().sub_(self._mean).div_(self._std)
+        return Batch(image=image, label=self._labels[index], index=index)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Returns one item, without the batch dimension."""
+        return unbatched(self.__getitems__([index]))
+
+
+def _balanced(labels: Tensor, limit: int | None, seed: int, purpose: str) -> Tensor | slice:
+    """Which images to take, in ascending order."""
+    if limit is None:
+        return slice(None)  # a view: nothing is copied
+    by_class = {label: np.flatnonzero(labels.numpy() == label) for label in labels.unique().tolist()}
+    chosen = [
+        numpy_generator(seed, purpose, label).permutation(members)[:limit]
+        for label, members in by_class.items()
+    ]
+    return torch.from_numpy(np.sort(np.concatenate(chosen)))

@@ -1,0 +1,130 @@
+"""One folder of images with their labels in a CSV file: HeadCT, and RSNA and VinDr-CXR as Kaggle has them."""
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lit_fedad.data.folders import images_in
+from lit_fedad.data.mvtec import IMAGE_SUFFIXES
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+from lit_fedad.randomness import numpy_generator
+
+
+def labelled_csv(
+    root: str | Path,
+    labels: str,
+    images: str,
+    id_column: str,
+    label_column: str,
+    normal: Sequence[str | int],
+    anomalous: Sequence[str | int] | None = None,
+    train_share: float = 0.75,
+    seed: int = 0,
+    name: str | None = None,
+) -> ImageSet:
+    """Reads a set that has no public test labels, and splits it by seed.
+
+    A random ``train_share`` of the normal images is for training; the other normal images and all anomalous ones
+    are for testing. The split knows no patients: images of one patient under two ids may fall on both sides.
+
+    An image may have several rows, one for each reader or finding. It is anomalous if any row is, and called after
+    the most frequent of these labels; it is normal if every row is.
+
+    Args:
+        root: The folder that ``labels`` and ``images`` are relative to.
+        labels: The CSV file, with a header.
+        images: The folder of images; images without a row are passed over.
+        id_column: Column of file names, with or without suffix. Leading zeros of a number do not matter: HeadCT's
+            ``0`` is ``000.png``.
+        label_column: Column of labels.
+        normal: Labels of normal rows.
+        anomalous: Labels of anomalous rows; None takes all that are not normal. Images with neither are left out.
+        train_share: Share of the normal images that is for training, between 0 and 1.
+        seed: Seed of the split, which does not depend on the order of rows.
+        name: Name of the set and of its one product; by default the name of ``root``.
+
+    Returns:
+        The image set, images by name. It has no masks.
+
+    Raises:
+        UserError: The file, a column, a label or an image is missing, or ``train_share`` is out of range.
+    """
+    if not 0 < train_share < 1:
+        raise UserError(f"train_share={train_share}: give a number between 0 and 1")
+    root = Path(root).expanduser()
+    table = root / labels
+    found = _labels(table, id_column, label_column)
+    known = set().union(*found.values())
+    good = {str(label) for label in normal}
+    bad = known - good if anomalous is None else {str(label) for label in anomalous}
+    for label in sorted(good | bad):
+        _require(label, known, f"{table}: no '{label}' in column '{label_column}'")
+
+    defects: dict[str, str] = {}
+    for image, counts in found.items():
+        findings = [label for label, _ in counts.most_common() if label in bad]
+        if findings:
+            defects[image] = findings[0]
+        elif good.issuperset(counts):
+            defects[image] = "good"
+    paths = _paths(defects, root / images, table)
+
+    product = name or root.absolute().name
+    samples = [
+        Sample(paths[image], product, defects[image]) for image in sorted(defects, key=paths.__getitem__)
+    ]
+    healthy = [sample for sample in samples if not sample.label]
+    order = numpy_generator(seed, "train share", product).permutation(len(healthy))
+    train = {healthy[i] for i in order[: round(train_share * len(healthy))]}
+    return ImageSet(
+        product,
+        tuple(sample for sample in samples if sample in train),
+        tuple(sample for sample in samples if sample not in train),
+    )
+
+
+def _labels(table: Path, id_column: str, label_column: str) -> dict[str, Counter[str]]:
+    """How often every image has which label."""
+    if not table.is_file():
+        raise UserError(f"{table}: no such file; correct its name under data, or put it there")
+    try:
+        # HeadCT's header reads "id, hemorrhage".
+        rows = pd.read_csv(table, dtype=str, keep_default_na=False, skipinitialspace=True)
+    except ValueError as error:
+        raise UserError(f"{table}: cannot be read as CSV: {' '.join(str(error).split())}") from error
+    for column in (id_column, label_column):
+        _require(column, rows.columns, f"{table}: no column '{column}'")
+    counts: dict[str, Counter[str]] = {}
+    for image, label in zip(rows[id_column], rows[label_column], strict=True):
+        counts.setdefault(_stem(image), Counter())[label] += 1
+    return counts
+
+
+def _require(word: str, known: Collection[str], problem: str) -> None:
+    """Refuses a word that is not known, and names the nearest that is."""
+    if word not in known:
+        nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)
+        raise UserError(problem + (f"; the nearest is '{nearest[0]}'" if nearest else "; it is empty"))
+
+
+def _paths(wanted: Mapping[str, str], folder: Path, table: Path) -> dict[str, Path]:
+    """The file of every image in the table."""
+    files = {_stem(path.name): path for path in images_in(folder)}
+    missing = [image for image in wanted if image not in files]
+    if missing:
+        raise UserError(
+            f"{table}: no image '{missing[0]}' in {folder} ({len(missing)} of {len(wanted)} missing);"
+            " add them, or remove their rows"
+        )
+    return files
+
+
+def _stem(name: str) -> str:
+    """What an id and its file have in common: no image suffix, no leading zeros of a number."""
+    path = Path(name)
+    stem = path.stem if path.suffix.lower() in IMAGE_SUFFIXES else name
+    return str(int(stem)) if stem.isdecimal() else stem

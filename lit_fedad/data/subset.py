@@ -1,0 +1,68 @@
+"""Random subsets of an image set, drawn for each product on its own."""
+
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+from lit_fedad.randomness import numpy_generator
+
+
+def subset(
+    images: ImageSet, train_per_product: int | None = None, test_per_product: int | None = None, seed: int = 0
+) -> ImageSet:
+    """Takes at most so many images of each product.
+
+    Args:
+        images: The whole set; the test images of a product lie next to each other.
+        train_per_product: At most this many training images of each product; None takes all.
+        test_per_product: At most this many test images of each product: half of them good and half spread
+            evenly over the defects, filled up from the other half where there are too few. None takes all.
+        seed: Seed of the draw. The subset of a product does not depend on the other products.
+
+    Returns:
+        The subset, in the order of the whole.
+
+    Raises:
+        UserError: A limit is below 1.
+    """
+    for key, limit in (("train_per_product", train_per_product), ("test_per_product", test_per_product)):
+        if limit is not None and limit < 1:
+            raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
+    train = [_some(samples, train_per_product, seed) for samples in _by_product(images.train)]
+    test = [_balanced(samples, test_per_product, seed) for samples in _by_product(images.test)]
+    return ImageSet(images.name, tuple(chain(*train)), tuple(chain(*test)))
+
+
+def _by_product(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """The samples of every product, products in order of first appearance."""
+    piles: dict[str, list[Sample]] = {}
+    for sample in samples:
+        piles.setdefault(sample.product, []).append(sample)
+    return list(piles.values())
+
+
+def _shuffled(samples: list[Sample], seed: int, purpose: str) -> list[Sample]:
+    rng = numpy_generator(seed, purpose, samples[0].product, samples[0].defect)
+    return [samples[i] for i in rng.permutation(len(samples))]
+
+
+def _some(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
+    """A random subset of at most ``limit`` samples, in their old order."""
+    chosen = set(_shuffled(samples, seed, "train subset")[:limit])
+    return [sample for sample in samples if sample in chosen]
+
+
+def _balanced(samples: list[Sample], limit: int | None, seed: int) -> list[Sample]:
+    """A random subset of at most ``limit`` samples: half good, half dealt evenly from the defects."""
+    if limit is None:
+        return samples
+    by_defect: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_defect.setdefault(sample.defect, []).append(sample)
+    piles = {defect: _shuffled(pile, seed, "test subset") for defect, pile in by_defect.items()}
+    good = piles.pop("good", [])
+    dealt = [sample for deal in zip_longest(*piles.values()) for sample in deal if sample is not None]
+    num_good = min(len(good), max(limit // 2, limit - len(dealt)))
+    chosen = {*good[:num_good], *dealt[: limit - num_good]}
+    return [sample for sample in samples if sample in chosen]

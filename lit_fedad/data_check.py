@@ -1,0 +1,93 @@
+"""The ``data`` command: what the data configurations stand for, and whether a download is whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_fedad.config import build, compose, options
+from lit_fedad.data.cards import CARDS, Counts
+from lit_fedad.data.check import Problem, check, count
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.errors import UserError
+from lit_fedad.report.console import Display
+
+_SHOWN = 20  # problems printed one by one
+
+
+def list_data(display: Display) -> None:
+    """Prints each data configuration with its title, task, licences and addresses."""
+    rows = []
+    for name in options("data"):
+        row = {"data": name, "title": "your own images", "for": "", "licence": "", "from": ""}
+        if card := CARDS.get(name):
+            row |= {"title": card.title, "for": card.kind}
+            row["licence"] = ", ".join(dict.fromkeys(source.licence for source in card.sources))
+            row["from"] = ", ".join(source.address for source in card.sources)
+        rows.append(row)
+    display.table(rows)
+
+
+def check_data(name: str, overrides: Mapping[str, str], display: Display) -> None:
+    """Reads every file of a data configuration's set, and prints what is there, what is wrong and its card.
+
+    Sets that hold arrays instead of files are only counted: building them has read them whole.
+
+    Args:
+        name: The data configuration.
+        overrides: Keys of its section (``root``, ``products``, ...) and their values.
+        display: Prints.
+
+    Raises:
+        UserError: The set cannot be built, or something is wrong with it.
+    """
+    section = compose([f"data={name}", *(f"data.{key}={value}" for key, value in overrides.items())])["data"]
+    images = build(section)
+    card = CARDS.get(name)
+    problems: list[Problem] = []
+    if isinstance(images, ImageSet):
+        # Any other key may change which images belong to the set.
+        official = card.counts if card and overrides.keys() <= {"root", "products"} else {}
+        with display.progress("Files") as progress:
+            problems = check(images, official, progress)
+        display.table(_products(images, official, problems))
+    else:
+        display.table(_classes(images))
+    for problem in problems[:_SHOWN]:
+        display.note(problem.message)
+    if len(problems) > _SHOWN:
+        display.note(f"... and {len(problems) - _SHOWN} more problems")
+    for source in card.sources if card else ():
+        display.where_next(
+            [
+                ("set", source.title),
+                ("from", source.address),
+                ("licence", source.licence),
+                ("paper", source.paper),
+            ]
+        )
+    if problems:
+        number = "1 problem" if len(problems) == 1 else f"{len(problems)} problems, first"
+        raise UserError(f"{name}: {number}: {problems[0].message}")
+
+
+def _products(
+    images: ImageSet, official: Mapping[str, Counts], problems: Sequence[Problem]
+) -> list[dict[str, str]]:
+    masks = Counter(sample.product for sample in images.test if sample.mask is not None)
+    troubles = Counter(problem.product for problem in problems)
+    rows = []
+    for product, found in count(images).items():
+        cells = [str(number) for number in found]
+        if product in official:
+            cells = [f"{cell} of {number}" for cell, number in zip(cells, official[product], strict=True)]
+        row = dict(zip(("train", "test good", "test anomalous"), cells, strict=True))
+        row |= {"with mask": str(masks[product]), "problems": str(troubles[product])}
+        rows.append({"product": product, **row})
+    return rows
+
+
+def _classes(images: Any) -> list[dict[str, str]]:
+    train, test = (Counter(item.product for item in part) for part in (images.train, images.test))
+    return [{"class": name, "train": str(train[name]), "test": str(test[name])} for name in images.products]

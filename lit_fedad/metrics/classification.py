@@ -1,0 +1,108 @@
+"""Accuracy of classification, from counts a class."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.base import MergeableMetric
+
+
+class ClassificationMetrics(MergeableMetric):
+    """Top-1 accuracy: micro, class by class, and with classes as frequent as in a client's training data.
+
+    The state is three counts a class (images, correct ones, predictions), whatever the size of the test set.
+
+    Args:
+        classes: Number of classes K.
+        class_shares: How frequent each class is in the client's training data [K]: shares or counts; None for the
+            frequencies in the test set. Metrics of different shares may be merged: the merged one has None.
+
+    Attributes:
+        class_shares: As shares, float64 [K]. It is no state: `reset` leaves it.
+
+    Example:
+        >>> metrics = ClassificationMetrics(2, class_shares=torch.tensor([9, 1]))
+        >>> metrics.update(torch.eye(2)[[0, 0, 0, 0]], torch.tensor([0, 0, 1, 1]))
+        >>> {name: float(value) for name, value in metrics.compute().items()}
+        {'accuracy': 0.5, 'balanced_accuracy': 0.5, 'own_accuracy': 0.9, 'predicted_classes': 1.0}
+    """
+
+    correct: Tensor
+    total: Tensor
+    predicted: Tensor
+
+    def __init__(self, classes: int, class_shares: Tensor | None = None) -> None:
+        super().__init__(classes)
+        if class_shares is not None and class_shares.shape != (classes,):
+            raise ValueError(f"class_shares {tuple(class_shares.shape)} must be [{classes}]")
+        self.classes = classes
+        self.class_shares = None if class_shares is None else class_shares.double() / class_shares.sum()
+        for name in ("correct", "total", "predicted"):
+            self.add_state(name, default=torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in a batch.
+
+        Args:
+            logits: Class logits [B, K].
+            labels: Classes, int64 [B].
+
+        Raises:
+            ValueError: If shapes differ, or a label is not in 0 .. K - 1.
+            UserError: If a logit is NaN.
+        """
+        if logits.shape != (*labels.shape, self.classes) or labels.ndim != 1:
+            raise ValueError(
+                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be"
+                f" [B, {self.classes}] and [B]"
+            )
+        if ((labels < 0) | (labels >= self.classes)).any():
+            raise ValueError(f"labels must lie in 0 .. {self.classes - 1}")
+        if logits.isnan().any():
+            raise UserError(
+                "logits hold NaN: the model has diverged; lower the learning rate or check its inputs"
+            )
+        guesses = logits.argmax(dim=1)
+        self.correct = self.correct + self._counts(labels[guesses == labels])
+        self.total = self.total + self._counts(labels)
+        self.predicted = self.predicted + self._counts(guesses)
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """As for every `MergeableMetric`; ``class_shares`` that differ become None."""
+        super().merge_state(incoming_state)
+        incoming = getattr(incoming_state, "class_shares", None)
+        if self.class_shares is None or incoming is None or not torch.equal(self.class_shares, incoming):
+            self.class_shares = None
+
+    def compute(self) -> dict[str, Tensor]:
+        """Values by name, float64 scalars; with several processes, of the states of all of them.
+
+        - ``accuracy``: share of correct images.
+        - ``balanced_accuracy``: mean over the classes present of the share of correct images.
+        - ``own_accuracy``: the same mean with each class weighted by ``class_shares``; without those, ``accuracy``.
+        - ``predicted_classes``: how many classes are predicted at all; 1 is a constant prediction, whose accuracy is
+          no more than the frequency of that class.
+
+        A value is NaN where it is undefined: without an image, or without one of a class of the client's own.
+        """
+        return self.compute_local()
+
+    def compute_local(self) -> dict[str, Tensor]:
+        """As `compute`, but of this process's samples alone: one client's values."""
+        present = self.total > 0
+        recall = self.correct[present].double() / self.total[present]
+        frequency = self.total if self.class_shares is None else self.class_shares.to(self.device)
+        weights = frequency[present].double()
+        distinct = (self.predicted > 0).sum().double()
+        return {
+            "accuracy": self.correct.sum().double() / self.total.sum(),
+            "balanced_accuracy": recall.mean(),
+            "own_accuracy": (recall * weights).sum() / weights.sum(),
+            "predicted_classes": torch.where(present.any(), distinct, torch.nan),
+        }
+
+    def _counts(self, labels: Tensor) -> Tensor:
+        return labels.bincount(minlength=self.classes).to(self.device)

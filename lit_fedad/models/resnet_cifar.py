@@ -1,0 +1,40 @@
+"""ResNet-18 and ResNet-34 as encoders of small images."""
+
+from typing import Literal
+
+from torch import nn
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from lit_fedad.models.batch_norm import BatchNorm
+
+
+class ResNetCifar(ResNet):
+    """A ResNet (He et al. 2016) from images [B, 3, S, S] to features [B, 512], without a classifier.
+
+    With the stem ``"cifar"``, one 3x3 convolution of stride 1 without pooling, the last map is S / 8 wide: 4x4 for
+    images of 32 pixels. ``"imagenet"`` is the original stem, 7x7 of stride 2 and pooling, for images of 64 pixels and
+    more: the last map is S / 32 wide.
+
+    Args:
+        depth: 18 or 34.
+        stem: ``"cifar"`` or ``"imagenet"``.
+
+    Attributes:
+        width: Number of features, 512.
+
+    Example:
+        >>> import torch
+        >>> ResNetCifar(18)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 512])
+    """
+
+    width = 512
+
+    def __init__(self, depth: Literal[18, 34] = 18, stem: Literal["cifar", "imagenet"] = "cifar") -> None:
+        blocks = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
+        super().__init__(BasicBlock, blocks, norm_layer=BatchNorm)
+        self.fc = nn.Identity()
+        if stem == "cifar":
+            self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+            self.maxpool = nn.Identity()

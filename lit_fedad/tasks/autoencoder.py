@@ -1,0 +1,81 @@
+"""Anomaly detection by what an autoencoder of normal images fails to reconstruct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.contracts import Prediction, Task
+from lit_fedad.errors import UserError
+from lit_fedad.models.anomaly_map import AnomalyMap
+
+
+class Autoencoder(Task):
+    """Reconstructs images through a latent vector; the score of an image is its mean squared error.
+
+    The baseline "AE" of FADngs (Table I). Images arrive normalised, and reconstructions lie in [0, 1]: errors are
+    measured in [0, 1], where every channel counts alike.
+
+    Args:
+        encoder: From images [B, 3, S, S] to latent vectors [B, C], with C as its attribute ``width``.
+        decoder: Builds the way back to images in [0, 1], given C and S.
+        image_size: S, the side of the images in pixels.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations, likewise.
+        learning_rate: Adam's.
+        sigma: Gaussian smoothing of the anomaly map, in pixels.
+    """
+
+    output_modules = ("decoder",)
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: Callable[[int, int], nn.Module],
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        learning_rate: float = 1e-3,
+        sigma: float = 4.0,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.width: int = encoder.width  # type: ignore[assignment]
+        self.decoder = decoder(self.width, image_size)
+        self.learning_rate = learning_rate
+        self.draw_map = AnomalyMap(image_size, image_size, sigma)
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+
+    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+        """Latent vectors [B, C].
+
+        Raises:
+            UserError: If the batch holds cached features instead of images.
+        """
+        if "image" not in batch:
+            raise UserError("task autoencoder needs images, not cached features; set cache.enabled=false")
+        return self.encoder(batch["image"])
+
+    def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Squared errors, mean over the colours [B, S, S]."""
+        images = batch["image"] * self.std + self.mean
+        return (self.decoder(features) - images).square().mean(1)
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The mean squared error as ``loss``."""
+        return {"loss": self.errors(features, batch).mean()}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Each image's mean squared error, and a smoothed map of where the errors are."""
+        errors = self.errors(features, batch)
+        return Prediction(image_score=errors.flatten(1).mean(1), anomaly_map=self.draw_map(errors))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)

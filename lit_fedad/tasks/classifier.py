@@ -1,0 +1,77 @@
+"""Image classification: an encoder and a linear head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.contracts import Prediction, Task
+from lit_fedad.models.augment import crop_and_flip
+
+
+class Classifier(Task):
+    """Learns labels by cross-entropy; features are what the encoder gives, before the linear head.
+
+    Args:
+        encoder: From images [B, 3, S, S] to features [B, C], with C as its attribute ``width``.
+        classes: Number of classes K.
+        augment: Whether training looks at random shifts, by up to an eighth of the side, and mirrors of the images.
+        learning_rate: SGD's.
+        momentum: SGD's.
+        weight_decay: SGD's.
+    """
+
+    kind = "classification"
+    output_modules = ("classifier",)
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        classes: int,
+        augment: bool = True,
+        learning_rate: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.width: int = encoder.width  # type: ignore[assignment]
+        self.classifier = nn.Linear(self.width, classes)
+        self.augment = augment
+        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
+
+    def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The batch with augmented images, where they are wanted."""
+        if not self.augment:
+            return batch
+        images = batch["image"]
+        return {**batch, "image": crop_and_flip(images, padding=images.shape[-1] // 8)}
+
+    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+        """What the encoder gives [B, C]."""
+        return self.encoder(batch["image"])
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Cross-entropy.
+
+        Returns:
+            ``loss`` and ``accuracy``.
+        """
+        logits, labels = self.classifier(features), batch["label"]
+        accuracy = (logits.detach().argmax(1) == labels).float().mean()
+        return {"loss": F.cross_entropy(logits, labels), "accuracy": accuracy}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Class logits; an image's score is how unsure the task is of it, 1 - the largest probability."""
+        logits = self.classifier(features)
+        return Prediction(image_score=1 - logits.softmax(1).amax(1), logits=logits)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        return torch.optim.SGD(
+            self.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )

@@ -1,0 +1,106 @@
+"""CIFAR as distributed: small files of the official form."""
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets import CIFAR10, CIFAR100
+
+from lit_fedad.config import build, compose
+from lit_fedad.data.cifar import CIFAR10_MEAN, CIFAR10_STD, cifar10, cifar100
+from lit_fedad.data.labelled import LabelledDataset
+from lit_fedad.errors import UserError
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes a tiny set whose rows count upwards and makes torchvision accept its checksums."""
+
+    def write(source, parts: dict[str, int], test: dict[str, int], labels: str, names: int):
+        folder = tmp_path / source.base_folder
+        folder.mkdir()
+
+        def dump(name: str, content: dict) -> str:
+            (folder / name).write_bytes(pickle.dumps(content))
+            return hashlib.md5((folder / name).read_bytes()).hexdigest()
+
+        def listed(counts: dict[str, int]) -> list[list[str]]:
+            return [
+                [
+                    name,
+                    dump(
+                        name,
+                        {
+                            "data": np.arange(rows * 3072).reshape(rows, 3072).astype(np.uint8) + rows,
+                            labels: [(rows + i) % names for i in range(rows)],
+                        },
+                    ),
+                ]
+                for name, rows in counts.items()
+            ]
+
+        monkeypatch.setattr(source, "train_list", listed(parts))
+        monkeypatch.setattr(source, "test_list", listed(test))
+        meta = {source.meta["key"]: [f"class {i}" for i in range(names)]}
+        monkeypatch.setattr(source, "meta", {**source.meta, "md5": dump(source.meta["filename"], meta)})
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def small_cifar10(written):
+    return written(CIFAR10, {"data_batch_1": 4, "data_batch_2": 3}, {"test_batch": 5}, "labels", 3)
+
+
+def test_cifar10_is_read(small_cifar10):
+    images = cifar10(small_cifar10)
+    assert images.name == "cifar10"
+    assert images.classes == ("class 0", "class 1", "class 2")
+    assert images.train_labels.tolist() == [1, 2, 0, 1, 0, 1, 2]
+    assert images.test_labels.tolist() == [2, 0, 1, 2, 0]
+    # A row holds 1,024 red values, then green, then blue, each row by row (description of the format).
+    rows = np.concatenate([np.arange(n * 3072).reshape(n, 3072).astype(np.uint8) + n for n in (4, 3)]).astype(
+        np.uint8
+    )
+    assert images.train_images.dtype == torch.uint8
+    assert np.array_equal(images.train_images.numpy(), rows.reshape(7, 3, 32, 32))
+    assert (images.mean, images.std) == (CIFAR10_MEAN, CIFAR10_STD)
+
+
+def test_cifar100_is_read_with_fine_labels(written):
+    root = written(CIFAR100, {"train": 6}, {"test": 2}, "fine_labels", 4)
+    images = cifar100(root, train_per_class=1)
+    assert images.name == "cifar100"
+    assert sorted(images.train_labels.tolist()) == [0, 1, 2, 3]
+    assert images.test_images.shape == (2, 3, 32, 32)
+    assert images.mean == (0.5, 0.5, 0.5)
+
+
+def test_the_configuration_builds_what_the_function_gives(small_cifar10):
+    config = compose(["data=cifar10", f"data.root={small_cifar10}", "data.train_per_class=1"])
+    images, expected = build(config["data"]), cifar10(small_cifar10, train_per_class=1)
+    assert torch.equal(images.train_images, expected.train_images)
+    assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
+    batch = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std)[0]
+    assert batch["image"].shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(("read", "source"), [(cifar10, CIFAR10), (cifar100, CIFAR100)])
+def test_missing_files_say_where_to_get_them(read, source, tmp_path):
+    with pytest.raises(UserError, match=f"{source.base_folder}.*missing or damaged.*https://") as caught:
+        read(tmp_path)
+    assert source.filename in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_files_are_refused(small_cifar10):
+    file = small_cifar10 / CIFAR10.base_folder / "data_batch_2"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="missing or damaged"):
+        cifar10(small_cifar10)
+    file.unlink()
+    with pytest.raises(UserError, match="missing or damaged"):
+        cifar10(small_cifar10)

@@ -1,0 +1,93 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.data.folders import folders, images_in
+from lit_fedad.data.mvtec import mvtec_mixture
+from lit_fedad.errors import UserError
+
+
+def touch(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+
+
+@pytest.fixture
+def chest(tmp_path):
+    """The chest X-rays of Kermany et al., with what macOS and Kaggle leave in them."""
+    root = tmp_path / "ChestXRay2017"
+    for part in ("train", "test", "val"):
+        touch(root / "chest_xray" / part / "NORMAL", f"IM-{part}-1.jpeg", f"IM-{part}-0.jpeg", ".DS_Store")
+        touch(root / "chest_xray" / part / "PNEUMONIA", f"person1_{part}_virus.jpeg", "._person1.jpeg")
+    return root
+
+
+def read(root, train="train/NORMAL", normal="test/NORMAL", anomalous="test/PNEUMONIA", **kwargs):
+    return folders(root, *([f"chest_xray/{folder}"] for folder in (train, normal, anomalous)), **kwargs)
+
+
+def refused(match, *args, **kwargs):
+    with pytest.raises(UserError, match=match) as caught:
+        read(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_folder_goes_where_it_is_given(chest):
+    images = read(chest)
+    assert images.name == "ChestXRay2017"
+    assert images.products == ["ChestXRay2017"]
+    assert [sample.path.name for sample in images.train] == ["IM-train-0.jpeg", "IM-train-1.jpeg"]
+    assert [(sample.path.name, sample.defect, sample.label) for sample in images.test] == [
+        ("IM-test-0.jpeg", "good", 0),
+        ("IM-test-1.jpeg", "good", 0),
+        ("person1_test_virus.jpeg", "PNEUMONIA", 1),
+    ]
+    assert all(sample.path.is_file() for sample in (*images.train, *images.test))
+    assert not images.has_masks
+
+
+def test_several_folders_are_read_in_the_order_given(tmp_path):
+    for folder in ("Training/notumor", "more", "Testing/notumor", "Testing/pituitary", "Testing/glioma"):
+        touch(tmp_path / folder, "a.jpg")
+    images = folders(
+        str(tmp_path),
+        ["more", "Training/notumor"],
+        ["Testing/notumor"],
+        ["Testing/pituitary", "Testing/glioma"],
+        name="brain",
+    )
+    assert images.name == "brain"
+    assert [sample.path.parent.name for sample in images.train] == ["more", "notumor"]
+    assert [sample.defect for sample in images.test] == ["good", "pituitary", "glioma"]
+
+
+def test_a_folder_may_not_be_on_both_sides(chest):
+    refused("train/NORMAL: is given for training and for testing", chest, normal="train/NORMAL")
+    refused("train/NORMAL: is given for training and for testing", chest, anomalous="train/NORMAL")
+
+
+def test_missing_and_empty_folders_are_named(chest):
+    refused(r"chest_xray/train/normal_: no such folder; correct its name", chest, train="train/normal_")
+    touch(chest / "chest_xray" / "notes", "a.txt", ".hidden.png")
+    refused("chest_xray/notes: holds no image", chest, normal="notes")
+
+
+@pytest.mark.parametrize("suffix", [".dcm", ".dicom", ".DCM"])
+def test_a_folder_of_dicom_says_what_to_do(chest, suffix):
+    touch(chest / "chest_xray" / "raw", f"a{suffix}")
+    refused("raw: holds only DICOM files; convert each to <its name>.png", chest, normal="raw")
+    touch(chest / "chest_xray" / "raw", "a.png")
+    assert images_in(chest / "chest_xray" / "raw") == [chest / "chest_xray" / "raw" / "a.png"]
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif("LIT_FEDAD_DATA" not in os.environ, reason="LIT_FEDAD_DATA is not set")
+def test_a_real_set_is_what_the_mvtec_reader_finds():
+    root = Path(os.environ["LIT_FEDAD_DATA"]) / "medical" / "chest_xray"
+    images = folders(root, ["train/good"], ["test/good"], ["test/covid19", "test/pneumonia"])
+    same = mvtec_mixture(root)
+    assert images.train == same.train
+    assert set(images.test) == set(same.test)
+    assert (len(images.train), len(images.test)) == (400, 724)

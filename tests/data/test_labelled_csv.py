@@ -1,0 +1,171 @@
+import pytest
+
+from lit_fedad.data.labelled_csv import labelled_csv
+from lit_fedad.errors import UserError
+
+
+@pytest.fixture
+def head_ct(tmp_path):
+    """HeadCT as Kaggle has it: 200 images, the first half with a haemorrhage, a blank in the header."""
+    root = tmp_path / "HeadCT"
+    (root / "head_ct" / "head_ct").mkdir(parents=True)
+    for i in range(200):
+        (root / "head_ct" / "head_ct" / f"{i:03}.png").touch()
+    rows = [f"{i},{int(i < 100)}" for i in range(200)]
+    (root / "labels.csv").write_text("\n".join(["id, hemorrhage", *rows]))
+    return root
+
+
+def read_head_ct(root, **changes):
+    arguments = {
+        "labels": "labels.csv",
+        "images": "head_ct/head_ct",
+        "id_column": "id",
+        "label_column": "hemorrhage",
+        "normal": [0],
+    }
+    return labelled_csv(root, **{**arguments, **changes})
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Reads a table of (image, label) rows with a PNG for every image, all normal ones in the test set but a few."""
+
+    def read(rows, files=None, **changes):
+        root = tmp_path / "set"
+        (root / "images").mkdir(parents=True, exist_ok=True)
+        for file in {f"{image}.png" for image, _ in rows} if files is None else files:
+            (root / "images" / file).touch()
+        (root / "train.csv").write_text("\n".join(["image,finding,x", *(f'{i},"{f}",7' for i, f in rows)]))
+        arguments = {"id_column": "image", "label_column": "finding", "normal": ["No finding"]}
+        return labelled_csv(root, "train.csv", "images", **{**arguments, **changes})
+
+    return read
+
+
+def labels(images):
+    """Image -> defect, over both sides."""
+    return {sample.path.stem: sample.defect for sample in (*images.train, *images.test)}
+
+
+def refused(match, read, *args, **kwargs):
+    with pytest.raises(UserError, match=match) as caught:
+        read(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_head_ct_is_split_without_leakage(head_ct):
+    images = read_head_ct(head_ct)
+    train, test = ([int(sample.path.stem) for sample in side] for side in (images.train, images.test))
+    assert images.products == [images.name] == ["HeadCT"]
+    assert len(train) == 75
+    assert min(train) >= 100
+    assert sorted(train + test) == list(range(200))
+    assert {i for i in test if i < 100} == {int(sample.path.stem) for sample in images.test if sample.label}
+    assert sum(sample.label for sample in images.test) == 100
+    assert not any(sample.label for sample in images.train)
+    # A draw, not simply the first ones.
+    assert train != list(range(100, 175))
+    assert train == sorted(train)
+
+
+def test_the_split_depends_on_the_seed_and_on_nothing_else(head_ct):
+    images = read_head_ct(head_ct, seed=1)
+    assert images == read_head_ct(head_ct, seed=1)
+    assert images.train != read_head_ct(head_ct, seed=2).train
+    header, *rows = (head_ct / "labels.csv").read_text().splitlines()
+    (head_ct / "labels.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
+    assert images == read_head_ct(head_ct, seed=1)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.9, 90), (0.123, 12)])
+def test_the_share_is_that_of_normal_images(head_ct, share, expected):
+    images = read_head_ct(head_ct, train_share=share)
+    assert len(images.train) == expected
+    assert sum(not sample.label for sample in images.test) == 100 - expected
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5, 75])
+def test_a_share_out_of_range_is_refused(head_ct, share):
+    refused(f"train_share={share}: give a number between 0 and 1", read_head_ct, head_ct, train_share=share)
+
+
+def test_an_image_is_anomalous_if_any_row_is(table):
+    """VinDr-CXR: a row for each finding of each of three readers."""
+    rows = [
+        *[("healthy", "No finding")] * 3,
+        ("seen by one", "No finding"), ("seen by one", "No finding"), ("seen by one", "Nodule/Mass"),
+        ("many", "Cardiomegaly"), ("many", "Aortic enlargement"), ("many", "Aortic enlargement"),
+    ]  # fmt: skip
+    assert labels(table(rows)) == {
+        "healthy": "good",
+        "seen by one": "Nodule/Mass",
+        "many": "Aortic enlargement",
+    }
+
+
+def test_images_that_are_neither_are_left_out(table):
+    """RSNA: of three classes, one is neither healthy nor pneumonia. Left-out images need no file."""
+    rows = [
+        ("a", "Normal"), ("b", "Lung Opacity"), ("b", "Lung Opacity"), ("c", "No Lung Opacity / Not Normal"),
+    ]  # fmt: skip
+    images = table(rows, files=["a.png", "b.png"], normal=["Normal"], anomalous=["Lung Opacity"])
+    assert labels(images) == {"a": "good", "b": "Lung Opacity"}
+    images = table(rows, normal=["Normal"])
+    assert labels(images)["c"] == "No Lung Opacity / Not Normal"
+    images = table(
+        [*rows, ("a", "No Lung Opacity / Not Normal")], normal=["Normal"], anomalous=["Lung Opacity"]
+    )
+    assert "a" not in labels(images)
+
+
+def test_ids_may_carry_suffixes_and_images_may_have_no_row(table):
+    images = table(
+        [("1.2.840.5", "No finding"), ("scan.JPG", "Mass"), ("007.png", "Mass")],
+        files=["1.2.840.5.png", "scan.JPG", "7.jpeg", "unlabelled.png"],
+    )
+    assert labels(images) == {"1.2.840.5": "good", "scan": "Mass", "7": "Mass"}
+
+
+def test_spellings_of_one_number_are_one_image(table):
+    """Else an image could be on both sides."""
+    images = table([("07", "No finding"), ("7", "Mass")], files=["007.png"])
+    assert labels(images) == {"007": "Mass"}
+    assert len(images.train) + len(images.test) == 1
+
+
+def test_a_missing_table_is_named(head_ct):
+    refused(r"HeadCT/label\.csv: no such file", read_head_ct, head_ct, labels="label.csv")
+
+
+def test_a_broken_table_is_named(head_ct):
+    (head_ct / "labels.csv").write_text("")
+    refused(r"labels\.csv: cannot be read as CSV", read_head_ct, head_ct)
+    (head_ct / "labels.csv").write_bytes(b"id,hemorrhage\n\xff\xfe\x00,1\n")
+    refused(r"labels\.csv: cannot be read as CSV", read_head_ct, head_ct)
+    (head_ct / "labels.csv").write_text("id,hemorrhage\n")
+    refused(r"labels\.csv: no '0' in column 'hemorrhage'; it is empty", read_head_ct, head_ct)
+
+
+@pytest.mark.parametrize(
+    ("key", "column", "nearest"), [("label_column", "haemorrhage", "hemorrhage"), ("id_column", "ID.", "id")]
+)
+def test_an_unknown_column_names_the_nearest(head_ct, key, column, nearest):
+    refused(f"no column '{column}'; the nearest is '{nearest}'", read_head_ct, head_ct, **{key: column})
+
+
+def test_an_unknown_label_names_the_nearest(table):
+    rows = [("a", "No finding"), ("b", "Mass")]
+    refused(
+        "no 'No Finding' in column 'finding'; the nearest is 'No finding'", table, rows, normal=["No Finding"]
+    )
+    refused("no 'mass' in column 'finding'; the nearest is 'Mass'", table, rows, anomalous=["mass"])
+
+
+def test_rows_without_an_image_are_counted(table):
+    rows = [("a", "No finding"), ("b", "Mass"), ("c", "Mass")]
+    refused(r"train\.csv: no image 'b' in .*images \(2 of 3 missing\)", table, rows, files=["a.png"])
+
+
+def test_dicom_says_what_to_do(table):
+    refused("images: holds only DICOM files; convert", table, [("a", "No finding")], files=["a.dicom"])

@@ -1,0 +1,254 @@
+"""FedAvg: the average by hand, what is averaged besides weights, and a bank that follows the weights."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.tasks.memory_bank import HingeLoss
+
+
+def fedavg_by_hand(hand, data: Mapping, rounds: int, epochs: int = 1, step: float = 0.1) -> np.ndarray:
+    """``W = sum_n z_n W_n`` of clients that run plain gradient descent (McMahan et al., Algorithm 1)."""
+    sizes = {client: len(loader.dataset) for client, loader in data.items()}
+    shared = hand.start
+    for _ in range(rounds):
+        mean = np.zeros_like(shared)
+        for client, loader in data.items():
+            theta = shared
+            for _ in range(epochs):
+                for x, y in hand.batches(loader):
+                    theta = theta - step * hand.gradient(theta, x, y)
+            mean += sizes[client] / sum(sizes.values()) * theta
+        shared = mean
+    return shared
+
+
+# ------------------------------------------------------------------------------------------ by hand
+
+
+def test_three_rounds_by_hand(federate, make_linear, points_by_hand, hand):
+    played = federate(FedAvgClient, task=make_linear(), data=points_by_hand)
+    theta = hand.theta(played.server.weights)
+    # In double precision; sums of another order leave the last bits open.
+    np.testing.assert_allclose(theta, fedavg_by_hand(hand, points_by_hand, 3), rtol=1e-13)
+    golden = [[0.2969450285, -0.810130998875, 0.213583318625], [0.60652038525, 1.952257162, -0.33248683675]]
+    np.testing.assert_allclose(theta, golden, rtol=1e-13)  # exact: worked out in fractions
+
+
+def test_epochs_are_passes_over_the_data(federate, make_linear, points_by_hand, hand):
+    played = federate(FedAvgClient, task=make_linear(), data=points_by_hand, client={"local_epochs": 3})
+    expected = fedavg_by_hand(hand, points_by_hand, rounds=3, epochs=3)
+    np.testing.assert_allclose(hand.theta(played.server.weights), expected, rtol=1e-13)
+
+
+def test_loss_of_a_round_is_the_mean_over_images(federate, make_linear, make_points, hand):
+    data = {0: make_points(3, batch_size=3), 1: make_points(5, seed=1, batch_size=5)}
+    report = federate(FedAvgClient, task=make_linear(), data=data, rounds=1).history[0]
+    squares = [((x @ hand.start.T - y) ** 2).sum(1) for c in (0, 1) for x, y in hand.batches(data[c])]
+    assert report.scalars["loss"] == pytest.approx(np.concatenate(squares).mean() / 2, rel=1e-12)
+
+
+def test_one_client_is_plain_training_with_a_new_optimiser_each_round(
+    federate, make_classifier, make_points, exactly
+):
+    played = federate(FedAvgClient, task=make_classifier(), data={0: make_points(6)})
+    task = make_classifier().train()
+    for _ in range(3):
+        optimizer = torch.optim.SGD(task.parameters(), lr=0.1, momentum=0.9)
+        for batch in make_points(6):
+            optimizer.zero_grad()
+            task.training_step(batch)["loss"].backward()
+            optimizer.step()
+    exactly(played.server.weights, dict(task.learned_state()))
+
+
+# ------------------------------------------------------------------------------- running statistics
+
+
+def test_running_statistics_are_averaged_by_data_size(federate, make_classifier, make_points, tap):
+    data = {0: make_points(6), 1: make_points(2, seed=1)}
+    played = federate(FedAvgClient, task=make_classifier(), data=data, channel=tap)
+    sent = tap.uploads(3)
+    for name in ("downsample.1.running_mean", "downsample.1.running_var"):
+        one, other = (sent[c][name].double().numpy() for c in (0, 1))
+        expected = (0.75 * one + 0.25 * other).astype(np.float32)
+        assert not np.allclose(one, other)
+        np.testing.assert_array_equal(played.server.weights[name].numpy(), expected)
+
+
+def test_the_count_of_batches_is_the_largest_clients(federate, make_classifier, make_points):
+    data = {0: make_points(4, batch_size=2), 1: make_points(6, seed=1, batch_size=6)}
+    played = federate(FedAvgClient, task=make_classifier(), data=data)
+    assert played.server.weights["downsample.1.num_batches_tracked"].item() == 3 * 1
+
+
+def test_local_running_statistics_stay_and_survive(federate, make_classifier, make_points, tap):
+    data = {0: make_points(4, batch_size=2), 1: make_points(6, seed=1, batch_size=6)}
+    settings = {"aggregate_buffers": "local"}
+    played = federate(FedAvgClient, task=make_classifier(), data=data, client=settings, channel=tap)
+    buffers = {f"downsample.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert tap.names == set(make_classifier().learned_state()) - buffers
+    own = {client: played.pool.get(client)["task"] for client in (0, 1)}
+    assert set(own[0]) == buffers
+    assert [own[c]["downsample.1.num_batches_tracked"].item() for c in (0, 1)] == [3 * 2, 3 * 1]
+    for client, state in played.history[-1].metrics.items():
+        assert all(torch.equal(state[name], own[client][name]) for name in buffers)
+    assert not torch.equal(own[0]["downsample.1.running_mean"], own[1]["downsample.1.running_mean"])
+
+
+# ------------------------------------------------------------------------------------ what crosses
+
+
+def test_bytes_are_those_of_the_weights_both_ways(federate, make_classifier, make_points):
+    data = {0: make_points(4), 1: make_points(6, seed=1)}
+    played = federate(FedAvgClient, task=make_classifier(), data=data)
+    size = len(save(dict(make_classifier().learned_state())))
+    for report in played.history:
+        assert report.bytes_up == report.bytes_down == {0: size, 1: size}
+
+
+def test_nothing_crosses_while_clients_prepare(federate, make_task, make_loader):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    prepare = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history[0]
+    assert (prepare.round, prepare.phase) == (0, "prepare")
+    assert prepare.bytes_up == prepare.bytes_down == {0: 0, 1: 0}
+
+
+def test_what_is_made_from_local_data_never_crosses(federate, make_task, make_loader, tap):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    task = make_task(loss=HingeLoss("median", neighbours=2))
+    played = federate(FedAvgClient, task=task, data=data, channel=tap)
+    assert tap.names == {name for name in task.state_dict() if name.startswith("head.")}
+    own = [played.pool.get(client)["task"] for client in (0, 1)]
+    assert set(own[0]) == set(task.local_buffers)
+    for name in ("memory", "radii", "threshold"):
+        assert not torch.equal(own[0][name], own[1][name])
+
+
+def test_standardised_features_are_those_of_all_clients_data(federate, make_task, make_loader, tap):
+    """Only channel moments cross for it, once, before everything else."""
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    task = make_task(standardise=True)
+    played = federate(FedAvgClient, task=task, data=data, channel=tap)
+    with torch.no_grad():
+        patches = [task.embed(batch) for loader in data.values() for batch in loader]
+    patches = torch.cat([maps.flatten(0, 1) for maps in patches]).double()
+    for client in data:
+        own = played.pool.get(client)["task"]
+        torch.testing.assert_close(own["mean"], patches.mean(0).float())
+        torch.testing.assert_close(own["scale"], patches.std(0, correction=0).float() + 1e-5)
+    head = {name for name in task.state_dict() if name.startswith("head.")}
+    crossed = [(round, client is None, set(message)) for round, client, message in tap.sent]
+    up, down = {"count", "mean", "variance"}, {"mean", "scale"}
+    assert [report.phase for report in played.history] == ["statistics", "prepare", *["train"] * 3]
+    assert all(names == (set() if server else up) for round, server, names in crossed if round == -1)
+    assert all(names == (down if server else set()) for round, server, names in crossed if round == 0)
+    assert all(names == head for round, _, names in crossed if round > 0)
+
+
+def test_a_bank_that_slips_into_a_message_is_refused(federate, make_task, make_loader):
+    class Leaking(FedAvgClient):
+        def send(self, loader):
+            return {**super().send(loader), "memory": self.task.memory}
+
+    with pytest.raises(UserError, match=r"round 0, client 0: .*'memory'.*undeclared"):
+        federate(Leaking, task=make_task(), data={0: make_loader(5)})
+
+
+# ------------------------------------------------------------------------ banks follow the weights
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_bank_that_scores_is_made_with_the_averaged_weights(federate, make_task, make_loader, rounds):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    played = federate(FedAvgClient, task=make_task(), data=data, rounds=rounds)
+    for client, loader in data.items():
+        task = make_task().eval()
+        task.prepare(loader, Context(0, 0, client))
+        for report in played.history[1:]:
+            predicts = report.metrics[client]
+            weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
+            task.load_state_dict(weights, strict=False)
+            task.refresh(loader, Context(0, report.round, client))
+            assert torch.equal(predicts["memory"], task.memory)
+            assert torch.equal(predicts["radii"], task.radii)
+    final = {name: predicts[name] for name in played.server.weights}
+    assert all(torch.equal(final[name], entry) for name, entry in played.server.weights.items())
+
+
+def test_the_first_bank_is_made_with_the_initial_weights(federate, make_task, make_loader):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    first = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history[0]
+    for client, loader in data.items():
+        task = make_task().eval()
+        task.prepare(loader, Context(0, 0, client))
+        assert torch.equal(first.metrics[client]["memory"], task.memory)
+
+
+def test_a_client_trains_against_the_bank_that_it_was_scored_with(federate, make_task, make_loader):
+    banks: list = []
+
+    class Watching(FedAvgClient):
+        def on_train_start(self):
+            banks.append((self.context.round, self.context.client, self.task.memory.clone()))
+
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    played = federate(Watching, task=make_task(), data=data)
+    assert len(banks) == 6
+    for round, client, memory in banks:
+        assert torch.equal(memory, played.history[round - 1].metrics[client]["memory"])
+
+
+def test_scoring_again_changes_nothing(federate, make_task, make_loader, exactly):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    played = federate(FedAvgClient, task=make_task(), data=data)
+    before = [played.pool.get(client) for client in data]
+    exactly(played.evaluate(3), played.history[-1].metrics)
+    exactly([played.pool.get(client) for client in data], before)
+
+
+def test_an_absent_client_keeps_its_bank(federate, make_task, make_loader):
+    data = {client: make_loader(4, seed=client) for client in range(3)}
+    banks: dict[int, list] = {}
+
+    def keep(federation, report):
+        banks[report.round] = [federation.pool.get(client)["task"]["memory"] for client in data]
+
+    played = federate(FedAvgClient, task=make_task(), data=data, fraction=0.34, rounds=4, after_round=keep)
+    for report in played.history[1:4]:  # after the last round, the bank that predicts from now on is kept
+        assert len(report.participants) == 1
+        for client in set(data) - set(report.participants):
+            assert torch.equal(banks[report.round][client], banks[report.round - 1][client])
+
+
+# ---------------------------------------------------------------------------------- who predicts alike
+
+
+def test_where_nothing_is_personal_one_client_is_scored_for_all(federate, make_classifier, make_points):
+    asked: list[int] = []
+    data = {client: make_points(4, seed=client) for client in range(3)}
+    played = federate(
+        FedAvgClient, task=make_classifier(), data=data, question=lambda _, number: asked.append(number)
+    )
+    assert played.client.uniform
+    assert asked == [0, 0, 0]
+
+
+def test_clients_scored_as_one_do_predict_alike(federate, make_classifier, make_points, exactly):
+    data = {client: make_points(4, seed=client) for client in range(3)}
+    played = federate(FedAvgClient, task=make_classifier(), data=data)
+    answers = played.ask(3, played.evaluator.question)
+    assert sorted(answers) == [0, 1, 2]
+    for answer in answers.values():
+        exactly(answer, answers[0])
+
+
+def test_clients_with_banks_or_statistics_of_their_own_are_scored_each(make_classifier, make_task):
+    assert not FedAvgClient(make_task()).uniform
+    assert not FedAvgClient(make_classifier(), aggregate_buffers="local").uniform

@@ -1,0 +1,72 @@
+"""FedProx: the proximal gradient by hand, and FedAvg where it has no weight."""
+
+import numpy as np
+import pytest
+
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.fedprox import FedProxClient
+
+
+def test_three_rounds_by_hand(federate, make_linear, points_by_hand, hand):
+    """Every step follows ``g + mu (w - w^t)``."""
+    mu, step, shares = 0.5, 0.1, {0: 3 / 5, 1: 2 / 5}
+    shared = hand.start
+    for _ in range(3):
+        mean = np.zeros_like(shared)
+        for client, loader in points_by_hand.items():
+            theta = shared
+            for x, y in hand.batches(loader):
+                theta = theta - step * (hand.gradient(theta, x, y) + mu * (theta - shared))
+            mean += shares[client] * theta
+        shared = mean
+    played = federate(FedProxClient, task=make_linear(), data=points_by_hand, client={"mu": mu})
+    theta = hand.theta(played.server.weights)
+    # In double precision; sums of another order leave the last bits open.
+    np.testing.assert_allclose(theta, shared, rtol=1e-13)
+    golden = [
+        [0.295525878078125, -0.809090852328125, 0.212977517375],
+        [0.59992442484375, 1.957168247125, -0.33528519371875],
+    ]
+    np.testing.assert_allclose(theta, golden, rtol=1e-13)  # exact: worked out in fractions
+
+
+def test_the_distance_is_squared_and_tracked(federate, make_linear, points_by_hand, hand):
+    """Client 0 makes two steps: the first at distance 0, the second at that of one gradient step."""
+    played = federate(FedProxClient, task=make_linear(), data=points_by_hand, rounds=1, client={"mu": 0.5})
+    x, y = hand.batches(points_by_hand[0])[0]
+    squared = ((0.1 * hand.gradient(hand.start, x, y)) ** 2).sum()
+    scalars = played.history[0].per_client
+    assert scalars[0]["proximal"] == pytest.approx((0 + squared) / 2, rel=1e-12)
+    assert scalars[1]["proximal"] == 0
+
+
+def test_without_weight_it_is_fedavg_bit_for_bit(federate, make_classifier, make_points, exactly):
+    data = {0: make_points(6), 1: make_points(4, seed=1)}
+    prox = federate(FedProxClient, task=make_classifier(), data=data, client={"mu": 0.0, "local_epochs": 2})
+    average = federate(FedAvgClient, task=make_classifier(), data=data, client={"local_epochs": 2})
+    exactly(prox.server.weights, average.server.weights)
+
+
+def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, make_task, make_loader, exactly):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    prox = federate(FedProxClient, task=make_task(), data=data, client={"mu": 0.0})
+    average = federate(FedAvgClient, task=make_task(), data=data)
+    exactly(prox.history[-1].metrics, average.history[-1].metrics)
+
+
+def test_a_heavy_term_holds_clients_where_they_were(federate, make_linear, points_by_hand, hand):
+    """With ``mu eta = 1``, a second step starts by going all the way back: only the last gradient is left."""
+    played = federate(
+        FedProxClient, task=make_linear(), data={0: points_by_hand[0]}, rounds=1, client={"mu": 10.0}
+    )
+    (x1, y1), (x2, y2) = hand.batches(points_by_hand[0])
+    first = hand.start - 0.1 * hand.gradient(hand.start, x1, y1)
+    expected = hand.start - 0.1 * hand.gradient(first, x2, y2)
+    np.testing.assert_allclose(hand.theta(played.server.weights), expected, rtol=1e-13)
+
+
+def test_as_many_bytes_as_fedavg(federate, make_classifier, make_points):
+    data = {0: make_points(6), 1: make_points(4, seed=1)}
+    prox = federate(FedProxClient, task=make_classifier(), data=data, rounds=1).history[0]
+    average = federate(FedAvgClient, task=make_classifier(), data=data, rounds=1).history[0]
+    assert (prox.bytes_up, prox.bytes_down) == (average.bytes_up, average.bytes_down)

@@ -1,0 +1,235 @@
+"""FedRep: heads first, then the representation; the numbers, the limits, and heads that never cross."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation.participation import Participation
+from lit_fedad.methods.fedrep import FedRepClient
+
+HEAD = np.array([[1.0, 0.5, 0.25], [-0.5, 1.0, 0.0]])  # weight and bias, side by side
+STEP, ROUNDS = 0.1, 3
+
+
+def with_ones(rows):
+    return np.column_stack([rows, np.ones(len(rows))])
+
+
+def side_by_side(state, layer):
+    return np.column_stack([state[f"{layer}.weight"].numpy(), state[f"{layer}.bias"].numpy()])
+
+
+def by_hand(hand, data, head_epochs, base_epochs):
+    """The server's representation, and each client's head, after three rounds of ``|H(W x) - y|^2 / 2``."""
+    shared, heads = hand.start, dict.fromkeys(data, HEAD)
+    for _ in range(ROUNDS):
+        trained = {}
+        for client, loader in data.items():
+            w, head = shared, heads[client]
+            for epoch in range(head_epochs + base_epochs):
+                for x, y in hand.batches(loader):
+                    features = with_ones(x @ w.T)
+                    error = (features @ head.T - y) / len(x)
+                    if epoch < head_epochs:
+                        head = head - STEP * error.T @ features
+                    else:
+                        w = w - STEP * (error @ head[:, :2]).T @ x
+            heads[client], trained[client] = head, w
+        total = sum(len(loader.dataset) for loader in data.values())
+        shared = sum(len(data[client].dataset) / total * w for client, w in trained.items())
+    return shared, heads
+
+
+@pytest.fixture
+def make_deep(make_linear):
+    """Builds the linear task with a linear head behind its features."""
+
+    class Deep(make_linear):
+        output_modules = ("head",)
+
+        def __init__(self):
+            super().__init__(learning_rate=STEP)
+            self.head = nn.Linear(2, 2, dtype=torch.float64)
+            self.head.weight.data = torch.tensor(HEAD[:, :2])
+            self.head.bias.data = torch.tensor(HEAD[:, 2])
+
+        def objective(self, features, batch):
+            return super().objective(self.head(features), batch)
+
+        def predict(self, features, batch):
+            return super().predict(self.head(features), batch)
+
+    return Deep
+
+
+@pytest.fixture
+def fedrep(federate, make_deep):
+    """Plays FedRep on the linear task with a head."""
+
+    def play(data, rounds=ROUNDS, head_epochs=2, base_epochs=1, **settings):
+        client = {"head_epochs": head_epochs, "base_epochs": base_epochs}
+        return federate(FedRepClient, task=make_deep(), data=data, rounds=rounds, client=client, **settings)
+
+    return play
+
+
+@pytest.fixture
+def play(federate, make_classifier, make_points):
+    """Plays three rounds of two clients on the classifier."""
+
+    def play(head_epochs=2, base_epochs=1, **settings):
+        data = {c: make_points(4 + 2 * c, c, dtype=torch.float32) for c in range(2)}
+        client = {"head_epochs": head_epochs, "base_epochs": base_epochs}
+        return federate(FedRepClient, task=make_classifier(), data=data, shuffle=True, client=client, **settings)
+
+    return play
+
+
+@pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
+@pytest.mark.parametrize(("head_epochs", "base_epochs"), [(2, 1), (1, 2), (0, 1), (1, 0)])
+def test_three_rounds_are_the_papers(fedrep, hand, points_by_hand, clients, head_epochs, base_epochs):
+    data = {number: points_by_hand[client] for number, client in enumerate(clients)}
+    played = fedrep(data, head_epochs=head_epochs, base_epochs=base_epochs)
+    shared, heads = by_hand(hand, data, head_epochs, base_epochs)
+    # Double precision: hand and machine differ in the order of sums only.
+    np.testing.assert_allclose(side_by_side(played.server.weights, "layer"), shared, rtol=1e-12)
+    for client in data:
+        own = played.pool.get(client)["task"]
+        np.testing.assert_allclose(side_by_side(own, "head"), heads[client], rtol=1e-12)
+
+
+def test_a_head_step_and_a_base_step_in_numbers(fedrep):
+    """One point x = (1, 2), y = 0: features f = (-1.375, 3.75), output H f = (0.75, 4.4375).
+
+    The head moves by -0.1 output (f, 1)^T; that leaves (1 - 0.1 |(f, 1)|^2) = -0.6953125 of the output, which moves
+    the base by -0.1 (H'^T output') x^T.
+    """
+    point = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
+    played = fedrep({0: torch.utils.data.DataLoader([point])}, rounds=1, head_epochs=1, base_epochs=1)
+    head = [[1.103125, 0.21875, 0.175], [0.11015625, -0.6640625, -0.44375]]
+    np.testing.assert_allclose(side_by_side(played.pool.get(0)["task"], "head"), head, rtol=1e-12)
+    left = -0.6953125 * np.array([0.75, 4.4375])
+    base = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]]) - 0.1 * np.outer(np.array(head)[:, :2].T @ left, [1, 2, 1])
+    np.testing.assert_allclose(side_by_side(played.server.weights, "layer"), base, rtol=1e-12)
+
+
+def test_without_head_epochs_only_the_representation_trains(play, make_classifier, exactly):
+    played, start = play(head_epochs=0), make_classifier().state_dict()
+    for client in (0, 1):
+        exactly(played.pool.get(client)["task"], {n: e for n, e in start.items() if n.startswith("classifier.")})
+    assert not torch.equal(played.server.weights["downsample.0.weight"], start["downsample.0.weight"])
+
+
+def test_without_base_epochs_only_heads_train(play, make_classifier, exactly):
+    played, start = play(base_epochs=0), make_classifier()
+    exactly({n: played.server.weights[n] for n, p in start.named_parameters() if n.startswith("downsample.")}, {
+        n: p.detach() for n, p in start.named_parameters() if n.startswith("downsample.")
+    })
+    for client in (0, 1):
+        assert not torch.equal(played.pool.get(client)["task"]["classifier.weight"], start.classifier.weight)
+
+
+def test_neither_part_moves_while_the_other_trains(make_classifier, make_points):
+    """Not even by the momentum of its last step."""
+    client = FedRepClient(make_classifier(), head_epochs=1, base_epochs=1)
+    seen = []
+    client.on_train_batch_end = lambda *_: seen.append(
+        [client.task.classifier.weight.detach().clone(), client.task.downsample[0].weight.detach().clone()]
+    )
+    from lightning.fabric import Fabric
+
+    client.fit(make_points(4, dtype=torch.float32), Fabric(accelerator="cpu", devices=1))
+    head, base = zip(*seen, strict=True)
+    assert [torch.equal(a, b) for a, b in zip(head[1:], head, strict=False)] == [False, True, True]
+    assert [torch.equal(a, b) for a, b in zip(base[1:], base, strict=False)] == [True, False, False]
+
+
+def test_identical_clients_are_one_client(fedrep, points_by_hand, exactly):
+    many, one = (fedrep(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
+    exactly(many.server.weights, one.server.weights)
+    exactly(many.pool.get(1), one.pool.get(0))
+
+
+def test_order_of_clients_does_not_matter(fedrep, make_points):
+    data = {c: make_points(2 + c, c) for c in range(3)}
+    places = {0: 2, 1: 0, 2: 1}
+    given, moved = fedrep(data), fedrep({new: data[old] for old, new in places.items()})
+    # The server adds in another order.
+    torch.testing.assert_close(moved.server.weights, given.server.weights, rtol=1e-12, atol=1e-14)
+    for old, new in places.items():
+        torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-12, atol=1e-14)
+
+
+def test_heads_never_cross(fedrep, points_by_hand, tap):
+    played = fedrep(points_by_hand, channel=tap)
+    assert tap.names == {"layer.weight", "layer.bias"}
+    size = len(save({"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}))
+    for report in played.history[-3:]:
+        assert report.bytes_up == report.bytes_down == {0: size, 1: size}
+    one, other = (played.pool.get(client)["task"]["head.weight"] for client in points_by_hand)
+    assert not torch.equal(one, other)
+
+
+def test_an_absent_client_keeps_its_head(fedrep, points_by_hand, exactly):
+    short, long = (fedrep(points_by_hand, rounds=rounds, fraction=0.5) for rounds in (1, 2))
+    (present,), (later,) = (report.participants for report in long.history[-2:])
+    assert present != later
+    exactly(long.pool.get(present), short.pool.get(present))
+    assert not np.array_equal(side_by_side(short.pool.get(present)["task"], "head"), HEAD)
+    exactly(side_by_side(short.pool.get(later)["task"], "head"), HEAD)
+
+
+def test_predicts_with_its_own_head_on_the_shared_representation(play, exactly):
+    played = play()
+    for client in (0, 1):
+        predicts = played.history[-1].metrics[client]
+        known = {**played.server.weights, **played.pool.get(client)["task"]}
+        exactly({name: predicts[name] for name in known}, known)
+
+
+def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(federate, make_classifier, make_points, exactly):
+    class Failing(FedRepClient):
+        def training_step(self, batch, batch_idx=0):
+            if self.context.client == 0:
+                raise RuntimeError("the disk is full")
+            return super().training_step(batch, batch_idx)
+
+    data = {c: make_points(4, c, dtype=torch.float32) for c in range(2)}
+    client, skip = {"head_epochs": 1}, Participation(on_failure="skip")
+    failed = federate(
+        Failing, task=make_classifier(), data=data, rounds=1, client=client, participation=skip
+    )
+    alone = federate(FedRepClient, task=make_classifier(), data={1: data[1]}, rounds=1, client=client)
+    assert list(failed.history[-1].failures) == [0]
+    exactly(failed.server.weights, alone.server.weights)
+    exactly(failed.pool.get(1), alone.pool.get(1))
+
+
+def test_evaluation_leaves_no_trace(play, exactly):
+    often, seldom = play(evaluate_every=1), play(evaluate_every=3)
+    exactly(often.server.weights, seldom.server.weights)
+    for client in (0, 1):
+        exactly(often.pool.get(client), seldom.pool.get(client))
+
+
+def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
+    def kill(federation, report):
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(folder="killed", after_round=kill)
+    continued, whole = play(folder="killed"), play()
+    exactly(continued.server.weights, whole.server.weights)
+    exactly(continued.history[-1].metrics, whole.history[-1].metrics)
+    for client in (0, 1):
+        exactly(continued.pool.get(client), whole.pool.get(client))
+
+
+def test_a_task_without_a_head_is_refused_in_one_line(make_task):
+    with pytest.raises(UserError, match="fedrep keeps heads personal, and task MemoryBank has none") as refusal:
+        FedRepClient(make_task())
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,114 @@
+"""Local training: nothing crosses, and each client is a plain training of its own."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.contracts import Context
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.local import LocalClient
+
+
+def plain_training(task, loader, epochs: int):
+    """One optimiser for all epochs."""
+    task.train()
+    optimizer = task.configure_optimizers()
+    for _ in range(epochs):
+        for batch in loader:
+            optimizer.zero_grad()
+            task.training_step(batch)["loss"].backward()
+            optimizer.step()
+    return dict(task.state_dict())
+
+
+def test_three_rounds_by_hand(federate, make_linear, points_by_hand, hand):
+    played = federate(LocalClient, task=make_linear(), data=points_by_hand)
+    golden = {  # exact: worked out in fractions
+        0: [[0.4815644375, -1.053653640625, 0.129559328125], [0.704714625, 1.91630215625, -0.29506003125]],
+        1: [
+            [0.04614013671875, -0.51502197265625, 0.35767578125],
+            [0.30320068359375, 1.8999560546875, -0.4902490234375],
+        ],
+    }
+    for client, loader in points_by_hand.items():
+        expected = hand.start
+        for _ in range(3):
+            for x, y in hand.batches(loader):
+                expected = expected - 0.1 * hand.gradient(expected, x, y)
+        theta = hand.theta(played.history[-1].metrics[client])
+        # In double precision; sums of another order leave the last bits open.
+        np.testing.assert_allclose(theta, expected, rtol=1e-13)
+        np.testing.assert_allclose(theta, golden[client], rtol=1e-13)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_rounds_of_epochs_are_one_training(federate, make_classifier, make_points, exactly, epochs):
+    """T rounds of E epochs: T * E epochs with one optimiser, momentum and all, bit for bit."""
+    data = {0: make_points(6), 1: make_points(4, seed=1)}
+    played = federate(LocalClient, task=make_classifier(), data=data, client={"local_epochs": epochs})
+    for client, loader in data.items():
+        exactly(
+            played.history[-1].metrics[client], plain_training(make_classifier(), loader, epochs=3 * epochs)
+        )
+
+
+def test_with_a_new_optimiser_each_round_one_client_is_fedavg(
+    federate, make_classifier, make_points, exactly
+):
+    settings = {"keep_optimizer": False}
+    alone = federate(LocalClient, task=make_classifier(), data={0: make_points(6)}, client=settings)
+    average = federate(FedAvgClient, task=make_classifier(), data={0: make_points(6)})
+    exactly(alone.history[-1].metrics, average.history[-1].metrics)
+
+
+def test_others_data_have_no_influence(federate, make_task, make_loader, exactly):
+    here = federate(LocalClient, task=make_task(), data={0: make_loader(5), 1: make_loader(3, seed=1)})
+    there = federate(LocalClient, task=make_task(), data={0: make_loader(5), 1: make_loader(4, seed=2)})
+    exactly(here.history[-1].metrics[0], there.history[-1].metrics[0])
+
+
+def test_nothing_crosses(federate, make_task, make_loader, tap):
+    task = make_task(standardise=True)
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    played = federate(LocalClient, task=task, data=data, channel=tap)
+    assert tap.names == set()
+    assert all(report.bytes_up == report.bytes_down == {0: 0, 1: 0} for report in played.history)
+    assert played.server.weights == {}
+    assert set(played.pool.get(0)["task"]) == set(task.learned_state())
+
+
+def test_features_are_standardised_by_the_clients_own_data(federate, make_task, make_loader):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    played = federate(LocalClient, task=make_task(standardise=True), data=data, rounds=1)
+    for client, loader in data.items():
+        with torch.no_grad():
+            patches = torch.cat([make_task().embed(batch).flatten(0, 1) for batch in loader])
+        own = played.history[-1].metrics[client]
+        torch.testing.assert_close(own["mean"], patches.mean(0))
+        torch.testing.assert_close(own["scale"], patches.std(0, correction=0) + 1e-5)
+
+
+def test_the_bank_follows_the_clients_own_weights(federate, make_task, make_loader):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    played = federate(LocalClient, task=make_task(), data=data)
+    for client, loader in data.items():
+        task = make_task().eval()
+        task.prepare(loader, Context(0, 0, client))
+        for report in played.history[1:]:
+            predicts = report.metrics[client]
+            weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
+            task.load_state_dict(weights, strict=False)
+            task.refresh(loader, Context(0, report.round, client))
+            assert torch.equal(predicts["memory"], task.memory)
+
+
+def test_an_absent_client_stands_still(federate, make_classifier, make_points, exactly):
+    data = {client: make_points(4, seed=client) for client in range(3)}
+    played = federate(LocalClient, task=make_classifier(), data=data, rounds=4, fraction=0.34)
+    for client, loader in data.items():
+        rounds = sum(client in report.participants for report in played.history)
+        exactly(played.history[-1].metrics[client], plain_training(make_classifier(), loader, epochs=rounds))
+
+
+def test_every_client_is_scored_with_its_own_model(make_linear, make_classifier, make_task):
+    assert not any(LocalClient(make()).uniform for make in (make_linear, make_classifier, make_task))

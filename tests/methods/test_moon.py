@@ -1,0 +1,215 @@
+"""MOON: the contrast by hand, its gradient by differences, and FedAvg where it has no weight."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.moon import MoonClient
+
+MU, TEMPERATURE = 2.0, 0.5
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Row by row; holds for complex a too, as complex steps need."""
+    return (a * b).sum(1) / np.sqrt((a * a).sum(1)) / np.sqrt((b * b).sum(1))
+
+
+def contrast_by_hand(own: np.ndarray, to_global: np.ndarray, previous: np.ndarray) -> np.ndarray:
+    """``-log e^{cos(z, z_glob)/tau} / (e^{cos(z, z_glob)/tau} + e^{cos(z, z_prev)/tau})``, mean over images."""
+    positive = np.exp(cosine(own, to_global) / TEMPERATURE)
+    negative = np.exp(cosine(own, previous) / TEMPERATURE)
+    return -np.log(positive / (positive + negative)).mean()
+
+
+def by_complex_step(function, theta: np.ndarray) -> np.ndarray:
+    """The gradient of a real function to the last digit: ``Im f(theta + ih) / h``."""
+    gradient = np.zeros_like(theta)
+    for index in np.ndindex(theta.shape):
+        moved = theta.astype(complex)
+        moved[index] += 1e-30j
+        gradient[index] = function(moved).imag / 1e-30
+    return gradient
+
+
+def moon_by_hand(hand, data, rounds: int) -> np.ndarray:
+    """FedAvg on ``L + mu l_con``, features being ``theta (x, 1)`` themselves."""
+    total = sum(len(loader.dataset) for loader in data.values())
+    shared, previous = hand.start, dict.fromkeys(data, hand.start)
+    for _ in range(rounds):
+        for client, loader in data.items():
+            theta = shared
+            for x, y in hand.batches(loader):
+
+                def loss(moved, x=x, y=y, client=client):
+                    own = x @ moved.T
+                    contrast = contrast_by_hand(own, x @ shared.T, x @ previous[client].T)
+                    return ((own - y) ** 2).sum(1).mean() / 2 + MU * contrast
+
+                theta = theta - 0.1 * by_complex_step(loss, theta)
+            previous[client] = theta
+        shared = sum(len(data[c].dataset) / total * theta for c, theta in previous.items())
+    return shared
+
+
+@pytest.fixture
+def moon(federate):
+    """Plays MOON without a projection head, unless asked for one."""
+
+    def play(task, data, client=None, **settings):
+        client = {"mu": MU, "temperature": TEMPERATURE, "projection": None, **(client or {})}
+        return federate(MoonClient, task=task, data=data, client=client, **settings)
+
+    return play
+
+
+@pytest.fixture
+def in_training(make_linear):
+    """A client in double precision amid training: its weights, those received and its last ones all differ."""
+    torch.manual_seed(0)
+    client = MoonClient(make_linear(), mu=MU, temperature=TEMPERATURE, projection=3).double()
+    received = client.shared_state()
+    client.previous = {n: entry + torch.randn_like(entry) / 2 for n, entry in received.items()}
+    client.on_train_start()
+    with torch.no_grad():
+        for parameter in client.task.parameters():
+            parameter += torch.randn_like(parameter) / 2
+    return client
+
+
+def loss_by_hand(client, batch) -> tuple[float, float]:
+    """Loss and contrast of a client with a two-layer projection, from its weights alone."""
+
+    def projected(state):
+        w = {name: entry.detach().numpy() for name, entry in state.items()}
+        features = batch["x"].numpy() @ w["layer.weight"].T + w["layer.bias"]
+        hidden = np.maximum(features @ w["projection.0.weight"].T + w["projection.0.bias"], 0)
+        return features, hidden @ w["projection.2.weight"].T + w["projection.2.bias"]
+
+    features, own = projected(client.task.state_dict())
+    contrast = contrast_by_hand(own, projected(client._received)[1], projected(client.previous)[1])
+    task_loss = ((features - batch["y"].numpy()) ** 2).sum(1).mean() / 2
+    return task_loss + MU * contrast, contrast
+
+
+# ------------------------------------------------------------------------------------------ by hand
+
+
+def test_loss_by_hand(in_training, make_points):
+    batch = next(iter(make_points(6, batch_size=6)))
+    outputs = in_training.training_step(batch)
+    loss, contrast = loss_by_hand(in_training, batch)
+    assert outputs["loss"].item() == pytest.approx(loss, rel=1e-12)
+    assert outputs["contrast"].item() == pytest.approx(contrast, rel=1e-12)
+
+
+def test_gradient_by_central_differences(in_training, make_points):
+    """Reaches projection and features; the weights received and the last ones are constants."""
+    batch = next(iter(make_points(6, batch_size=6)))
+    in_training.training_step(batch)["loss"].backward()
+    for parameter in in_training.task.parameters():
+        flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(len(flat)):
+            kept, sides = flat[i].item(), []
+            for moved in (kept + 1e-6, kept - 1e-6):
+                flat[i] = moved
+                sides.append(loss_by_hand(in_training, batch)[0])
+            flat[i] = kept
+            assert gradient[i].item() == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-6, abs=1e-8)
+    constants = [*in_training._received.values(), *in_training.previous.values()]
+    assert not any(entry.requires_grad for entry in constants)
+
+
+def test_three_rounds_by_hand(moon, make_linear, points_by_hand, hand):
+    played = moon(make_linear(), points_by_hand)
+    theta = hand.theta(played.server.weights)
+    # In double precision, through exponentials: the last digits are open.
+    np.testing.assert_allclose(theta, moon_by_hand(hand, points_by_hand, 3), rtol=1e-11)
+    golden = [
+        [0.29947829553869894, -0.81228031957347059, 0.21566559887604509],
+        [0.61010663042236705, 1.9561933703625352, -0.36803780828648552],
+    ]
+    np.testing.assert_allclose(theta, golden, rtol=1e-11)  # worked out in 60 digits
+
+
+# --------------------------------------------------------------------------------------- reductions
+
+
+def test_without_weight_it_is_fedavg_on_the_tasks_weights(
+    federate, moon, make_classifier, make_points, exactly
+):
+    data = {0: make_points(6), 1: make_points(4, seed=1)}
+    unweighted = moon(make_classifier(), data, client={"mu": 0.0, "projection": 4})
+    average = federate(FedAvgClient, task=make_classifier(), data=data)
+    weights = {name: unweighted.server.weights[name] for name in average.server.weights}
+    exactly(weights, average.server.weights)
+
+
+def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, moon, make_task, make_loader, exactly):
+    data = {0: make_loader(5), 1: make_loader(3, seed=1)}
+    unweighted = moon(make_task(), data, client={"mu": 0.0})
+    average = federate(FedAvgClient, task=make_task(), data=data)
+    exactly(unweighted.history[-1].metrics, average.history[-1].metrics)
+
+
+def test_a_client_that_comes_first_time_has_nothing_to_move_away_from(
+    federate, moon, make_linear, make_points, exactly
+):
+    """In round 1 its last weights are the ones received: the contrast is log 2, and its gradient exactly 0."""
+    data = {0: make_points(4), 1: make_points(6, seed=1)}
+    played = moon(make_linear(), data, rounds=1)
+    assert played.history[0].scalars["contrast"] == pytest.approx(np.log(2), rel=1e-12)
+    exactly(
+        played.server.weights,
+        federate(FedAvgClient, task=make_linear(), data=data, rounds=1).server.weights,
+    )
+
+
+def test_one_client_alone_is_fedavg_bit_for_bit(federate, moon, make_linear, make_points, exactly):
+    """It receives the very weights that it sent: there is nothing to move away from."""
+    average = federate(FedAvgClient, task=make_linear(), data={0: make_points(5)})
+    exactly(moon(make_linear(), {0: make_points(5)}).server.weights, average.server.weights)
+
+
+# --------------------------------------------------------------------------------------- properties
+
+
+def test_what_a_client_last_sent_is_what_it_moves_away_from(moon, make_linear, make_points, tap, exactly):
+    """Also after rounds without it; it starts with the initial weights."""
+    data = {client: make_points(3, seed=client) for client in range(3)}
+    initial = dict(make_linear().state_dict())
+    kept: dict[int, list] = {}
+
+    def keep(federation, report):
+        kept[report.round] = [federation.pool.get(client)["previous"] for client in data]
+
+    played = moon(make_linear(), data, rounds=5, fraction=0.34, channel=tap, after_round=keep)
+    last = dict.fromkeys(data, initial)
+    for report in played.history:
+        last.update(tap.uploads(report.round))
+        for client in data:
+            exactly(kept[report.round][client], dict(last[client]))
+
+
+def test_comparing_models_leaves_running_statistics_alone(moon, federate, make_classifier, make_points):
+    """They follow the client's own steps only, one a batch."""
+    data = {0: make_points(6), 1: make_points(4, seed=1)}
+    played = moon(make_classifier(), data, client={"projection": 4})
+    assert played.server.weights["downsample.1.num_batches_tracked"].item() == 3 * 3
+
+
+def test_the_projection_is_trained_and_averaged(moon, make_classifier, make_points, tap):
+    data = {0: make_points(6), 1: make_points(2, seed=1)}
+    played = moon(make_classifier(), data, client={"projection": 4}, channel=tap)
+    name = "projection.2.weight"
+    one, other = (update[name].double().numpy() for update in tap.uploads(3).values())
+    assert not np.array_equal(one, other)
+    expected = (0.75 * one + 0.25 * other).astype(np.float32)
+    np.testing.assert_array_equal(played.server.weights[name].numpy(), expected)
+
+
+def test_last_weights_stay_at_home(moon, federate, make_classifier, make_points):
+    data = {0: make_points(6), 1: make_points(4, seed=1)}
+    report = moon(make_classifier(), data).history[-1]
+    average = federate(FedAvgClient, task=make_classifier(), data=data).history[-1]
+    assert (report.bytes_up, report.bytes_down) == (average.bytes_up, average.bytes_down)

@@ -1,0 +1,161 @@
+"""What holds for every method that shares parameters, or none."""
+
+import pytest
+import torch
+
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedbn import FedBNClient, FedBNServer
+from lit_fedad.methods.fedprox import FedProxClient
+from lit_fedad.methods.local import LocalClient
+from lit_fedad.methods.moon import MoonClient
+from lit_fedad.methods.scaffold import ScaffoldClient, ScaffoldServer
+
+METHODS = {
+    "fedavg": (FedAvgClient, FedAvgServer, {}),
+    "local_buffers": (FedAvgClient, FedAvgServer, {"aggregate_buffers": "local"}),
+    "fedprox": (FedProxClient, FedAvgServer, {"mu": 0.5}),
+    "scaffold": (ScaffoldClient, ScaffoldServer, {"learning_rate": 0.05}),
+    "moon": (MoonClient, FedAvgServer, {"mu": 2.0, "projection": 4}),
+    "fedbn": (FedBNClient, FedBNServer, {}),
+    "local": (LocalClient, FedAvgServer, {}),
+}
+
+
+@pytest.fixture(params=METHODS)
+def play(request, federate):
+    """Plays one of the methods."""
+    client_class, server_class, client = METHODS[request.param]
+
+    def play(task, data, **settings):
+        return federate(client_class, server_class, task=task, data=data, client=client, **settings)
+
+    return play
+
+
+def outcome(federation):
+    """All that a run leaves: the server's state, the clients' states, and what was measured."""
+    server = federation.server.state_dict()
+    personal = {client: federation.pool.get(client) for client in federation.clients}
+    history = [(report.scalars, report.metrics, report.participants) for report in federation.history]
+    return server, personal, history
+
+
+class Stop(Exception):  # noqa: N818
+    """The end of a process, between a round and its checkpoint."""
+
+
+def stop_after(last: int):
+    """A callback that ends a run before it saves the round after the last one."""
+
+    def callback(federation, report):
+        if report.round > last:
+            raise Stop
+
+    return callback
+
+
+# -------------------------------------------------------------------------------- going on where it ended
+
+
+def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_points, exactly):
+    """Shuffled batches, half of the clients a round, every interruption possible."""
+    data = {client: make_points(4 + 2 * client, seed=client) for client in range(3)}
+    settings = {"fraction": 0.67, "shuffle": True}
+    whole = play(make_classifier(), data, **settings)
+    for last in (1, 2):
+        with pytest.raises(Stop):
+            play(make_classifier(), data, folder="parts", after_round=stop_after(last), **settings)
+    exactly(outcome(play(make_classifier(), data, folder="parts", **settings)), outcome(whole))
+
+
+def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exactly):
+    data = {client: make_loader(3 + client, seed=client, batch_size=3) for client in range(3)}
+    settings = {"fraction": 0.67, "shuffle": True}
+
+    def task():
+        return make_task(standardise=True, patches_per_image=8)
+
+    whole = play(task(), data, **settings)
+    for last in (-1, 0, 1, 2):
+        with pytest.raises(Stop):
+            play(task(), data, folder="parts", after_round=stop_after(last), **settings)
+    exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
+
+
+# --------------------------------------------------------------------------------- measuring is looking
+
+
+def test_evaluation_changes_nothing(play, make_task, make_loader, exactly):
+    data = {client: make_loader(3 + client, seed=client) for client in range(3)}
+    settings = {"fraction": 0.67, "shuffle": True}
+    often = play(make_task(), data, evaluate_every=1, **settings)
+    seldom = play(make_task(), data, evaluate_every=3, **settings)
+    exactly(outcome(often)[:2], outcome(seldom)[:2])
+    exactly(often.history[-1].metrics, seldom.history[-1].metrics)
+
+
+def test_evaluating_a_trained_run_again_changes_nothing(play, make_task, make_loader, exactly):
+    federation = play(make_task(), {0: make_loader(5), 1: make_loader(3, seed=1)})
+    before = outcome(federation)
+    exactly(federation.evaluate(3), federation.history[-1].metrics)
+    exactly(outcome(federation), before)
+
+
+# ---------------------------------------------------------------------------------- who the clients are
+
+
+def test_one_client_is_its_own_mean(play, make_classifier, make_points, tap):
+    """The server holds, bit for bit, what the client sent."""
+    weights = play(make_classifier(), {0: make_points(6)}, channel=tap).server.weights
+    sent = tap.uploads(3)[0]
+    assert all(torch.equal(entry, sent[name]) for name, entry in weights.items())
+
+
+def test_identical_clients_are_one_client(play, make_classifier, make_points, exactly):
+    """Bit for bit: equal float32 weights, averaged in double precision, come back as they are."""
+    many = play(make_classifier(), {client: make_points(6) for client in range(3)})
+    one = play(make_classifier(), {0: make_points(6)})
+    exactly(many.server.state_dict(), one.server.state_dict())
+    exactly(many.history[-1].metrics[2], one.history[-1].metrics[0])
+
+
+def test_it_does_not_matter_who_holds_which_data(play, make_classifier, make_points, exactly):
+    """With batches in a fixed order (a random one belongs to the client's number).
+
+    Bit for bit: float32 does not see the order of sums in double precision.
+    """
+    sizes = {0: 4, 1: 6, 2: 8}
+    data = {client: make_points(size, seed=client) for client, size in sizes.items()}
+    moved = {0: data[2], 1: data[0], 2: data[1]}
+    here, there = play(make_classifier(), data), play(make_classifier(), moved)
+    exactly(here.server.state_dict(), there.server.state_dict())
+    for client, holder in {0: 1, 1: 2, 2: 0}.items():
+        exactly(here.pool.get(client), there.pool.get(holder))
+
+
+def test_a_client_without_data_has_no_effect(play, make_classifier, make_points, exactly):
+    data = {0: make_points(4), 1: make_points(6, seed=1)}
+    exactly(
+        outcome(play(make_classifier(), {**data, 2: make_points(0)})), outcome(play(make_classifier(), data))
+    )
+
+
+# ------------------------------------------------------------------------------------------ what crosses
+
+
+def test_nothing_from_local_data_or_the_frozen_backbone_crosses(play, make_task, make_loader, tap):
+    task = make_task()
+    play(task, {0: make_loader(5), 1: make_loader(3, seed=1)}, channel=tap)
+    assert not tap.names.intersection(task.local_buffers)
+    assert not [name for name in tap.names if "backbone" in name]
+
+
+def test_what_crosses_is_as_declared(play, make_classifier, make_points, tap):
+    """Names, shapes and types; both ways alike."""
+    federation = play(make_classifier(), {0: make_points(4), 1: make_points(6, seed=1)}, channel=tap)
+    down, up = federation.server.download_payload(), federation.server.upload_payload()
+    assert down == up
+    for _, _, message in tap.sent:
+        assert {name: (spec.shape, spec.dtype) for name, spec in up.items()} == {
+            name: (tuple(entry.shape), entry.dtype) for name, entry in message.items()
+        }

@@ -1,0 +1,217 @@
+"""Tables against numbers worked out by hand."""
+
+import io
+import math
+
+import pandas as pd
+import pytest
+
+from lit_fedad.report.table_figure import rows_figure
+from lit_fedad.report.tables import (
+    Outcome,
+    Row,
+    Table,
+    caption,
+    costs_table,
+    markdown,
+    markdown_table,
+    results_table,
+    runs_frame,
+)
+
+TABLE = Table(
+    title="A table",
+    source="a paper, Table IX",
+    metrics=["i_auroc", "pro"],
+    rows_are="method",
+    columns={"Wafer": "wafer", "Brain": "brain"},
+    protocol=[],
+    rows=[
+        Row("FedAvg", ["method=fedavg"], {"wafer": [[63.9, 0.36], [67.0, 0.3]], "brain": [50.16, None]}),
+        Row("FedDyMem", ["method=feddymem"], {"wafer": [71.96, 74.91]}),
+    ],
+    beyond=[Row("Ours", ["method=ours"])],
+    note="Mind\nthe gap.",
+)
+BOTH = {"Wafer": "wafer", "Brain": "brain"}
+
+
+def result(
+    last, pro=None, best=None, seed=0, rate=1e-3, client_rate=None, exchanges=(-1, 0, 1, 2, 3), loss=0.5
+):
+    """A run of two clients; its training rounds took 1, 5 and 2 seconds."""
+
+    def stage(number, value):
+        return {"round": number, "i_auroc": {"mean": value, "worst": 0.1}, "pro": {"mean": pro}}
+
+    size = len(exchanges)
+    return {
+        "data": "wafer",
+        "partition": {"strategy": "Dirichlet", "sizes": [30, 12]},
+        "backbone": {"name": "resnet18", "taken": "imagenet"},
+        "seed": seed,
+        "rounds": max(exchanges),
+        "first": stage(0, 0.4),
+        "last": stage(max(exchanges), last),
+        "best": stage(2, last if best is None else best),
+        "exchanges": list(exchanges),
+        "bytes_up": [10, 20, 3000, 3000, 4000][:size],
+        "bytes_down": [0, 10, 5000, 5000, 6000][:size],
+        "seconds_per_round": [9.0, 9.0, 1.0, 5.0, 2.0][:size],
+        "scalars": [{}] * (size - 1) + [{} if loss is None else {"loss": loss}],
+        "tracking_run_id": f"run{seed}",
+        "config": {
+            "image": {"size": 224},
+            "task": {"learning_rate": rate},
+            "method": {"client": {"learning_rate": client_rate}},
+        },
+    }
+
+
+def frame(*outcomes):
+    return runs_frame(outcomes, TABLE.metrics)
+
+
+@pytest.fixture
+def runs():
+    """FedAvg on Wafer with three seeds, one of two FedDyMem seeds, one failure, one that is open."""
+    return frame(
+        Outcome("FedAvg", "Wafer", 0, "o/0", result(0.60, 0.50, 0.70)),
+        Outcome("FedAvg", "Wafer", 1, "o/1", result(0.62, 0.50, 0.71, seed=1)),
+        Outcome("FedAvg", "Wafer", 2, "o/2", result(0.67, 0.50, 0.72, seed=2)),
+        Outcome("FedDyMem", "Wafer", 0, "o/3", result(0.70)),
+        Outcome("FedDyMem", "Wafer", 1, "o/4", cause="no such file"),
+        Outcome("FedAvg", "Brain", 0, "o/5", cause="no such file"),
+        Outcome("FedDyMem", "Brain", 0, "o/6"),
+    )
+
+
+def test_mean_and_sample_deviation_stand_beside_the_paper(runs):
+    cells = results_table(TABLE, TABLE.rows, BOTH, runs)
+    assert list(cells) == [
+        "method", "Wafer I-AUROC", "Wafer I-AUROC, paper", "Wafer PRO", "Wafer PRO, paper",
+        "Brain I-AUROC", "Brain I-AUROC, paper", "Brain PRO",
+    ]  # fmt: skip
+    # Mean of 60, 62, 67 is 63; squared deviations 9 + 1 + 16 = 26, over two: 13.
+    assert math.sqrt(13) == pytest.approx(3.61, abs=5e-3)
+    assert cells.loc[0].tolist() == [
+        "FedAvg", "63.00 ± 3.61 [71.00]", "63.90 ± 0.36", "50.00 ± 0.00 [50.00]", "67.00 ± 0.30",
+        "failed", "50.16", "failed",
+    ]  # fmt: skip
+    assert cells.loc[1].tolist() == [
+        "FedDyMem", "70.00 [70.00] (1 of 2 seeds)", "71.96", "failed", "74.91", "–", "–", "–",  # noqa: RUF001
+    ]  # fmt: skip
+
+
+def test_a_metric_that_is_undefined_is_not_made_up():
+    cells = results_table(
+        TABLE, TABLE.rows, {"Wafer": "wafer"}, frame(Outcome("FedAvg", "Wafer", 0, "o", result(0.6)))
+    )
+    assert cells["Wafer PRO"].tolist() == ["–", "–"]  # noqa: RUF001
+
+
+def test_only_our_best_is_bold(runs):
+    cells = results_table(TABLE, TABLE.rows, BOTH, runs, bold=True)
+    assert cells["Wafer I-AUROC"].str.startswith("**").tolist() == [False, True]
+    assert cells["Wafer PRO"].tolist() == ["**50.00 ± 0.00 [50.00]**", "failed"]
+    assert not cells["Brain I-AUROC"].str.contains("*", regex=False).any()
+    assert not cells["Wafer I-AUROC, paper"].str.contains("*", regex=False).any()
+
+
+def test_equal_values_are_both_bold():
+    equal = frame(*(Outcome(row.label, "Wafer", 0, "o", result(0.6)) for row in TABLE.rows))
+    assert (
+        results_table(TABLE, TABLE.rows, BOTH, equal, bold=True)["Wafer I-AUROC"].tolist()
+        == ["**60.00 [60.00]**"] * 2
+    )
+
+
+def test_data_that_the_paper_has_not_get_no_column_of_the_papers(runs):
+    assert list(results_table(TABLE, TABLE.rows, {"Wafer": "my_wafers"}, runs)) == [
+        "method",
+        "Wafer I-AUROC",
+        "Wafer PRO",
+    ]
+
+
+def test_costs_are_those_of_training_rounds(runs):
+    costs = costs_table(TABLE, TABLE.rows, runs).set_index("method").loc["FedAvg"]
+    # Two clients: 4000 and 6000 bytes of the last round halved; all exchanges 10,030 + 16,010 = 26,040 halved.
+    assert costs["up a round"] == "2.00 kB"
+    assert costs["down a round"] == "3.00 kB"
+    assert costs["in all"] == "13.02 kB"
+    assert costs["time of a round"] == "2.0 s"
+    assert costs["rounds"] == "3"
+    assert costs["learning rate"] == "0.001"
+    assert costs["backbone, weights"] == "resnet18, imagenet"
+    assert costs["partition"] == "Dirichlet, 2 clients"
+    assert costs["seeds"] == "0, 1, 2"
+
+
+def test_costs_that_differ_are_a_range_and_those_unknown_a_dash():
+    runs = frame(
+        Outcome("FedAvg", "Wafer", 0, "a", result(0.5, exchanges=(-1, 0, 1))),
+        Outcome("FedAvg", "Wafer", 1, "b", result(0.5, client_rate=0.01)),
+        Outcome("FedDyMem", "Wafer", 0, "c", result(0.5, exchanges=(-1, 0), loss=None)),
+    )
+    costs = costs_table(TABLE, TABLE.rows, runs).set_index("method")
+    assert costs.loc["FedAvg", "time of a round"] == "1.0 s to 2.0 s"
+    assert costs.loc["FedAvg", "learning rate"] == "0.001 to 0.01"
+    assert costs.loc["FedAvg", "rounds"] == "1 to 3"
+    for head in ("up a round", "down a round", "time of a round", "learning rate"):
+        assert costs.loc["FedDyMem", head] == "–"  # noqa: RUF001
+    assert costs.loc["FedDyMem", "in all"] == "20 B"
+
+
+def test_one_line_a_run_survives_csv(runs):
+    read = pd.read_csv(io.StringIO(runs.to_csv(index=False)))
+    assert read["state"].tolist() == ["complete"] * 4 + ["failed"] * 2 + ["open"]
+    first = read.iloc[0]
+    assert first[["i_auroc_first", "i_auroc_last", "i_auroc_best", "pro_last"]].tolist() == [
+        0.4,
+        0.6,
+        0.7,
+        0.5,
+    ]
+    assert first[["bytes_up", "bytes_down", "bytes_in_all", "seconds"]].tolist() == [2000, 3000, 13020, 2]
+    assert first[["folder", "mlflow_run", "best_round"]].tolist() == ["o/0", "run0", 2]
+    assert read["cause"].dropna().tolist() == ["no such file"] * 2
+    assert read.loc[read["state"] != "complete", "i_auroc_last"].isna().all()
+
+
+def test_caption_says_what_the_runs_say(runs):
+    *_, wafer, brain = caption(["Wafer", "Brain"], runs)
+    assert wafer == "Wafer: data wafer, 42 training images, 224 pixels, 4 of 5 runs complete."
+    assert brain == "Brain: data –, – training images, – pixels, 0 of 2 runs complete."  # noqa: RUF001
+
+
+def test_the_whole_report(runs):
+    text = markdown(TABLE, ["FedDyMem", "Ours"], BOTH, runs)
+    lines = text.splitlines()
+    assert lines[0] == "# A table"
+    assert "a paper, Table IX" in lines[2]
+    assert not any(line.startswith("| FedAvg") for line in lines)
+    assert lines.index("## Beyond the paper") > next(
+        i for i, line in enumerate(lines) if line.startswith("| FedDyMem")
+    )
+    assert lines[-1] == "Mind the gap."
+    only_ours = markdown(TABLE, ["Ours"], BOTH, runs)
+    assert only_ours.count("| Ours") == 2
+    assert "FedDyMem" not in only_ours
+
+
+def test_markdown_lines_are_of_one_width():
+    text = markdown_table(pd.DataFrame({"a": ["±", "longer"], "b": ["", "x"]}))
+    assert text.splitlines() == ["| a      | b |", "|--------|---|", "| ±      |   |", "| longer | x |"]
+
+
+def test_figure_has_a_line_a_column_and_gaps_where_nothing_is_known(runs):
+    figure = rows_figure(TABLE, ["Wafer", "Brain"], runs)
+    (axes,), (legend,) = figure.axes, figure.legends
+    wafer, brain = (container.lines[0] for container in axes.containers)
+    assert wafer.get_ydata().tolist() == pytest.approx([63, 70])
+    assert pd.isna(brain.get_ydata()).all()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["FedAvg", "FedDyMem"]
+    assert [text.get_text() for text in legend.get_texts()] == ["Wafer", "Brain"]
+    low, high = axes.containers[0].lines[2][0].get_segments()[0][:, 1]
+    assert (high - low) / 2 == pytest.approx(math.sqrt(13))
