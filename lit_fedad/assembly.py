@@ -11,7 +11,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
-from lit_fedad.config import Config, build, call, identity, takes
+from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.data.datamodule import AnomalyDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
@@ -115,6 +115,8 @@ def build_model(config: Config, products: Sequence[str]) -> Model:
         config: The configuration.
         products: Product types or classes of the data set.
     """
+    # Before the task is built: a method's settings for its own task fit no other.
+    locate(config["method"]["client"]["_target_"]).check_task(locate(config["task"]["_target_"]))
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
         if takes(config["task"], "backbone"):

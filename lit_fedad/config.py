@@ -114,7 +114,7 @@ def build(node: Any, **given: Any) -> Any:
         return None
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise UserError(f"a section with _target_ is needed, not {node!r}")
-    target = _locate(node["_target_"])
+    target = locate(node["_target_"])
     arguments = {k: v for k, v in node.items() if k not in ("_target_", "_partial_")}
     name = node["_target_"].rpartition(".")[2]
     _check_signature(target, name, arguments, given, partial_=bool(node.get("_partial_")))
@@ -126,7 +126,7 @@ def build(node: Any, **given: Any) -> Any:
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
     """Whether the target of a configuration node takes an argument of this name."""
-    return argument in inspect.signature(_locate(node["_target_"])).parameters
+    return argument in inspect.signature(locate(node["_target_"])).parameters
 
 
 def call(target: Callable[..., T], section: Mapping[str, Any], name: str) -> T:
@@ -145,7 +145,12 @@ def _build_nested(value: Any) -> Any:
     return [_build_nested(v) for v in value] if isinstance(value, list) else value
 
 
-def _locate(path: str) -> Callable[..., Any]:
+def locate(path: str) -> Any:
+    """The class or function that a ``_target_`` names.
+
+    Raises:
+        UserError: If there is none.
+    """
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

@@ -17,6 +17,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lit_fedad.errors import UserError
 from lit_fedad.randomness import generator, seeded
 
 Message = dict[str, Tensor]
@@ -201,16 +202,37 @@ class Client(L.LightningModule):
         local_epochs: Passes over the client's data a round (E).
         keep_optimizer: Whether the optimiser's state lives on between rounds. Only right where the server never
             overwrites the weights that it optimises.
+
+    Attributes:
+        needs: What kind of task the method works with.
+
+    Raises:
+        UserError: If the method cannot work with this task.
     """
+
+    needs: type[Task] = Task
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
+        self.check_task(type(task))
         self.task = task
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
         self.context = Context(seed=0, round=0)
         self.epoch = 0
         self._optimizer_state: dict[str, Any] | None = None
+
+    @classmethod
+    def check_task(cls, task: type[Task]) -> None:
+        """Says why the method cannot work with a kind of task.
+
+        Raises:
+            UserError: If it cannot.
+        """
+        if not issubclass(task, cls.needs):
+            raise UserError(
+                f"{cls.__name__} works with task {cls.needs.__name__}, not with {task.__name__}; leave task= out"
+            )
 
     def begin(self, context: Context) -> None:
         """Starts a visit: says which client this is now, and in which round."""

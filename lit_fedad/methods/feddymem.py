@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, Payload, Server, TensorSpec, Update
-from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import pool_quantile, pool_statistics
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
@@ -86,11 +85,9 @@ class FedDyMemClient(Client):
         send_counts: Whether the number of patches behind each slot and their radius go up too: two numbers a slot.
         independent_init: Every client draws its own initial head, as the letter of Alg. 4 has it. Features of
             different clients are then not comparable: a stress test, not a useful setting.
-
-    Raises:
-        UserError: If the task keeps no memory bank.
     """
 
+    needs = MemoryBank
     task: MemoryBank
 
     def __init__(
@@ -102,10 +99,6 @@ class FedDyMemClient(Client):
         independent_init: bool = False,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
-        if not isinstance(task, MemoryBank):
-            raise UserError(
-                f"method feddymem shares memory banks, and task {type(task).__name__} keeps none; give task=memory_bank"
-            )
         self.send_counts = send_counts
         self.independent_init = independent_init
         self._born = False

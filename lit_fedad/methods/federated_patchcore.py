@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Message, Payload, Server, Task, TensorSpec, Update
-from lit_fedad.errors import UserError
+from lit_fedad.contracts import Client, Message, Payload, Server, TensorSpec, Update
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -25,20 +24,13 @@ class FederatedPatchCoreClient(Client):
         task: Features and bank.
         vectors: Largest coreset a client sends; None for as many as the bank holds.
         projection: Dimensions of the random projection in which the coreset is chosen.
-
-    Raises:
-        UserError: If the task keeps no memory bank.
     """
 
+    needs = MemoryBank
     task: MemoryBank
 
-    def __init__(self, task: Task, vectors: int | None = None, projection: int = 128) -> None:
+    def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
         super().__init__(task)
-        if not isinstance(task, MemoryBank):
-            raise UserError(
-                f"method federated_patchcore shares memory banks, and task {type(task).__name__} keeps none;"
-                " give task=memory_bank"
-            )
         self.vectors = vectors or task.slots
         self.projection = projection
 

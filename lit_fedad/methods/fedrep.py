@@ -21,17 +21,22 @@ class FedRepClient(FedAvgClient):
 
     def __init__(self, task: Task, head_epochs: int = 10, base_epochs: int = 1) -> None:
         super().__init__(task, head_epochs + base_epochs)
-        if not task.output_modules:
-            raise UserError(
-                f"method fedrep keeps heads personal, and task {type(task).__name__} has none;"
-                " give task=classifier or task=autoencoder"
-            )
         self.head_epochs = head_epochs
         head = tuple(f"{module}." for module in task.output_modules)
         self.head = [p for name, p in task.named_parameters() if name.startswith(head)]
         self.base = [
             p for name, p in task.named_parameters() if p.requires_grad and not name.startswith(head)
         ]
+
+    @classmethod
+    def check_task(cls, task: type[Task]) -> None:
+        """A head is needed."""
+        super().check_task(task)
+        if not task.output_modules:
+            raise UserError(
+                f"method fedrep keeps heads personal, and task {task.__name__} has none;"
+                " give task=classifier or task=autoencoder"
+            )
 
     def shared_keys(self) -> list[str]:
         """The representation."""

@@ -78,7 +78,7 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
     rows = math.ceil(len(products) / columns)
     columns = math.ceil(len(products) / rows)
     figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.1)
-    figure.legend(handles=patches, loc="outside lower center", ncols=columns, **_LEGEND)
+    figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
     return figure
 
 
@@ -112,13 +112,13 @@ def curves_figure(
     rounds = sorted(by_round)
 
     figure = blank_figure(_COLUMN, 2.3)
-    axes = _axes(figure, "round", ylabel)
+    axes = labelled_axes(figure, "round", ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if len(rounds) == 1:
         axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
     few = len(history) <= _MOST_COLOURED_LINES
     for index, (client, points) in enumerate(sorted(history.items())):
-        style = _line(index, len(rounds)) if few else {"color": "0.5", "linewidth": 0.4, "alpha": 0.5}
+        style = line_style(index, len(rounds)) if few else {"color": "0.5", "linewidth": 0.4, "alpha": 0.5}
         label = f"client {client}" if few else ("one client" if index == 0 else None)
         axes.plot([number for number, _ in points], [value for _, value in points], label=label, **style)
     if not few:
@@ -133,9 +133,9 @@ def curves_figure(
             rounds, means, color=_DARK, linewidth=1.8, marker=marker, label="mean", zorder=3, markersize=4
         )
     if few:
-        figure.legend(loc="outside right upper", **_LEGEND)
+        figure.legend(loc="outside right upper", **LEGEND)
     else:
-        figure.legend(loc="outside upper center", ncols=3, **_LEGEND)
+        figure.legend(loc="outside upper center", ncols=3, **LEGEND)
     return figure
 
 
@@ -162,7 +162,7 @@ def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) 
     edges = np.histogram_bin_edges(score[finite], bins=30).tolist()
 
     figure = blank_figure(_COLUMN, 2.3)
-    axes = _axes(figure, "image score", "share of the class")
+    axes = labelled_axes(figure, "image score", "share of the class")
     for value, name, colour in ((0, "normal", _COLOURS[0]), (1, "anomalous", _COLOURS[5])):
         chosen = label == value
         shown = score[chosen & finite]
@@ -173,7 +173,7 @@ def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) 
         axes.hist(shown, edges, histtype="step", linewidth=1, **look)
     if threshold is not None:
         axes.axvline(threshold, color=_DARK, linewidth=1, linestyle="--", label=f"threshold {threshold:.3g}")
-    figure.legend(loc="outside upper center", ncols=2, **_LEGEND)
+    figure.legend(loc="outside upper center", ncols=2, **LEGEND)
     return figure
 
 
@@ -211,7 +211,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-_LEGEND: dict[str, Any] = {
+LEGEND: dict[str, Any] = {
     "fontsize": FONT_SIZE,
     "frameon": False,
     "handlelength": 1.8,
@@ -235,7 +235,7 @@ def _fill(index: int) -> dict[str, Any]:
     }
 
 
-def _line(index: int, points: int) -> dict[str, Any]:
+def line_style(index: int, points: int) -> dict[str, Any]:
     """Look of the line of one client: colour and marker in turn, then again with the next line style."""
     turn, colour = divmod(index, len(_MARKERS))
     marker = _MARKERS[colour] if points <= 30 else None
@@ -243,7 +243,7 @@ def _line(index: int, points: int) -> dict[str, Any]:
     return style | {"marker": marker, "markersize": 3, "markeredgewidth": 0}
 
 
-def _axes(figure: Figure, xlabel: str, ylabel: str) -> Axes:
+def labelled_axes(figure: Figure, xlabel: str, ylabel: str) -> Axes:
     """The one pair of axes of a figure, in the common style."""
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -280,7 +280,7 @@ def _pies(counts: np.ndarray) -> Figure:
 def _bars(counts: np.ndarray) -> Figure:
     """One bar a client, product types stacked."""
     figure = blank_figure(_PAGE, 2.3)
-    axes = _axes(figure, "client", "images")
+    axes = labelled_axes(figure, "client", "images")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=min(len(counts), 30)))
     axes.set_xlim(-0.6, len(counts) - 0.4)
     bottoms = counts.cumsum(axis=1) - counts

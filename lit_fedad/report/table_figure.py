@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_fedad.report.console import METRIC_TITLES
-from lit_fedad.report.figures import _LEGEND, _axes, _line, blank_figure
+from lit_fedad.report.figures import LEGEND, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Table
 
 
@@ -25,13 +25,13 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
     """
     metric, labels = table.metrics[0], [row.label for row in table.rows]
     figure = blank_figure(3.5, 2.3)
-    axes = _axes(figure, table.rows_are, f"{METRIC_TITLES.get(metric, metric)} (%)")
+    axes = labelled_axes(figure, table.rows_are, f"{METRIC_TITLES.get(metric, metric)} (%)")
     for index, column in enumerate(columns):
         values = 100 * runs[runs["column"] == column].groupby("row")[f"{metric}_last"].agg(["mean", "std"])
         values = values.reindex(labels)
-        style = _line(index, len(labels))
+        style = line_style(index, len(labels))
         # One seed has no deviation, hence no bar.
         axes.errorbar(range(len(labels)), values["mean"], values["std"], label=column, **style)
     axes.set_xticks(range(len(labels)), labels)
-    figure.legend(loc="outside right upper", **_LEGEND)
+    figure.legend(loc="outside right upper", **LEGEND)
     return figure

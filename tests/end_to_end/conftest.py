@@ -29,7 +29,7 @@ class Lab:
             f"out={out}",
             f"cache.folder={self.shared}",
             f"data.root={self.shared}",
-            "data.size=64",
+            *(["data.size=64"] if not any(o.startswith("data=") for o in overrides) else []),
             "tracking=off",
             "fabric.accelerator=cpu",
             *overrides,
