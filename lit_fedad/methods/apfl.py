@@ -43,7 +43,10 @@ class APFLClient(FedAvgClient):
         """One optimiser for w and v."""
         optimizer = self.task.configure_optimizers()
         for group in self.personal.configure_optimizers().param_groups:
-            optimizer.add_param_group(group)
+            own = [
+                parameter for parameter in group["params"] if parameter.requires_grad
+            ]  # not the backbone again
+            optimizer.add_param_group({**group, "params": own})
         return optimizer
 
     def on_train_start(self) -> None:

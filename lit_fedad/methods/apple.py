@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Task, Update
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -83,8 +84,18 @@ class AppleClient(FedAvgClient):
 
     def deploy(self) -> None:
         """Predicts with the mixture."""
-        mixture = {name: entry.detach() for name, entry in self._mixture().items()}
+        relations = self.relations.detach()
+        mixture = {
+            name: torch.tensordot(relations.to(cores), cores, dims=1) for name, cores in self.others.items()
+        }
         self.task.load_state_dict(mixture, strict=False)
+
+    def adapt(self, loader: DataLoader) -> None:
+        """Renews the task's bank under the mixture, at which the loss is taken too."""
+        own = self.shared_state()
+        self.deploy()
+        super().adapt(loader)
+        self.task.load_state_dict(own, strict=False)
 
     def personal_state(self) -> dict[str, Any]:
         """The relations."""

@@ -36,8 +36,8 @@ class FederatedPatchCoreClient(Client):
 
     @property
     def setup_phases(self) -> tuple[str, ...]:
-        """The one exchange."""
-        return ("coreset",)
+        """Coresets go up, then the bank comes down."""
+        return ("coreset", "bank")
 
     def receive(self, broadcast: Message) -> None:
         """Takes over the bank."""
@@ -47,7 +47,7 @@ class FederatedPatchCoreClient(Client):
     @torch.no_grad()
     def send(self, loader: DataLoader) -> Message:
         """The coreset [up to vectors, C], once."""
-        if self.phase == "train":
+        if self.phase != "coreset":
             return {}
         patches = torch.cat(
             [
@@ -58,6 +58,15 @@ class FederatedPatchCoreClient(Client):
         generator = self.context.generator("coreset")
         chosen = greedy_k_center(patches, self.vectors, generator=generator, projection=self.projection)
         return {"memory": patches[chosen].float().cpu()}
+
+    def personal_state(self) -> dict[str, Any]:
+        """The bank, which comes once."""
+        return {**super().personal_state(), "memory": self.task.memory}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self.task.load_memory(state["memory"])
 
 
 class FederatedPatchCoreServer(Server):
@@ -74,8 +83,8 @@ class FederatedPatchCoreServer(Server):
         self.known: Message = {}
 
     def download_payload(self) -> Payload:
-        """The bank, float32 [up to slots, C]."""
-        return {"memory": TensorSpec(self.row)} if self.known else {}
+        """The bank, float32 [up to slots, C], once."""
+        return {"memory": TensorSpec(self.row)} if self.phase == "bank" else {}
 
     def upload_payload(self) -> Payload:
         """A coreset, float32 [up to vectors, C], once."""
@@ -83,11 +92,11 @@ class FederatedPatchCoreServer(Server):
 
     def broadcast(self, client_id: int) -> Message:
         """The same to every client."""
-        return self.known
+        return self.known if self.phase == "bank" else {}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Unites, and reduces, once."""
-        if self.phase == "train":
+        if self.phase != "coreset":
             return
         union = torch.cat([update.message["memory"] for update in updates.values()])
         if len(union) > self.slots:

@@ -1,5 +1,6 @@
 """Real federations of tiny data, played in milliseconds, for tests of methods."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -179,7 +180,7 @@ def make_points():
 
 
 class Hand:
-    """What the task `Linear` does, in NumPy. Weights and bias are one matrix theta [2, 3]: ``W x + b = theta (x, 1)``."""
+    """The task `Linear` in NumPy; weights and bias are one matrix theta [2, 3]: ``W x + b = theta (x, 1)``."""
 
     start = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]])
 
@@ -221,7 +222,7 @@ def points_by_hand():
 
 
 @pytest.fixture
-def federate(tmp_path: Path):
+def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Plays a federation and returns it: see ``.history`` (reports), ``.server``, ``.pool.get(client)``.
 
     Keyword arguments of the method are `client` and `server`. Each call has a folder of its own unless one is
@@ -230,6 +231,9 @@ def federate(tmp_path: Path):
     with federation and report, before the checkpoint.
     """
     folders = (str(number) for number in count())
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: None
+    )  # else most of the time goes into waiting for the disk
 
     def play(
         client_class,

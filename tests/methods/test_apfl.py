@@ -13,70 +13,36 @@ from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
 
-POINTS = {
-    0: [([1.0, 0.5], [0.0, 1.0]), ([-0.5, 2.0], [1.0, 0.0]), ([0.25, -1.0], [0.5, 0.5])],
-    1: [([2.0, 1.0], [-1.0, 0.5])],
-}
-INITIAL = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]])  # weight and bias of the task, side by side
-STEP, BATCH, ROUNDS = 0.1, 2, 3
+STEP, ROUNDS = 0.1, 3
+RUNNING = {"downsample.1.running_mean", "downsample.1.running_var"}
 
-exactly = partial(torch.testing.assert_close, rtol=0, atol=0)
 # Weights are in double precision here, the mixture weight alpha in single.
-nearly = partial(np.testing.assert_allclose, rtol=1e-6)
+nearly = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
 
 
-def loaders(points):
-    return {
-        client: DataLoader(
-            [{"x": torch.tensor(x).double(), "y": torch.tensor(y).double()} for x, y in rows], BATCH
-        )
-        for client, rows in points.items()
-    }
-
-
-def batches(rows):
-    """Inputs with a column of ones, and targets."""
-    for start in range(0, len(rows), BATCH):
-        x, y = (np.array(column) for column in zip(*rows[start : start + BATCH], strict=True))
-        yield np.column_stack([x, np.ones(len(x))]), y
-
-
-def side_by_side(state):
-    return np.column_stack([state["layer.weight"].numpy(), state["layer.bias"].numpy()])
-
-
-def gradient(w, x, y):
-    return (x @ w.T - y).T @ x / len(x)
-
-
-def by_hand(points, alpha, adaptive):
-    """Shared weights, and each client's v and alpha, after three rounds."""
-    shared, v, alphas = INITIAL, dict.fromkeys(points, INITIAL), dict.fromkeys(points, alpha)
+def by_hand(hand, data, alpha, adaptive):
+    """The shared weights w, and each client's v and alpha, after three rounds."""
+    shared, personal, alphas = hand.start, dict.fromkeys(data, hand.start), dict.fromkeys(data, alpha)
     for _ in range(ROUNDS):
         trained = {}
-        for client, rows in points.items():
-            w = shared
-            for x, y in batches(rows):
-                a = alphas[client]
-                slope = gradient(a * v[client] + (1 - a) * w, x, y)
-                if adaptive:
-                    alphas[client] = np.clip(a - STEP * ((v[client] - w) * slope).sum(), 0, 1)
-                v[client] = v[client] - STEP * a * slope
-                w = w - STEP * gradient(w, x, y)
-            trained[client] = w
-        total = sum(map(len, points.values()))
-        shared = sum(len(points[client]) / total * w for client, w in trained.items())
-    return shared, v, alphas
+        for client, loader in data.items():
+            w, v, a = shared, personal[client], alphas[client]
+            for x, y in hand.batches(loader):
+                at_mixture = hand.gradient(a * v + (1 - a) * w, x, y)
+                moved = np.clip(a - STEP * ((v - w) * at_mixture).sum(), 0, 1) if adaptive else a
+                w, v, a = w - STEP * hand.gradient(w, x, y), v - STEP * a * at_mixture, moved
+            trained[client], personal[client], alphas[client] = w, v, a
+        total = sum(len(loader.dataset) for loader in data.values())
+        shared = sum(len(data[client].dataset) / total * w for client, w in trained.items())
+    return shared, personal, alphas
 
 
 @pytest.fixture
 def apfl(federate, make_linear):
     """Plays APFL on the linear task."""
 
-    def play(points, rounds=ROUNDS, client=None, **settings):
-        return federate(
-            APFLClient, task=make_linear(), data=loaders(points), rounds=rounds, client=client, **settings
-        )
+    def play(data, **settings):
+        return federate(APFLClient, task=make_linear(), data=data, **settings)
 
     return play
 
@@ -87,144 +53,161 @@ def play(request, federate, make_classifier, make_points, make_task, make_loader
 
     def play(**settings):
         if request.param == "classifier":
-            task, data = make_classifier(), {c: make_points(4, c, dtype=torch.float32) for c in range(2)}
+            task, data = make_classifier(), {c: make_points(4 + 2 * c, c) for c in range(2)}
         else:
-            task, data = make_task(learning_rate=0.01), {c: make_loader(3, c) for c in range(2)}
+            task, data = make_task(learning_rate=0.01), {c: make_loader(3 + c, c) for c in range(2)}
         return federate(APFLClient, task=task, data=data, shuffle=True, **settings)
 
     return play
 
 
-@pytest.mark.parametrize("points", [POINTS, {0: POINTS[0]}, {0: POINTS[0], 1: POINTS[0]}])
+# ------------------------------------------------------------------------------------------ the paper's numbers
+
+
+@pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
 @pytest.mark.parametrize(("alpha", "adaptive"), [(0.5, True), (0.9, True), (0.25, False)])
-def test_three_rounds_are_the_papers(apfl, points, alpha, adaptive):
-    played = apfl(points, client={"alpha": alpha, "adaptive": adaptive})
-    shared, v, alphas = by_hand(points, alpha, adaptive)
-    nearly(side_by_side(played.server.weights), shared, rtol=1e-12)
-    for client in points:
+def test_three_rounds_are_the_papers(apfl, hand, points_by_hand, clients, alpha, adaptive):
+    data = {number: points_by_hand[client] for number, client in enumerate(clients)}
+    played = apfl(data, client={"alpha": alpha, "adaptive": adaptive})
+    shared, personal, alphas = by_hand(hand, data, alpha, adaptive)
+    np.testing.assert_allclose(hand.theta(played.server.weights), shared, rtol=1e-12)
+    for client in data:
         own = played.pool.get(client)
-        nearly(side_by_side(own["personal"]), v[client])
+        nearly(hand.theta(own["personal"]), personal[client])
         nearly(own["alpha"], alphas[client])
 
 
-def test_one_step_in_numbers(apfl):
-    """One point x = (1, 2), y = 0, features (-1.375, 3.75): w follows its gradient, v half of it.
+@pytest.fixture
+def one_point():
+    """Loader of copies of x = (1, 2), y = 0, one a batch: |(x, 1)|^2 = 6, and features (-1.375, 3.75) at first."""
 
-    Both start alike, so that alpha, whose gradient is along v - w, stays where it is."""
-    played = apfl({0: [([1.0, 2.0], [0.0, 0.0])]}, rounds=1)
-    nearly(side_by_side(played.server.weights), [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]])
+    def make(copies):
+        row = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
+        return {0: DataLoader([row] * copies)}
+
+    return make
+
+
+def test_one_step_in_numbers(apfl, hand, one_point):
+    """w follows the gradient, v alpha = half of it; alpha's gradient is along v - w = 0."""
+    played = apfl(one_point(1), rounds=1)
     own = played.pool.get(0)
-    nearly(side_by_side(own["personal"]), [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]])
+    nearly(hand.theta(played.server.weights), [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]])
+    nearly(hand.theta(own["personal"]), [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]])
     assert own["alpha"] == 0.5
 
 
-def test_the_second_step_moves_alpha(apfl):
-    """After the step above v - w = -0.5 (w - w0), and the features at the mixture are 0.55 of the first ones.
+def test_the_second_step_moves_alpha(apfl, one_point):
+    """A step shrinks features f by 1 - 0.1 * 6 = 0.4, v's half a step by 0.7: the mixture's are 0.55 f.
 
-    A step of size 0.1 shrinks features by 1 - 0.1 (1 + 4 + 1) = 0.4, half a step by 0.7: the mixture's are at 0.55.
-    v - w is 0.05 times the first gradient f x^T, hence <v - w, 0.55 f x^T> = 0.0275 |f|^2 |x|^2.
+    v - w = 0.05 f x^T, hence <v - w, 0.55 f x^T> = 0.0275 |f|^2 * 6.
     """
-    played = apfl({0: [([1.0, 2.0], [0.0, 0.0])] * 3}, rounds=1)
+    played = apfl(one_point(2), rounds=1)
     squared = 1.375**2 + 3.75**2
-    assert float(played.pool.get(0)["alpha"]) == pytest.approx(0.5 - 0.1 * 0.0275 * squared * 6, rel=1e-6)
+    nearly(played.pool.get(0)["alpha"], 0.5 - 0.1 * 0.0275 * squared * 6)
+    nearly(played.pool.get(0)["alpha"], 0.2367734375)
 
 
-@pytest.mark.parametrize(("alpha", "scale", "end"), [(0.05, 1.0, 0.0), (0.95, -1.0, 1.0)])
-def test_alpha_is_clipped(make_linear, alpha, scale, end):
+@pytest.mark.parametrize(("alpha", "slope", "end"), [(0.05, 10.0, 0.0), (0.95, -10.0, 1.0)])
+def test_alpha_is_clipped(make_linear, alpha, slope, end):
     client = APFLClient(make_linear(), alpha=alpha)
-    client.alpha.grad = torch.tensor(10 * scale)
-    client.on_before_optimizer_step(torch.optim.SGD(client.task.parameters(), lr=0.1))
+    client.alpha.grad = torch.tensor(slope)
+    client.on_before_optimizer_step(torch.optim.SGD(client.task.parameters(), lr=STEP))
     assert client.alpha == end
-    assert client.alpha.requires_grad
 
 
-def test_alpha_that_is_not_learnt_stays(apfl):
-    played = apfl(POINTS, client={"alpha": 0.3, "adaptive": False})
-    for client in POINTS:
-        exactly(played.pool.get(client)["alpha"], torch.tensor(0.3))
+# ---------------------------------------------------------------------------------------------------- its limits
 
 
 @pytest.mark.parametrize("settings", [{"alpha": 0.0, "adaptive": False}, {"alpha": 0.5}, {"alpha": 1.0}])
-def test_shared_weights_follow_fedavg_whatever_the_mixture(federate, make_classifier, make_points, settings):
-    data = {c: make_points(4 + 2 * c, c, dtype=torch.float32) for c in range(2)}
+def test_shared_weights_follow_fedavg_whatever_the_mixture(
+    federate, make_classifier, make_points, exactly, settings
+):
+    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
     ours = federate(APFLClient, task=make_classifier(), data=data, shuffle=True, client=settings)
     theirs = federate(FedAvgClient, task=make_classifier(), data=data, shuffle=True)
     exactly(ours.server.weights, theirs.server.weights)
 
 
-def test_at_alpha_0_the_shared_model_predicts(apfl, federate, make_linear):
-    ours = apfl(POINTS, client={"alpha": 0.0, "adaptive": False})
-    theirs = federate(FedAvgClient, task=make_linear(), data=loaders(POINTS))
+def test_at_alpha_0_the_shared_model_predicts(apfl, federate, make_linear, points_by_hand, exactly):
+    ours = apfl(points_by_hand, client={"alpha": 0.0, "adaptive": False})
+    theirs = federate(FedAvgClient, task=make_linear(), data=points_by_hand)
     exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
 
 
-def test_at_alpha_0_the_shared_weights_predict_beside_local_statistics(
-    federate, make_classifier, make_points
-):
-    data = {c: make_points(4 + 2 * c, c, dtype=torch.float32) for c in range(2)}
-    played = federate(APFLClient, task=make_classifier(), data=data, client={"alpha": 0.0, "adaptive": False})
-    for client in data:
-        predicts = played.history[-1].metrics[client]
-        for name, entry in played.server.weights.items():
-            local = name in ("downsample.1.running_mean", "downsample.1.running_var")
-            assert torch.equal(predicts[name], entry) != local
+def test_at_alpha_0_running_statistics_are_still_local(federate, make_classifier, make_points):
+    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
+    client = {"alpha": 0.0, "adaptive": False}
+    played = federate(APFLClient, task=make_classifier(), data=data, client=client)
+    for number in data:
+        predicts = played.history[-1].metrics[number]
+        differ = {n for n, entry in played.server.weights.items() if not torch.equal(predicts[n], entry)}
+        assert differ - {"downsample.1.num_batches_tracked"} == RUNNING
 
 
-def test_at_alpha_1_every_client_is_on_its_own(federate, make_classifier, make_points):
-    data = {c: make_points(4 + 2 * c, c, dtype=torch.float32) for c in range(2)}
-    settings = {"alpha": 1.0, "adaptive": False}
-    ours = federate(APFLClient, task=make_classifier(), data=data, shuffle=True, client=settings)
-    theirs = federate(
-        LocalClient, task=make_classifier(), data=data, shuffle=True, client={"keep_optimizer": False}
-    )
+def test_at_alpha_1_every_client_is_on_its_own(federate, make_classifier, make_points, exactly):
+    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
+    alone, fresh = {"alpha": 1.0, "adaptive": False}, {"keep_optimizer": False}
+    ours = federate(APFLClient, task=make_classifier(), data=data, shuffle=True, client=alone)
+    theirs = federate(LocalClient, task=make_classifier(), data=data, shuffle=True, client=fresh)
     exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
-    for client in data:
-        exactly(ours.pool.get(client)["personal"], theirs.pool.get(client)["task"])
+    for number in data:
+        exactly(ours.pool.get(number)["personal"], theirs.pool.get(number)["task"])
 
 
-def test_identical_clients_are_one_client(apfl):
-    many, one = (apfl(dict.fromkeys(range(n), POINTS[0])) for n in (2, 1))
+def test_identical_clients_are_one_client(apfl, points_by_hand, exactly):
+    many, one = (apfl(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
     exactly(many.server.weights, one.server.weights)
     exactly(many.pool.get(1), one.pool.get(0))
 
 
-def test_order_of_clients_does_not_matter(apfl):
-    points = {0: POINTS[0], 1: POINTS[1], 2: POINTS[0][:2]}
+def test_order_of_clients_does_not_matter(apfl, make_points):
+    data = {c: make_points(2 + c, c) for c in range(3)}
     places = {0: 2, 1: 0, 2: 1}
-    given, moved = apfl(points), apfl({new: points[old] for old, new in places.items()})
-    # The server adds in another order.
+    given, moved = apfl(data), apfl({new: data[old] for old, new in places.items()})
+    # The server adds in another order; alpha is rounded to single precision.
     torch.testing.assert_close(moved.server.weights, given.server.weights, rtol=1e-12, atol=1e-14)
     for old, new in places.items():
         torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-6, atol=1e-7)
 
 
-def test_bytes_are_fedavgs_and_neither_v_nor_alpha_crosses(apfl):
+# -------------------------------------------------------------------------------------------- what is personal
+
+
+def test_bytes_are_fedavgs_and_neither_v_nor_alpha_crosses(apfl, points_by_hand, tap):
+    played = apfl(points_by_hand, channel=tap)
     size = len(save({"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}))
-    for report in apfl(POINTS).history[-3:]:
-        assert report.bytes_up == report.bytes_down == dict.fromkeys(POINTS, size)
-        assert report.elements_up == dict.fromkeys(POINTS, 6)
+    for report in played.history[-3:]:
+        assert report.bytes_up == report.bytes_down == {0: size, 1: size}
+    assert tap.names == {"layer.weight", "layer.bias"}
+    for client, sent in tap.uploads(ROUNDS).items():
+        assert not torch.equal(sent["layer.weight"], played.pool.get(client)["personal"]["layer.weight"])
 
 
-def test_an_absent_client_keeps_its_own(apfl):
-    settings = {"client": {"alpha": 0.4}, "fraction": 0.5}
-    short, long = (apfl(POINTS, rounds=rounds, **settings) for rounds in (1, 2))
+def test_an_absent_client_keeps_its_own(apfl, hand, points_by_hand, exactly):
+    client = {"alpha": 0.4}
+    short, long = (apfl(points_by_hand, rounds=rounds, fraction=0.5, client=client) for rounds in (1, 2))
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
-    assert not np.array_equal(side_by_side(short.pool.get(present)["personal"]), INITIAL)
     exactly(long.pool.get(present), short.pool.get(present))
-    exactly(side_by_side(short.pool.get(later)["personal"]), INITIAL)
+    assert not np.array_equal(hand.theta(short.pool.get(present)["personal"]), hand.start)
+    exactly(hand.theta(short.pool.get(later)["personal"]), hand.start)
     exactly(short.pool.get(later)["alpha"], torch.tensor(0.4))
 
 
-def test_predicts_with_the_mixture(apfl):
-    played = apfl(POINTS)
-    for client in POINTS:
+def test_alpha_that_is_not_learnt_stays(apfl, points_by_hand):
+    played = apfl(points_by_hand, client={"alpha": 0.25, "adaptive": False})
+    assert [played.pool.get(client)["alpha"] for client in (0, 1)] == [0.25, 0.25]
+
+
+def test_predicts_with_the_mixture(apfl, hand, points_by_hand):
+    played = apfl(points_by_hand)
+    w = hand.theta(played.server.weights)
+    for client in points_by_hand:
         own = played.pool.get(client)
-        a, v = float(own["alpha"]), side_by_side(own["personal"])
-        w = side_by_side(played.server.weights)
-        # One minus alpha is rounded to single precision.
-        nearly(side_by_side(played.history[-1].metrics[client]), a * v + (1 - a) * w)
+        a, v = float(own["alpha"]), hand.theta(own["personal"])
         assert not np.allclose(v, w)
+        nearly(hand.theta(played.history[-1].metrics[client]), a * v + (1 - a) * w)
 
 
 def test_the_frozen_backbone_exists_once(make_task, make_classifier):
@@ -235,20 +218,20 @@ def test_the_frozen_backbone_exists_once(make_task, make_classifier):
         assert shared.isdisjoint(id(p) for p in client.personal.parameters())
 
 
-def test_evaluation_leaves_no_trace(play):
+def test_evaluation_leaves_no_trace(play, exactly):
     often, seldom = play(evaluate_every=1), play(evaluate_every=3)
     exactly(often.server.weights, seldom.server.weights)
     for client in (0, 1):
         exactly(often.pool.get(client), seldom.pool.get(client))
 
 
-def test_a_killed_run_goes_on_as_if_nothing_happened(play):
-    def kill(report):
+def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
+    def kill(federation, report):
         if report.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", on_round=kill)
+        play(folder="killed", after_round=kill)
     continued, whole = play(folder="killed"), play()
     exactly(continued.server.weights, whole.server.weights)
     exactly(continued.history[-1].metrics, whole.history[-1].metrics)
@@ -256,23 +239,21 @@ def test_a_killed_run_goes_on_as_if_nothing_happened(play):
         exactly(continued.pool.get(client), whole.pool.get(client))
 
 
-def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, make_loader):
+def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, make_loader, exactly):
     # A bank that holds every patch: what it must be is simply the features.
     data = {c: make_loader(3, c) for c in range(2)}
     parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
     played = federate(APFLClient, task=make_task(**parts), data=data)
+    shared = played.server.weights
     for client, loader in data.items():
-        predicts = played.history[-1].metrics[client]
-        own = played.pool.get(client)
-        for name, v in own["personal"].items():
-            if name.startswith("head."):
-                mixture = own["alpha"] * v + (1 - own["alpha"]) * played.server.weights[name]
-                exactly(predicts[name], mixture)
-        task = make_task(**parts)
-        task.load_state_dict(predicts)
-        with torch.no_grad():
-            bank = torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
-            task.load_state_dict(played.server.weights, strict=False)
-            other = torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
-        exactly(predicts["memory"], bank)
-        assert not torch.equal(bank, other)
+        own, task = played.pool.get(client), make_task(**parts)
+        a, v = own["alpha"], own["personal"]
+
+        @torch.no_grad()
+        def bank(weights, task=task, loader=loader):
+            task.load_state_dict(weights, strict=False)
+            return torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
+
+        scores = played.history[-1].metrics[client]["memory"]
+        exactly(scores, bank({name: a * v[name] + (1 - a) * w for name, w in shared.items()}))
+        assert not torch.equal(scores, bank(shared))

@@ -1,5 +1,6 @@
 """APPLE: the paper's numbers, its limits, all cores down and one up."""
 
+import copy
 import math
 from functools import partial
 
@@ -13,72 +14,44 @@ from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer
 from lit_fedad.methods.local import LocalClient
 
-POINTS = {
-    0: [([1.0, 0.5], [0.0, 1.0]), ([-0.5, 2.0], [1.0, 0.0]), ([0.25, -1.0], [0.5, 0.5])],
-    1: [([2.0, 1.0], [-1.0, 0.5])],
-}
-INITIAL = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]])  # weight and bias of the task, side by side
-STEP, BATCH, ROUNDS = 0.1, 2, 3
+STEP, ROUNDS = 0.1, 3
 
-exactly = partial(torch.testing.assert_close, rtol=0, atol=0)
-nearly = partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6)  # single precision against double
+# Cores are in double precision here, relations in single.
+nearly = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
 
 
-def loaders(points):
-    return {
-        client: DataLoader([{"x": torch.tensor(x), "y": torch.tensor(y)} for x, y in rows], BATCH)
-        for client, rows in points.items()
-    }
+def cores_of(known):
+    """All core models [N, 2, 3], weight and bias side by side."""
+    return np.concatenate([known["layer.weight"].numpy(), known["layer.bias"].numpy()[..., None]], axis=-1)
 
 
-def batches(rows):
-    """Inputs with a column of ones, and targets."""
-    for start in range(0, len(rows), BATCH):
-        x, y = (np.array(column) for column in zip(*rows[start : start + BATCH], strict=True))
-        yield np.column_stack([x, np.ones(len(x))]), y
-
-
-def side_by_side(state):
-    """Weights and biases of one model, or of several [N, 2, 3]."""
-    return np.concatenate([state["layer.weight"].numpy(), state["layer.bias"].numpy()[..., None]], axis=-1)
-
-
-def by_hand(points, rate, mu, early):
+def by_hand(hand, data, rate, mu, early):
     """Cores [N, 2, 3] and relations [N, N] after three rounds; `early` in rounds."""
-    count = len(points)
-    shares = np.array([len(rows) for rows in points.values()]) / sum(map(len, points.values()))
-    cores = np.stack([INITIAL] * count)
-    relations = np.full((count, count), 1 / count)
+    count = len(data)
+    sizes = np.array([len(loader.dataset) for loader in data.values()])
+    shares = sizes / sizes.sum()
+    cores, relations = np.stack([hand.start] * count), np.full((count, count), 1 / count)
     for t in range(1, ROUNDS + 1):
         hold = (1 + math.cos(math.pi * t / early)) / 2 if t < early else 0.0
         received = cores.copy()
-        for n, rows in enumerate(points.values()):
+        for n, loader in enumerate(data.values()):
             mine, p = received.copy(), relations[n]
-            for x, y in batches(rows):
-                mixture = sum(p[m] * mine[m] for m in range(count))
-                slope = (x @ mixture.T - y).T @ x / len(x)
-                by_core = np.array([(slope * core).sum() for core in mine])
-                mine[n] = mine[n] - STEP * p[n] * slope
-                p = p - rate * (by_core + hold * mu * (p - shares))
+            for x, y in hand.batches(loader):
+                slope = hand.gradient(np.tensordot(p, mine, axes=1), x, y)
+                by_relation = (slope * mine).sum((1, 2)) + hold * mu * (p - shares)
+                mine[n] -= STEP * p[n] * slope
+                p = p - rate * by_relation
             cores[n], relations[n] = mine[n], p
     return cores, relations
 
 
 @pytest.fixture
 def apple(federate, make_linear):
-    """Plays APPLE on the linear task, in single precision."""
+    """Plays APPLE on the linear task, with relations that move visibly."""
 
-    def play(points, rounds=ROUNDS, client=None, **settings):
-        task, client = make_linear(dtype=torch.float32), {"rounds": ROUNDS, **(client or {})}
-        return federate(
-            AppleClient,
-            AppleServer,
-            task=task,
-            data=loaders(points),
-            rounds=rounds,
-            client=client,
-            **settings,
-        )
+    def play(data, client=None, **settings):
+        client = {"rounds": ROUNDS, "relation_learning_rate": 0.02, **(client or {})}
+        return federate(AppleClient, AppleServer, task=make_linear(), data=data, client=client, **settings)
 
     return play
 
@@ -89,9 +62,9 @@ def play(request, federate, make_classifier, make_points, make_task, make_loader
 
     def play(**settings):
         if request.param == "classifier":
-            task, data = make_classifier(), {c: make_points(4, c, dtype=torch.float32) for c in range(2)}
+            task, data = make_classifier(), {c: make_points(4 + 2 * c, c) for c in range(2)}
         else:
-            task, data = make_task(learning_rate=0.01), {c: make_loader(3, c) for c in range(2)}
+            task, data = make_task(learning_rate=0.01), {c: make_loader(3 + c, c) for c in range(2)}
         client = {"rounds": ROUNDS, "relation_learning_rate": 0.01}
         return federate(
             AppleClient, AppleServer, task=task, data=data, shuffle=True, client=client, **settings
@@ -100,178 +73,197 @@ def play(request, federate, make_classifier, make_points, make_task, make_loader
     return play
 
 
-@pytest.mark.parametrize("points", [POINTS, {0: POINTS[0]}, {0: POINTS[0], 1: POINTS[0]}])
-@pytest.mark.parametrize(("rate", "mu", "early"), [(0.05, 0.5, 1.0), (0.05, 2.0, 0.5), (0.0, 0.5, 1.0)])
-def test_three_rounds_are_the_papers(apple, points, rate, mu, early):
-    played = apple(points, client={"relation_learning_rate": rate, "mu": mu, "early": early})
-    cores, relations = by_hand(points, rate, mu, early * ROUNDS)
-    nearly(side_by_side(played.server.known), cores)
-    for row, client in enumerate(points):
-        nearly(played.pool.get(client)["relations"], relations[row])
+# ------------------------------------------------------------------------------------------ the paper's numbers
 
 
-def test_one_step_in_numbers(apple):
-    """Two clients, p = (1/2, 1/2), equal cores: the mixture's features at (1, 2) are (-1.375, 3.75), y = 0.
+@pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
+@pytest.mark.parametrize(("rate", "mu", "early"), [(0.02, 0.5, 1.0), (0.02, 2.0, 0.5), (0.0, 0.5, 1.0)])
+def test_three_rounds_are_the_papers(apple, hand, points_by_hand, clients, rate, mu, early):
+    data = {number: points_by_hand[client] for number, client in enumerate(clients)}
+    played = apple(data, client={"relation_learning_rate": rate, "mu": mu, "early": early})
+    cores, relations = by_hand(hand, data, rate, mu, early * ROUNDS)
+    nearly(cores_of(played.server.known), cores)
+    for client in data:
+        nearly(played.pool.get(client)["relations"], relations[client])
 
-    The own core moves by half a gradient; <grad, c> = |features|^2 = 15.953125 for both cores; early on, with
+
+def test_one_step_in_numbers(apple, exactly):
+    """Equal cores, p = (1/2, 1/2): the mixture's features f at x = (1, 2) are (-1.375, 3.75), y = 0.
+
+    The own core moves by half a gradient f x^T; <f x^T, c> = |f|^2 = 15.953125 for both cores; with
     lambda_1 = (1 + cos(pi/2)) / 2 = 1/2 and mu = 2, relations are also drawn to the shares (3/4, 1/4).
     """
-    point = ([1.0, 2.0], [0.0, 0.0])
+    row = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
     client = {"rounds": 2, "relation_learning_rate": 0.01, "mu": 2.0, "early": 1.0}
-    played = apple({0: [point, point, point], 1: [point]}, rounds=1, client=client)
+    played = apple({0: DataLoader([row] * 3), 1: DataLoader([row])}, rounds=1, client=client)
     exactly(played.server.known[SHARES], torch.tensor([0.75, 0.25]))
     core = [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]]
-    nearly(side_by_side(played.server.known)[1], core)
-    moved = [0.5 - 0.01 * (15.953125 + 1.0 * (0.5 - share)) for share in (0.75, 0.25)]
-    nearly(moved, [0.34296875, 0.33796875])
-    nearly(played.pool.get(1)["relations"], moved)
+    nearly(cores_of(played.server.known)[1], core)
+    nearly(played.pool.get(1)["relations"], [0.34296875, 0.33796875])
 
 
-def test_lambda_falls_as_a_cosine_and_ends(apple):
-    """With features at the targets nothing but the proximal term moves relations: half of the way to the shares."""
-    # y = W x + b: no gradient until relations move; one step a client a round.
-    x = [1.0, 2.0]
-    y = (INITIAL @ [*x, 1.0]).tolist()
-    client = {"relation_learning_rate": 0.1, "mu": 1.0, "early": 1.0}
-    played = apple({0: [(x, y)] * 2, 1: [(x, y)]}, rounds=1, client=client)
-    hold = (1 + math.cos(math.pi / 3)) / 2
-    assert hold == pytest.approx(0.75)
-    nearly(played.pool.get(1)["relations"], 0.5 - 0.1 * 0.75 * (0.5 - np.array([2 / 3, 1 / 3])))
-    late = apple({0: [(x, y)] * 2, 1: [(x, y)]}, client={**client, "early": 1 / 3})
-    nearly(late.pool.get(1)["relations"], [0.5, 0.5])
+@pytest.mark.parametrize(
+    ("early", "holds"), [(1.0, [0.75, 0.25, 0.0]), (2 / 3, [0.5, 0.0, 0.0]), (0.0, [0.0, 0.0, 0.0])]
+)
+def test_lambda_falls_as_a_cosine_and_ends(apple, early, holds):
+    """On target there is no gradient but lambda's, which leaves the sum of relations, and so the mixture, alone."""
+    row = {"x": torch.zeros(2).double(), "y": torch.tensor([0.125, -0.5]).double()}
+    data = {0: DataLoader([row] * 3, batch_size=3), 1: DataLoader([row])}
+    client = {"relation_learning_rate": 0.1, "mu": 2.0, "early": early}
+    p = np.array([0.5, 0.5])
+    for rounds, hold in enumerate(holds, start=1):
+        p = p - 0.1 * hold * 2.0 * (p - np.array([0.75, 0.25]))
+        nearly(apple(data, rounds=rounds, client=client).pool.get(1)["relations"], p)
 
 
-def test_one_client_with_fixed_relations_is_on_its_own(federate, make_classifier, make_points):
-    data = {0: make_points(6, dtype=torch.float32)}
-    client = {"rounds": 3, "relation_learning_rate": 0.0}
-    ours = federate(AppleClient, AppleServer, task=make_classifier(), data=data, shuffle=True, client=client)
-    theirs = federate(
-        LocalClient, task=make_classifier(), data=data, shuffle=True, client={"keep_optimizer": False}
-    )
-    exactly(ours.pool.get(0)["relations"].detach(), torch.ones(1))
+# ---------------------------------------------------------------------------------------------------- its limits
+
+
+def test_one_client_with_fixed_relations_is_on_its_own(federate, make_classifier, make_points, exactly):
+    data = {0: make_points(6)}
+    fixed, fresh = {"rounds": ROUNDS, "relation_learning_rate": 0.0}, {"keep_optimizer": False}
+    ours = federate(AppleClient, AppleServer, task=make_classifier(), data=data, shuffle=True, client=fixed)
+    theirs = federate(LocalClient, task=make_classifier(), data=data, shuffle=True, client=fresh)
+    assert ours.pool.get(0)["relations"].tolist() == [1.0]
     exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
 
 
-def test_identical_clients_keep_identical_cores(apple):
-    played = apple(dict.fromkeys(range(3), POINTS[0]), client={"relation_learning_rate": 0.05})
-    cores = side_by_side(played.server.known)
-    # Each client sums the same numbers in the same order: its own core is a row like the others.
-    assert (cores == cores[0]).all()
-    assert not np.allclose(cores[0], INITIAL)
-    for client in range(3):
-        relations = played.pool.get(client)["relations"]
-        # Gradients by live and by constant cores are the same sums.
-        torch.testing.assert_close(relations, relations[:1].expand(3))
+def test_identical_clients_keep_identical_cores(apple, hand, points_by_hand):
+    cores = cores_of(apple(dict.fromkeys(range(3), points_by_hand[0])).server.known)
+    assert not np.allclose(cores[0], hand.start)
+    # A client's own core is another term of its sum: the order of sums differs between clients.
+    np.testing.assert_allclose(cores, np.stack([cores[0]] * 3), rtol=1e-12)
 
 
-def test_order_of_clients_does_not_matter(apple):
-    points = {0: POINTS[0], 1: POINTS[1], 2: POINTS[0][:2]}
+def test_order_of_clients_does_not_matter(apple, make_points):
+    data = {c: make_points(2 + c, c) for c in range(3)}
     places = {0: 2, 1: 0, 2: 1}
-    client = {"relation_learning_rate": 0.05}
-    given = apple(points, client=client)
-    moved = apple({new: points[old] for old, new in places.items()}, client=client)
     order = list(places.values())
+    given, moved = apple(data), apple({new: data[old] for old, new in places.items()})
     # Mixtures are sums over cores in another order.
-    nearly(side_by_side(moved.server.known)[order], side_by_side(given.server.known))
+    nearly(cores_of(moved.server.known)[order], cores_of(given.server.known))
     for old, new in places.items():
         nearly(moved.pool.get(new)["relations"][order], given.pool.get(old)["relations"])
 
 
-def test_clients_need_not_be_numbered_from_0(apple):
-    client = {"relation_learning_rate": 0.05}
-    given, named = apple(POINTS, client=client), apple({3: POINTS[0], 7: POINTS[1]}, client=client)
+def test_clients_need_not_be_numbered_from_0(apple, points_by_hand, exactly):
+    given, named = apple(points_by_hand), apple({3: points_by_hand[0], 7: points_by_hand[1]})
     exactly(named.server.known[CLIENTS], torch.tensor([3, 7]))
-    exactly(side_by_side(named.server.known), side_by_side(given.server.known))
+    exactly(cores_of(named.server.known), cores_of(given.server.known))
     exactly(named.pool.get(7), given.pool.get(1))
 
 
-def test_all_cores_come_down_one_goes_up_and_relations_never(apple):
-    played = apple(POINTS)
-    core = {"layer.weight": torch.zeros(2, 2), "layer.bias": torch.zeros(2)}
-    all_cores = {"layer.weight": torch.zeros(2, 2, 2), "layer.bias": torch.zeros(2, 2)}
+# -------------------------------------------------------------------------------------------- what is personal
+
+
+def test_all_cores_come_down_one_goes_up_and_relations_never(apple, points_by_hand, tap):
+    played = apple(points_by_hand, channel=tap)
+    core = {"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}
+    both = {name: torch.stack([entry, entry]) for name, entry in core.items()}
     who = {CLIENTS: torch.zeros(2, dtype=torch.int64), SHARES: torch.zeros(2)}
     for report in played.history[-3:]:
-        assert report.bytes_up == dict.fromkeys(POINTS, len(save(core)))
-        assert report.elements_up == dict.fromkeys(POINTS, 6)
-        assert report.bytes_down == dict.fromkeys(POINTS, len(save({**all_cores, **who})))
+        assert report.bytes_up == dict.fromkeys((0, 1), len(save(core)))
+        assert report.bytes_down == dict.fromkeys((0, 1), len(save({**both, **who})))
+    assert tap.names == {*core, *who}
 
 
-def test_cores_cross_in_the_precision_of_the_task(federate, make_linear):
-    data = {
-        0: DataLoader([{"x": torch.ones(2, dtype=torch.float64), "y": torch.ones(2, dtype=torch.float64)}])
-    }
-    played = federate(AppleClient, AppleServer, task=make_linear(), data=data, client={"rounds": 3})
-    assert played.server.known["layer.weight"].dtype == torch.float64
-
-
-def test_an_absent_client_keeps_core_and_relations(apple):
-    short, long = (
-        apple(POINTS, rounds=rounds, fraction=0.5, client={"relation_learning_rate": 0.05})
-        for rounds in (1, 2)
-    )
+def test_an_absent_client_keeps_core_and_relations(apple, hand, points_by_hand, exactly):
+    short, long = (apple(points_by_hand, rounds=rounds, fraction=0.5) for rounds in (1, 2))
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
-    assert not np.array_equal(side_by_side(short.server.known)[present], INITIAL)
-    exactly(side_by_side(long.server.known)[present], side_by_side(short.server.known)[present])
+    before, after = cores_of(short.server.known), cores_of(long.server.known)
+    assert not np.array_equal(before[present], hand.start)
+    exactly(after[present], before[present])
     exactly(long.pool.get(present), short.pool.get(present))
-    exactly(side_by_side(short.server.known)[later], INITIAL.astype(np.float32))
-    exactly(short.pool.get(later)["relations"].detach(), torch.tensor([0.5, 0.5]))
+    exactly(before[later], hand.start)
+    assert short.pool.get(later)["relations"].tolist() == [0.5, 0.5]
 
 
-def test_predicts_with_the_mixture(apple):
-    played = apple(POINTS, client={"relation_learning_rate": 0.05})
-    cores = side_by_side(played.server.known)
-    for client in POINTS:
+def test_predicts_with_the_mixture(apple, hand, points_by_hand):
+    played = apple(points_by_hand)
+    cores = cores_of(played.server.known)
+    for client in points_by_hand:
         relations = played.pool.get(client)["relations"].numpy()
-        predicts = side_by_side(played.history[-1].metrics[client])
+        predicts = hand.theta(played.history[-1].metrics[client])
         nearly(predicts, np.tensordot(relations, cores, axes=1))
         assert not np.allclose(predicts, cores[client])
 
 
-def test_running_statistics_stay_with_the_client(federate, make_classifier, make_points):
-    data = {c: make_points(4, c, dtype=torch.float32) for c in range(2)}
-    played = federate(AppleClient, AppleServer, task=make_classifier(), data=data, client={"rounds": 3})
-    assert not any("running" in name for name in played.server.known)
-    one, other = (played.pool.get(client)["task"]["downsample.1.running_mean"] for client in data)
+def test_running_statistics_stay_with_the_client(federate, make_classifier, make_points, tap, exactly):
+    data = {c: make_points(4, c) for c in range(2)}
+    client = {"rounds": ROUNDS}
+    played = federate(AppleClient, AppleServer, task=make_classifier(), data=data, client=client, channel=tap)
+    assert not any("running" in name for name in tap.names)
+    one, other = (played.pool.get(number)["task"]["downsample.1.running_mean"] for number in data)
     assert not torch.equal(one, other)
-    exactly(played.history[-1].metrics[1]["downsample.1.running_mean"], other)
+    exactly(played.history[-1].metrics[0]["downsample.1.running_mean"], one)
 
 
-def test_evaluation_leaves_no_trace(play):
+def test_evaluation_leaves_no_trace(play, exactly):
     often, seldom = play(evaluate_every=1), play(evaluate_every=3)
-    exactly(often.server.known, seldom.server.known)
+    exactly(often.server.state_dict(), seldom.server.state_dict())
     for client in (0, 1):
         exactly(often.pool.get(client), seldom.pool.get(client))
 
 
-def test_a_killed_run_goes_on_as_if_nothing_happened(play):
-    def kill(report):
+def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
+    def kill(federation, report):
         if report.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", on_round=kill)
+        play(folder="killed", after_round=kill)
     continued, whole = play(folder="killed"), play()
-    exactly(continued.server.known, whole.server.known)
+    exactly(continued.server.state_dict(), whole.server.state_dict())
     exactly(continued.history[-1].metrics, whole.history[-1].metrics)
     for client in (0, 1):
         exactly(continued.pool.get(client), whole.pool.get(client))
 
 
-def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, make_loader):
-    # A bank that holds every patch: what it must be is simply the features.
-    data = {c: make_loader(3, c) for c in range(2)}
+@pytest.fixture
+def apple_on_banks(federate, make_task, make_loader):
+    """Plays APPLE on banks that hold every patch: what such a bank must be is simply the features."""
     parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    client = {"rounds": 3, "relation_learning_rate": 0.01}
-    played = federate(AppleClient, AppleServer, task=make_task(**parts), data=data, client=client)
-    for row, loader in data.items():
-        predicts = played.history[-1].metrics[row]
+    client = {"rounds": ROUNDS, "relation_learning_rate": 0.01}
+    data = {c: make_loader(3, c) for c in range(2)}
+
+    @torch.no_grad()
+    def bank(client, weights):
         task = make_task(**parts)
-        task.load_state_dict(predicts)
-        own = {name: cores[row] for name, cores in played.server.known.items() if name.startswith("head.")}
-        with torch.no_grad():
-            bank = torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
-            task.load_state_dict(own, strict=False)
-            other = torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
-        exactly(predicts["memory"], bank)
-        assert not torch.equal(bank, other)
+        task.load_state_dict(weights, strict=False)
+        return torch.cat([task.features(batch).flatten(0, 1) for batch in data[client]])
+
+    def play(**settings):
+        task = make_task(**parts)
+        return federate(AppleClient, AppleServer, task=task, data=data, client=client, **settings)
+
+    return play, bank
+
+
+def test_the_bank_that_scores_was_made_with_the_mixture(apple_on_banks, exactly):
+    play, bank = apple_on_banks
+    played = play()
+    cores = {name: entry for name, entry in played.server.known.items() if name.startswith("head.")}
+    for client in (0, 1):
+        relations = played.pool.get(client)["relations"]
+        scores = played.history[-1].metrics[client]["memory"]
+        mixture = {name: torch.tensordot(relations, entry, dims=1) for name, entry in cores.items()}
+        exactly(scores, bank(client, mixture))
+        assert not torch.equal(scores, bank(client, {name: entry[client] for name, entry in cores.items()}))
+
+
+def test_the_bank_it_trains_against_was_made_with_the_mixture(apple_on_banks, exactly):
+    play, bank = apple_on_banks
+    states = {}
+
+    def keep(federation, report):
+        clients = [federation.pool.get(client) for client in (0, 1)]
+        states[report.round] = copy.deepcopy((federation.server.known, clients))
+
+    play(after_round=keep, evaluate_every=ROUNDS)
+    (known, before), (_, after) = states[1], states[2]
+    for client in (0, 1):
+        relations = before[client]["relations"]
+        heads = {name: entry for name, entry in known.items() if name.startswith("head.")}
+        mixture = {name: torch.tensordot(relations, entry, dims=1) for name, entry in heads.items()}
+        exactly(after[client]["task"]["memory"], bank(client, mixture))

@@ -191,6 +191,15 @@ def test_the_first_bank_is_made_with_the_initial_weights(federate, make_task, ma
         assert torch.equal(first.metrics[client]["memory"], task.memory)
 
 
+def test_no_bank_is_renewed_before_weights_change(federate, make_task, make_loader, monkeypatch):
+    task, renewed = make_task(), []
+    monkeypatch.setattr(
+        task, "refresh", lambda loader, context: renewed.append((context.round, context.client))
+    )
+    federate(FedAvgClient, task=task, data={0: make_loader(5), 1: make_loader(3, seed=1)}, rounds=1)
+    assert renewed == [(1, 0), (1, 1)]
+
+
 def test_a_client_trains_against_the_bank_that_it_was_scored_with(federate, make_task, make_loader):
     banks: list = []
 

@@ -1,7 +1,5 @@
 """FedPHP: the paper's numbers, its limits, and a personal model that stays personal."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -14,39 +12,13 @@ from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedphp import FedPHPClient, rbf_mmd
 
-POINTS = {
-    0: [([1.0, 0.5], [0.0, 1.0]), ([-0.5, 2.0], [1.0, 0.0]), ([0.25, -1.0], [0.5, 0.5])],
-    1: [([2.0, 1.0], [-1.0, 0.5])],
-}
-INITIAL = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]])  # weight and bias of the task, side by side
-STEP, BATCH, ROUNDS = 0.1, 2, 3
-
-exactly = partial(torch.testing.assert_close, rtol=0, atol=0)
-
-
-def loaders(points):
-    return {
-        client: DataLoader(
-            [{"x": torch.tensor(x).double(), "y": torch.tensor(y).double()} for x, y in rows], BATCH
-        )
-        for client, rows in points.items()
-    }
-
-
-def batches(rows):
-    """Inputs with a column of ones, and targets."""
-    for start in range(0, len(rows), BATCH):
-        x, y = (np.array(column) for column in zip(*rows[start : start + BATCH], strict=True))
-        yield np.column_stack([x, np.ones(len(x))]), y
-
-
-def side_by_side(state):
-    return np.column_stack([state["layer.weight"].numpy(), state["layer.bias"].numpy()])
+BANDWIDTHS = (10, 15, 20, 50)
+STEP, ROUNDS = 0.1, 3
 
 
 def mmd_by_loop(one, other):
     def kernel(a, b):
-        return sum(np.exp(-((a - b) ** 2).sum() / (2 * width)) for width in (10, 15, 20, 50))
+        return sum(np.exp(-((a - b) ** 2).sum() / (2 * width)) for width in BANDWIDTHS)
 
     def mean(rows, columns):
         return sum(kernel(a, b) for a in rows for b in columns) / (len(rows) * len(columns))
@@ -58,38 +30,41 @@ def mmd_slope(one, other):
     """Derivative of the discrepancy by each row of `one`."""
 
     def slope(a, b):
-        return sum(
-            -(a - b) / width * np.exp(-((a - b) ** 2).sum() / (2 * width)) for width in (10, 15, 20, 50)
-        )
+        return sum(-(a - b) / width * np.exp(-((a - b) ** 2).sum() / (2 * width)) for width in BANDWIDTHS)
 
     n, m = len(one), len(other)
-    return np.array(
-        [
-            2 / n**2 * sum(slope(row, each) for each in one)
-            - 2 / (n * m) * sum(slope(row, each) for each in other)
-            for row in one
-        ]
-    )
+    within = [2 / n**2 * sum(slope(row, each) for each in one) for row in one]
+    across = [2 / (n * m) * sum(slope(row, each) for each in other) for row in one]
+    return np.array(within) - np.array(across)
 
 
-def by_hand(points, mu, weight):
-    """Server's and personal weights after three rounds."""
-    shared, personal = INITIAL, dict.fromkeys(points, INITIAL)
-    for round in range(1, ROUNDS + 1):
+def by_hand(hand, data, mu, weight):
+    """The server's weights, and each client's inherited ones, after three rounds."""
+    shared, inherited = hand.start, dict.fromkeys(data, hand.start)
+    for t in range(1, ROUNDS + 1):
         trained = {}
-        for client, rows in points.items():
+        for client, loader in data.items():
             w = shared
-            for x, y in batches(rows):
-                features = x @ w.T
-                slope = (1 - weight) * (features - y) / len(x)
-                slope = slope + weight * mmd_slope(features, x @ personal[client].T)
-                w = w - STEP * slope.T @ x
-            kept = mu * round / ROUNDS
-            personal[client] = kept * personal[client] + (1 - kept) * w
+            for x, y in hand.batches(loader):
+                drift = mmd_slope(x @ w.T, x @ inherited[client].T).T @ x
+                w = w - STEP * ((1 - weight) * hand.gradient(w, x, y) + weight * drift)
+            kept = mu * t / ROUNDS
+            inherited[client] = kept * inherited[client] + (1 - kept) * w
             trained[client] = w
-        total = sum(map(len, points.values()))
-        shared = sum(len(points[client]) / total * w for client, w in trained.items())
-    return shared, personal
+        total = sum(len(loader.dataset) for loader in data.values())
+        shared = sum(len(data[client].dataset) / total * w for client, w in trained.items())
+    return shared, inherited
+
+
+@pytest.fixture
+def fedphp(federate, make_linear):
+    """Plays FedPHP on the linear task."""
+
+    def play(data, rounds=ROUNDS, client=None, **settings):
+        client = {"rounds": ROUNDS, **(client or {})}
+        return federate(FedPHPClient, task=make_linear(), data=data, rounds=rounds, client=client, **settings)
+
+    return play
 
 
 @pytest.fixture(params=["classifier", "memory bank"])
@@ -98,187 +73,171 @@ def play(request, federate, make_classifier, make_points, make_task, make_loader
 
     def play(**settings):
         if request.param == "classifier":
-            task, data = make_classifier(), {c: make_points(4, c, dtype=torch.float32) for c in range(2)}
+            task, data = make_classifier(), {c: make_points(4 + 2 * c, c) for c in range(2)}
         else:
-            task, data = make_task(learning_rate=0.01), {c: make_loader(3, c) for c in range(2)}
-        return federate(
-            FedPHPClient, task=task, data=data, shuffle=True, client={"rounds": ROUNDS}, **settings
-        )
+            task, data = make_task(learning_rate=0.01), {c: make_loader(3 + c, c) for c in range(2)}
+        client = {"rounds": ROUNDS}
+        return federate(FedPHPClient, task=task, data=data, shuffle=True, client=client, **settings)
 
     return play
+
+
+# ------------------------------------------------------------------------------------------ the paper's numbers
 
 
 def test_discrepancy_is_the_double_loop():
     draw = torch.Generator().manual_seed(0)
     one, other = torch.randn(2, 5, 3, generator=draw, dtype=torch.float64) * 4
-    assert float(rbf_mmd(one, other[:4])) == pytest.approx(
-        mmd_by_loop(one.numpy(), other[:4].numpy()), rel=1e-12
-    )
+    by_loop = mmd_by_loop(one.numpy(), other[:4].numpy())
+    assert float(rbf_mmd(one, other[:4])) == pytest.approx(by_loop, rel=1e-12)
 
 
-def test_discrepancy_of_equal_sets_is_nothing_and_of_far_ones_is_eight():
-    rows = torch.randn(4, 3, dtype=torch.float64)
+def test_discrepancy_is_nothing_for_equal_sets_and_eight_for_far_ones():
+    """Far ones: four kernels, each 1 within a set of one point and 0 between sets, 4 + 4 - 0."""
+    rows = torch.eye(3, dtype=torch.float64)
     assert float(rbf_mmd(rows, rows)) == pytest.approx(0, abs=1e-12)
-    # Four kernels, each 1 within a set of one point and 0 between sets: 4 + 4 - 0.
     assert float(rbf_mmd(rows[:1], rows[:1] + 1000)) == pytest.approx(8)
 
 
-@pytest.mark.parametrize("points", [POINTS, {0: POINTS[0]}, {0: POINTS[0], 1: POINTS[0]}])
-def test_three_rounds_are_the_papers(federate, make_linear, points):
-    played = federate(
-        FedPHPClient,
-        task=make_linear(),
-        data=loaders(points),
-        client={"rounds": ROUNDS, "mu": 0.9, "weight": 0.4},
-    )
-    shared, personal = by_hand(points, mu=0.9, weight=0.4)
+@pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
+def test_three_rounds_are_the_papers(fedphp, hand, points_by_hand, clients):
+    data = {number: points_by_hand[client] for number, client in enumerate(clients)}
+    played = fedphp(data, client={"mu": 0.9, "weight": 0.4})
+    shared, inherited = by_hand(hand, data, mu=0.9, weight=0.4)
     # Double precision: hand and machine differ in the order of sums only.
-    np.testing.assert_allclose(side_by_side(played.server.weights), shared, rtol=1e-12)
-    for client in points:
+    np.testing.assert_allclose(hand.theta(played.server.weights), shared, rtol=1e-12)
+    for client in data:
         kept = played.pool.get(client)["inherited"]
-        np.testing.assert_allclose(side_by_side(kept), personal[client], rtol=1e-12)
+        np.testing.assert_allclose(hand.theta(kept), inherited[client], rtol=1e-12)
 
 
-def test_one_step_in_numbers(federate, make_linear):
-    """One client, one point x = (1, 2), y = 0: features (-1.375, 3.75), and mu_1 = 0.5 * 1/1."""
-    data = loaders({0: [([1.0, 2.0], [0.0, 0.0])]})
-    played = federate(
-        FedPHPClient, task=make_linear(), data=data, rounds=1, client={"rounds": 1, "mu": 0.5, "weight": 0.0}
-    )
+def test_one_step_in_numbers(fedphp, hand):
+    """One point x = (1, 2), y = 0: features (-1.375, 3.75) are the gradient's factor, and mu_1 = 0.5."""
+    point = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
+    played = fedphp({0: DataLoader([point])}, rounds=1, client={"rounds": 1, "mu": 0.5, "weight": 0.0})
     trained = [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]]
     inherited = [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]]
-    np.testing.assert_allclose(side_by_side(played.server.weights), trained, rtol=1e-14)
-    np.testing.assert_allclose(side_by_side(played.pool.get(0)["inherited"]), inherited, rtol=1e-14)
+    np.testing.assert_allclose(hand.theta(played.server.weights), trained, rtol=1e-14)
+    np.testing.assert_allclose(hand.theta(played.pool.get(0)["inherited"]), inherited, rtol=1e-14)
 
 
-def test_without_the_discrepancy_the_server_is_fedavgs(federate, make_classifier, make_points):
-    data = {c: make_points(4 + 2 * c, seed=c, dtype=torch.float32) for c in range(2)}
-    ours = federate(
-        FedPHPClient, task=make_classifier(), data=data, shuffle=True, client={"rounds": 3, "weight": 0.0}
+def test_running_statistics_are_inherited_as_weights_are(
+    federate, make_classifier, make_points, tap, exactly
+):
+    """Looking at the inherited model's features, batch by batch, does not move its statistics."""
+    client, data = {"rounds": 2, "mu": 0.5}, {0: make_points(6)}
+    played = federate(FedPHPClient, task=make_classifier(), data=data, rounds=1, client=client, channel=tap)
+    inherited, sent, start = (
+        played.pool.get(0)["inherited"],
+        tap.uploads(1)[0],
+        make_classifier().state_dict(),
     )
+    for name in ("downsample.1.running_mean", "downsample.1.running_var", "downsample.1.weight"):
+        exactly(inherited[name], torch.lerp(sent[name], start[name], 0.25))
+
+
+# ---------------------------------------------------------------------------------------------------- its limits
+
+
+def test_without_the_discrepancy_the_server_is_fedavgs(federate, make_classifier, make_points, exactly):
+    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
+    client = {"rounds": ROUNDS, "weight": 0.0}
+    ours = federate(FedPHPClient, task=make_classifier(), data=data, shuffle=True, client=client)
     theirs = federate(FedAvgClient, task=make_classifier(), data=data, shuffle=True)
     exactly(ours.server.weights, theirs.server.weights)
 
 
-def test_the_discrepancy_changes_training(federate, make_linear):
-    played = [
-        federate(
-            FedPHPClient, task=make_linear(), data=loaders(POINTS), client={"rounds": 3, "weight": weight}
-        )
-        for weight in (0.0, 0.4)
-    ]
-    assert not torch.equal(*(one.server.weights["layer.weight"] for one in played))
+def test_without_inheritance_the_personal_model_is_what_the_client_sent(
+    federate, make_classifier, make_points, tap, exactly
+):
+    data = {c: make_points(4 + 2 * c, c) for c in range(2)}
+    client = {"rounds": ROUNDS, "mu": 0.0}
+    played = federate(FedPHPClient, task=make_classifier(), data=data, client=client, channel=tap)
+    sent = tap.uploads(ROUNDS)
+    assert not torch.equal(sent[0]["classifier.weight"], sent[1]["classifier.weight"])
+    for number in data:
+        exactly(played.pool.get(number)["inherited"], sent[number])
+    exactly(weighted_mean({0: Update(sent[0], 4), 1: Update(sent[1], 6)}), played.server.weights)
 
 
-def test_without_memory_the_personal_model_is_what_the_client_sent(federate, make_classifier, make_points):
-    sizes = {0: 4, 1: 6}
-    data = {c: make_points(n, seed=c, dtype=torch.float32) for c, n in sizes.items()}
-    played = federate(FedPHPClient, task=make_classifier(), data=data, client={"rounds": 3, "mu": 0.0})
-    sent = {c: Update(played.pool.get(c)["inherited"], n) for c, n in sizes.items()}
-    assert not torch.equal(sent[0].message["classifier.weight"], sent[1].message["classifier.weight"])
-    exactly(weighted_mean(sent), played.server.weights)
-
-
-def test_identical_clients_are_one_client(federate, make_linear):
-    many, one = (
-        federate(
-            FedPHPClient,
-            task=make_linear(),
-            data=loaders(dict.fromkeys(range(n), POINTS[0])),
-            client={"rounds": 3},
-        )
-        for n in (2, 1)
-    )
+def test_identical_clients_are_one_client(fedphp, points_by_hand, exactly):
+    many, one = (fedphp(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
     exactly(many.server.weights, one.server.weights)
     exactly(many.pool.get(1), one.pool.get(0))
 
 
-def test_order_of_clients_does_not_matter(federate, make_linear, make_points):
-    data = {c: make_points(2 + c, seed=c) for c in range(3)}
+def test_order_of_clients_does_not_matter(fedphp, make_points):
+    data = {c: make_points(2 + c, c) for c in range(3)}
     places = {0: 2, 1: 0, 2: 1}
-    given, moved = (
-        federate(FedPHPClient, task=make_linear(), data=each, client={"rounds": 3})
-        for each in (data, {new: data[old] for old, new in places.items()})
-    )
+    given, moved = fedphp(data), fedphp({new: data[old] for old, new in places.items()})
     # The server adds in another order.
     torch.testing.assert_close(moved.server.weights, given.server.weights, rtol=1e-12, atol=1e-14)
     for old, new in places.items():
-        torch.testing.assert_close(
-            moved.pool.get(new)["inherited"], given.pool.get(old)["inherited"], rtol=1e-12, atol=1e-14
-        )
+        torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-12, atol=1e-14)
 
 
-def test_bytes_are_fedavgs_and_the_personal_model_never_crosses(federate, make_linear):
-    played = federate(FedPHPClient, task=make_linear(), data=loaders(POINTS), client={"rounds": 3})
+# -------------------------------------------------------------------------------------------- what is personal
+
+
+def test_bytes_are_fedavgs(fedphp, points_by_hand):
     size = len(save({"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}))
-    for report in played.history[-3:]:
+    for report in fedphp(points_by_hand).history[-3:]:
         assert report.bytes_up == report.bytes_down == {0: size, 1: size}
         assert report.elements_up == {0: 6, 1: 6}
 
 
-def test_an_absent_client_keeps_its_own(federate, make_linear):
-    short, long = (
-        federate(
-            FedPHPClient,
-            task=make_linear(),
-            data=loaders(POINTS),
-            rounds=rounds,
-            fraction=0.5,
-            client={"rounds": 2},
-        )
-        for rounds in (1, 2)
-    )
+def test_an_absent_client_keeps_its_own(fedphp, hand, points_by_hand, exactly):
+    short, long = (fedphp(points_by_hand, rounds=rounds, fraction=0.5) for rounds in (1, 2))
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
-    assert not torch.equal(short.pool.get(present)["inherited"]["layer.bias"], torch.tensor(INITIAL[:, 2]))
     exactly(long.pool.get(present), short.pool.get(present))
-    exactly(side_by_side(short.pool.get(later)["inherited"]), INITIAL)
+    assert not np.array_equal(hand.theta(short.pool.get(present)["inherited"]), hand.start)
+    exactly(hand.theta(short.pool.get(later)["inherited"]), hand.start)
 
 
-def test_predicts_with_the_inherited_model(federate, make_classifier, make_points):
-    data = {c: make_points(4 + 2 * c, seed=c, dtype=torch.float32) for c in range(2)}
-    played = federate(FedPHPClient, task=make_classifier(), data=data, client={"rounds": 3})
-    for client in data:
+def test_predicts_with_the_inherited_model(play, exactly):
+    played = play()
+    for client in (0, 1):
         inherited = played.pool.get(client)["inherited"]
         predicts = played.history[-1].metrics[client]
         exactly({name: predicts[name] for name in inherited}, inherited)
-        assert not torch.equal(predicts["classifier.weight"], played.server.weights["classifier.weight"])
+        assert any(not torch.equal(predicts[name], w) for name, w in played.server.weights.items())
 
 
-def test_evaluation_leaves_no_trace(play):
+def test_evaluation_leaves_no_trace(play, exactly):
     often, seldom = play(evaluate_every=1), play(evaluate_every=3)
     exactly(often.server.weights, seldom.server.weights)
     for client in (0, 1):
         exactly(often.pool.get(client), seldom.pool.get(client))
 
 
-def test_the_bank_that_scores_was_made_with_the_inherited_model(federate, make_task, make_loader):
-    # A bank that holds every patch: what it must be is simply the features.
-    data = {c: make_loader(3, seed=c) for c in range(2)}
-    parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
-    played = federate(FedPHPClient, task=make_task(**parts), data=data, client={"rounds": 3})
-    for client, loader in data.items():
-        predicts = played.history[-1].metrics[client]
-        task = make_task(**parts)
-        task.load_state_dict(predicts)
-        exactly({n: predicts[n] for n in played.server.weights}, played.pool.get(client)["inherited"])
-        with torch.no_grad():
-            bank = torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
-            task.load_state_dict(played.server.weights, strict=False)
-            other = torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
-        exactly(predicts["memory"], bank)
-        assert not torch.equal(bank, other)
-
-
-def test_a_killed_run_goes_on_as_if_nothing_happened(play):
-    def kill(report):
+def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
+    def kill(federation, report):
         if report.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", on_round=kill)
+        play(folder="killed", after_round=kill)
     continued, whole = play(folder="killed"), play()
     exactly(continued.server.weights, whole.server.weights)
     exactly(continued.history[-1].metrics, whole.history[-1].metrics)
     for client in (0, 1):
         exactly(continued.pool.get(client), whole.pool.get(client))
+
+
+def test_the_bank_that_scores_was_made_with_the_inherited_model(federate, make_task, make_loader, exactly):
+    # A bank that holds every patch: what it must be is simply the features.
+    data = {c: make_loader(3, c) for c in range(2)}
+    parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
+    played = federate(FedPHPClient, task=make_task(**parts), data=data, client={"rounds": ROUNDS})
+    for client, loader in data.items():
+        task = make_task(**parts)
+
+        @torch.no_grad()
+        def bank(weights, task=task, loader=loader):
+            task.load_state_dict(weights, strict=False)
+            return torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
+
+        scores = played.history[-1].metrics[client]["memory"]
+        exactly(scores, bank(played.pool.get(client)["inherited"]))
+        assert not torch.equal(scores, bank(played.server.weights))

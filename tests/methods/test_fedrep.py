@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from lightning.fabric import Fabric
 from safetensors.torch import save
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.participation import Participation
@@ -81,9 +83,11 @@ def play(federate, make_classifier, make_points):
     """Plays three rounds of two clients on the classifier."""
 
     def play(head_epochs=2, base_epochs=1, **settings):
-        data = {c: make_points(4 + 2 * c, c, dtype=torch.float32) for c in range(2)}
+        data = {c: make_points(4 + 2 * c, c) for c in range(2)}
         client = {"head_epochs": head_epochs, "base_epochs": base_epochs}
-        return federate(FedRepClient, task=make_classifier(), data=data, shuffle=True, client=client, **settings)
+        return federate(
+            FedRepClient, task=make_classifier(), data=data, shuffle=True, client=client, **settings
+        )
 
     return play
 
@@ -108,26 +112,31 @@ def test_a_head_step_and_a_base_step_in_numbers(fedrep):
     the base by -0.1 (H'^T output') x^T.
     """
     point = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
-    played = fedrep({0: torch.utils.data.DataLoader([point])}, rounds=1, head_epochs=1, base_epochs=1)
+    played = fedrep({0: DataLoader([point])}, rounds=1, head_epochs=1, base_epochs=1)
     head = [[1.103125, 0.21875, 0.175], [0.11015625, -0.6640625, -0.44375]]
     np.testing.assert_allclose(side_by_side(played.pool.get(0)["task"], "head"), head, rtol=1e-12)
     left = -0.6953125 * np.array([0.75, 4.4375])
-    base = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]]) - 0.1 * np.outer(np.array(head)[:, :2].T @ left, [1, 2, 1])
+    base = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]]) - 0.1 * np.outer(
+        np.array(head)[:, :2].T @ left, [1, 2, 1]
+    )
     np.testing.assert_allclose(side_by_side(played.server.weights, "layer"), base, rtol=1e-12)
 
 
 def test_without_head_epochs_only_the_representation_trains(play, make_classifier, exactly):
     played, start = play(head_epochs=0), make_classifier().state_dict()
     for client in (0, 1):
-        exactly(played.pool.get(client)["task"], {n: e for n, e in start.items() if n.startswith("classifier.")})
+        exactly(
+            played.pool.get(client)["task"], {n: e for n, e in start.items() if n.startswith("classifier.")}
+        )
     assert not torch.equal(played.server.weights["downsample.0.weight"], start["downsample.0.weight"])
 
 
 def test_without_base_epochs_only_heads_train(play, make_classifier, exactly):
     played, start = play(base_epochs=0), make_classifier()
-    exactly({n: played.server.weights[n] for n, p in start.named_parameters() if n.startswith("downsample.")}, {
-        n: p.detach() for n, p in start.named_parameters() if n.startswith("downsample.")
-    })
+    exactly(
+        {n: played.server.weights[n] for n, p in start.named_parameters() if n.startswith("downsample.")},
+        {n: p.detach() for n, p in start.named_parameters() if n.startswith("downsample.")},
+    )
     for client in (0, 1):
         assert not torch.equal(played.pool.get(client)["task"]["classifier.weight"], start.classifier.weight)
 
@@ -139,9 +148,7 @@ def test_neither_part_moves_while_the_other_trains(make_classifier, make_points)
     client.on_train_batch_end = lambda *_: seen.append(
         [client.task.classifier.weight.detach().clone(), client.task.downsample[0].weight.detach().clone()]
     )
-    from lightning.fabric import Fabric
-
-    client.fit(make_points(4, dtype=torch.float32), Fabric(accelerator="cpu", devices=1))
+    client.fit(make_points(4), Fabric(accelerator="cpu", devices=1))
     head, base = zip(*seen, strict=True)
     assert [torch.equal(a, b) for a, b in zip(head[1:], head, strict=False)] == [False, True, True]
     assert [torch.equal(a, b) for a, b in zip(base[1:], base, strict=False)] == [True, False, False]
@@ -190,18 +197,18 @@ def test_predicts_with_its_own_head_on_the_shared_representation(play, exactly):
         exactly({name: predicts[name] for name in known}, known)
 
 
-def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(federate, make_classifier, make_points, exactly):
+def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
+    federate, make_classifier, make_points, exactly
+):
     class Failing(FedRepClient):
         def training_step(self, batch, batch_idx=0):
             if self.context.client == 0:
                 raise RuntimeError("the disk is full")
             return super().training_step(batch, batch_idx)
 
-    data = {c: make_points(4, c, dtype=torch.float32) for c in range(2)}
+    data = {c: make_points(4, c) for c in range(2)}
     client, skip = {"head_epochs": 1}, Participation(on_failure="skip")
-    failed = federate(
-        Failing, task=make_classifier(), data=data, rounds=1, client=client, participation=skip
-    )
+    failed = federate(Failing, task=make_classifier(), data=data, rounds=1, client=client, participation=skip)
     alone = federate(FedRepClient, task=make_classifier(), data={1: data[1]}, rounds=1, client=client)
     assert list(failed.history[-1].failures) == [0]
     exactly(failed.server.weights, alone.server.weights)
@@ -230,6 +237,8 @@ def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
 
 
 def test_a_task_without_a_head_is_refused_in_one_line(make_task):
-    with pytest.raises(UserError, match="fedrep keeps heads personal, and task MemoryBank has none") as refusal:
+    with pytest.raises(
+        UserError, match="fedrep keeps heads personal, and task MemoryBank has none"
+    ) as refusal:
         FedRepClient(make_task())
     assert "\n" not in str(refusal.value)

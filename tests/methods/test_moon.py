@@ -22,31 +22,31 @@ def contrast_by_hand(own: np.ndarray, to_global: np.ndarray, previous: np.ndarra
     return -np.log(positive / (positive + negative)).mean()
 
 
-def by_complex_step(function, theta: np.ndarray) -> np.ndarray:
-    """The gradient of a real function to the last digit: ``Im f(theta + ih) / h``."""
+def by_complex_step(function, theta: np.ndarray, *constants: np.ndarray) -> np.ndarray:
+    """The gradient of a real function in theta, to the last digit: ``Im f(theta + ih) / h``."""
     gradient = np.zeros_like(theta)
     for index in np.ndindex(theta.shape):
         moved = theta.astype(complex)
         moved[index] += 1e-30j
-        gradient[index] = function(moved).imag / 1e-30
+        gradient[index] = function(moved, *constants).imag / 1e-30
     return gradient
 
 
 def moon_by_hand(hand, data, rounds: int) -> np.ndarray:
     """FedAvg on ``L + mu l_con``, features being ``theta (x, 1)`` themselves."""
+
+    def loss(theta, x, y, received, last):
+        own = x @ theta.T
+        contrast = contrast_by_hand(own, x @ received.T, x @ last.T)
+        return ((own - y) ** 2).sum(1).mean() / 2 + MU * contrast
+
     total = sum(len(loader.dataset) for loader in data.values())
     shared, previous = hand.start, dict.fromkeys(data, hand.start)
     for _ in range(rounds):
         for client, loader in data.items():
             theta = shared
             for x, y in hand.batches(loader):
-
-                def loss(moved, x=x, y=y, client=client):
-                    own = x @ moved.T
-                    contrast = contrast_by_hand(own, x @ shared.T, x @ previous[client].T)
-                    return ((own - y) ** 2).sum(1).mean() / 2 + MU * contrast
-
-                theta = theta - 0.1 * by_complex_step(loss, theta)
+                theta = theta - 0.1 * by_complex_step(loss, theta, x, y, shared, previous[client])
             previous[client] = theta
         shared = sum(len(data[c].dataset) / total * theta for c, theta in previous.items())
     return shared
@@ -152,23 +152,18 @@ def test_without_weight_it_is_fedavg_on_memory_banks_too(federate, moon, make_ta
     exactly(unweighted.history[-1].metrics, average.history[-1].metrics)
 
 
-def test_a_client_that_comes_first_time_has_nothing_to_move_away_from(
-    federate, moon, make_linear, make_points, exactly
-):
-    """In round 1 its last weights are the ones received: the contrast is log 2, and its gradient exactly 0."""
-    data = {0: make_points(4), 1: make_points(6, seed=1)}
-    played = moon(make_linear(), data, rounds=1)
-    assert played.history[0].scalars["contrast"] == pytest.approx(np.log(2), rel=1e-12)
-    exactly(
-        played.server.weights,
-        federate(FedAvgClient, task=make_linear(), data=data, rounds=1).server.weights,
-    )
-
-
-def test_one_client_alone_is_fedavg_bit_for_bit(federate, moon, make_linear, make_points, exactly):
-    """It receives the very weights that it sent: there is nothing to move away from."""
-    average = federate(FedAvgClient, task=make_linear(), data={0: make_points(5)})
-    exactly(moon(make_linear(), {0: make_points(5)}).server.weights, average.server.weights)
+def test_where_nothing_is_to_move_away_from_it_is_fedavg(federate, moon, make_linear, make_points, hand):
+    """In round 1 the last weights are those received; with one client, always: log 2, without a gradient."""
+    alone, pair = {0: make_points(5)}, {0: make_points(5), 1: make_points(4, seed=1)}
+    for data, rounds in ((pair, 1), (alone, 3)):
+        played = moon(make_linear(), data, rounds=rounds)
+        for report in played.history:
+            assert report.scalars["contrast"] == pytest.approx(np.log(2), rel=1e-12)
+        average = federate(FedAvgClient, task=make_linear(), data=data, rounds=rounds)
+        # The two halves of the gradient cancel up to the last bits, in which they are summed.
+        np.testing.assert_allclose(
+            hand.theta(played.server.weights), hand.theta(average.server.weights), rtol=1e-12
+        )
 
 
 # --------------------------------------------------------------------------------------- properties
@@ -191,8 +186,31 @@ def test_what_a_client_last_sent_is_what_it_moves_away_from(moon, make_linear, m
             exactly(kept[report.round][client], dict(last[client]))
 
 
-def test_comparing_models_leaves_running_statistics_alone(moon, federate, make_classifier, make_points):
-    """They follow the client's own steps only, one a batch."""
+def test_the_models_compared_with_use_their_running_statistics(make_classifier, make_points):
+    """And leave them, and the client's own, as they are."""
+    torch.manual_seed(0)
+    batch = next(iter(make_points(6, batch_size=6)))
+    client = MoonClient(make_classifier(), mu=MU, temperature=TEMPERATURE, projection=None)
+    references = [make_classifier(seed) for seed in (0, 1)]
+    references[1].backbone = references[0].backbone
+    for reference in references:
+        reference.features(batch)  # statistics that are neither the batch's nor the initial ones
+        reference.eval()
+    client._received, client.previous = ({**reference.learned_state()} for reference in references)
+    before = [reference.downsample[1].running_mean.clone() for reference in references]
+
+    outputs = client.train().training_step(batch)
+
+    with torch.no_grad():
+        own = client.task.train().features(batch).numpy()
+        expected = contrast_by_hand(own, *(reference.features(batch).numpy() for reference in references))
+    assert outputs["contrast"].item() == pytest.approx(expected, rel=1e-5)
+    after = [state["downsample.1.running_mean"] for state in (client._received, client.previous)]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_comparing_models_leaves_the_clients_running_statistics_alone(moon, make_classifier, make_points):
+    """They follow its own steps only, one a batch."""
     data = {0: make_points(6), 1: make_points(4, seed=1)}
     played = moon(make_classifier(), data, client={"projection": 4})
     assert played.server.weights["downsample.1.num_batches_tracked"].item() == 3 * 3

@@ -76,7 +76,7 @@ def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exac
         return make_task(standardise=True, patches_per_image=8)
 
     whole = play(task(), data, **settings)
-    for last in (-1, 0, 1, 2):
+    for last in (-1, 1):
         with pytest.raises(Stop):
             play(task(), data, folder="parts", after_round=stop_after(last), **settings)
     exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
@@ -120,16 +120,17 @@ def test_identical_clients_are_one_client(play, make_classifier, make_points, ex
 
 
 def test_it_does_not_matter_who_holds_which_data(play, make_classifier, make_points, exactly):
-    """With batches in a fixed order (a random one belongs to the client's number).
+    """Bit for bit, with batches in a fixed order: a random one belongs to the client's number.
 
-    Bit for bit: float32 does not see the order of sums in double precision.
+    All shares are eighths, so that double precision sums float32 without rounding, in whatever order.
     """
-    sizes = {0: 4, 1: 6, 2: 8}
+    sizes = {0: 2, 1: 4, 2: 4, 3: 6}
     data = {client: make_points(size, seed=client) for client, size in sizes.items()}
-    moved = {0: data[2], 1: data[0], 2: data[1]}
-    here, there = play(make_classifier(), data), play(make_classifier(), moved)
+    holders = {0: 2, 1: 3, 2: 0, 3: 1}
+    here = play(make_classifier(), data)
+    there = play(make_classifier(), {holders[client]: loader for client, loader in data.items()})
     exactly(here.server.state_dict(), there.server.state_dict())
-    for client, holder in {0: 1, 1: 2, 2: 0}.items():
+    for client, holder in holders.items():
         exactly(here.pool.get(client), there.pool.get(holder))
 
 

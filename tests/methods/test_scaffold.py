@@ -131,7 +131,9 @@ def test_controls_take_the_drift_out(federate, scaffold, make_linear, hand):
     near = [((0.5, 0.0), (1.0, 0.0)), ((-0.5, 0.5), (0.0, 1.0)), ((0.0, -0.5), (-1.0, 0.0))]
     far = [((2.0, 1.0), (0.0, 3.0)), ((-1.0, 1.5), (2.0, -1.0)), ((0.5, -2.0), (-2.0, 2.0))]
     data = {
-        client: DataLoader([{"x": torch.tensor(x).double(), "y": torch.tensor(y).double()} for x, y in points], 3)
+        client: DataLoader(
+            [{"x": torch.tensor(x).double(), "y": torch.tensor(y).double()} for x, y in points], 3
+        )
         for client, points in enumerate((near, far))
     }
     moments = [(x.T @ x, y.T @ x) for loader in data.values() for x, y in hand.batches(loader)]
@@ -207,7 +209,7 @@ def test_twice_the_numbers_of_fedavg_both_ways(federate, scaffold, make_linear, 
 def test_twice_the_bytes_of_fedavg_on_memory_banks(federate, scaffold, make_task, make_loader, tap):
     """Up to the names: a message lists each tensor's in its header."""
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    prepare, average = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history
+    _, average = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history
     _, report = scaffold(make_task(), data, rounds=1, channel=tap).history
     parameters = [entry for name, entry in make_task().named_parameters() if name.startswith("head.")]
     values = 4 * sum(entry.numel() for entry in parameters)

@@ -88,10 +88,16 @@ def test_evaluating_uses_and_leaves_running_statistics(make_classifier, batch, e
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluating_ends_with_the_mode_it_found(make_classifier, training):
     task = make_classifier().train(training)
-    with pytest.raises(ArithmeticError), evaluating(task):
+    with evaluating(task):
         assert not any(module.training for module in task.modules())
-        raise ArithmeticError
     assert all(module.training == training for module in task.modules())
+
+
+def test_evaluating_ends_after_an_error_too(make_classifier):
+    task = make_classifier().train()
+    with pytest.raises(ArithmeticError), evaluating(task):
+        raise ArithmeticError
+    assert task.training
 
 
 def test_a_frozen_backbone_is_not_trainable(make_classifier):
