@@ -98,7 +98,7 @@ class Task(L.LightningModule):
         kind: Which metrics judge it.
         standardise: Whether features are brought to mean 0 and variance 1, by statistics that clients may pool.
         prepares: Whether `prepare` takes something from local data.
-        local_buffers: Buffers made from local data, which never leave the client.
+        local_buffers: Buffers made from local data, which are never shared as weights are.
         output_modules: Submodules between features and output; methods with personal heads keep these.
         width: Channels of the features.
     """

@@ -14,7 +14,8 @@ STATISTICS = ("count", "mean", "variance")
 def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Message:
     """Averages messages by data size, key by key (FedAvg): ``sum_n z_n W_n``.
 
-    Floating-point entries are averaged, in double precision: equal messages come back as they are. Whole numbers
+    Floating-point entries are averaged, in double precision and divided last: equal messages come back as they are,
+    and the order of clients does not matter. Whole numbers
     (a BatchNorm's count of batches) cannot be averaged and are taken from the largest client.
 
     Args:
@@ -39,8 +40,8 @@ def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Messa
             continue
         mean = torch.zeros_like(entry, dtype=torch.float64)
         for client, update in updates.items():
-            mean.add_(update.message[name], alpha=sizes[client] / total)
-        merged[name] = mean.to(entry.dtype)
+            mean.add_(update.message[name], alpha=sizes[client])
+        merged[name] = (mean / total).to(entry.dtype)
     return merged
 
 

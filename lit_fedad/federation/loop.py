@@ -288,9 +288,11 @@ class Federation:
         letters: dict[int, bytes] = {}
         if self.fabric.is_global_zero:
             packed: dict[tuple[Any, ...], bytes] = {}
+            kept = []  # so that no two tensors have the same id
             payload = self.server.download_payload()
             for client in clients:
                 message = self.server.broadcast(client)
+                kept.append(message)
                 key = tuple((name, id(tensor)) for name, tensor in message.items())
                 if key not in packed:
                     packed[key] = self.channel.pack(

@@ -60,7 +60,8 @@ class FedAvgClient(Client):
     def setup_phases(self) -> tuple[str, ...]:
         """Pooled channel statistics and local preparation, where the task wants them."""
         task = self.task
-        return (*(("statistics",) if task.standardise else ()), *(("prepare",) if task.prepares else ()))
+        statistics = ("statistics",) if task.standardise else ()
+        return (*statistics, "prepare") if statistics or task.prepares else ()
 
     @property
     def uniform(self) -> bool:

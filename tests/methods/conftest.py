@@ -231,9 +231,8 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with federation and report, before the checkpoint.
     """
     folders = (str(number) for number in count())
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: None
-    )  # else most of the time goes into waiting for the disk
+    # Else, waiting for the disk takes most of the time.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
     def play(
         client_class,
