@@ -1,5 +1,6 @@
 """How numbers of several clients become one, whatever the method."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,8 +16,8 @@ def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Messa
     """Averages messages by data size, key by key (FedAvg): ``sum_n z_n W_n``.
 
     Floating-point entries are averaged, in double precision and divided last: equal messages come back as they are,
-    and the order of clients does not matter. Whole numbers
-    (a BatchNorm's count of batches) cannot be averaged and are taken from the largest client.
+    and the order of clients does not matter. Whole numbers (a BatchNorm's count of batches) cannot be averaged and
+    are taken from the largest client.
 
     Args:
         updates: By client; all with the same keys and shapes.
@@ -31,7 +32,9 @@ def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Messa
         {'w': tensor([1.])}
     """
     sizes = {client: 1 if uniform else update.num_samples for client, update in updates.items()}
-    total = sum(sizes.values())
+    # In lowest terms, clients of one size are averaged exactly as if they counted the same.
+    divisor = math.gcd(*sizes.values()) or 1
+    total = sum(sizes.values()) / divisor
     largest = updates[max(sizes, key=lambda client: updates[client].num_samples)].message
     merged = {}
     for name, entry in largest.items():
@@ -40,7 +43,7 @@ def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Messa
             continue
         mean = torch.zeros_like(entry, dtype=torch.float64)
         for client, update in updates.items():
-            mean.add_(update.message[name], alpha=sizes[client])
+            mean.add_(update.message[name], alpha=sizes[client] / divisor)
         merged[name] = (mean / total).to(entry.dtype)
     return merged
 
