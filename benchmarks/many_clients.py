@@ -1,4 +1,4 @@
-"""A FedAvg round of ten clients among 10, 100 and 1,000: seconds and peak memory (ResNet-18, images of CIFAR's size)."""
+"""A FedAvg round of ten clients among 10, 100 and 1,000: seconds and memory (ResNet-18, images of CIFAR's size)."""
 
 import json
 import subprocess

@@ -51,7 +51,9 @@ def needs(group: str, option: str) -> list[str]:
     missing = {
         ("partition", "file"): ["partition.path=clients.json"],
         ("data", "packed"): ["data.root=images", "data.train=train.npz"],
-        ("data", "labelled_csv"): [f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")],
+        ("data", "labelled_csv"): [
+            f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")
+        ],
         ("method", "fedrep"): ["task=autoencoder"],
     }
     rooted = (group == "data" and option != "textures") or group == "experiment"

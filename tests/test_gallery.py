@@ -39,8 +39,8 @@ def restored(tiny_run):
     """The federation of the tiny run after its last round, its data, and a Fabric."""
     run = RunFolder(tiny_run)
     config, fabric = run.config(), make_fabric(accelerator="cpu")
+    images = build(config["data"])
     with pytest.warns(UserWarning, match="RANDOM"):
-        images = build(config["data"])
         model = build_model(config, images.products)
     data = build_data(config, images, model, fabric, Display(quiet=True))
     federation = build_federation(config, tiny_run, model, data, fabric)

@@ -255,7 +255,8 @@ def test_evaluation_equals_what_the_run_reported(tiny_run, capsys):
     shown = [row for row in rows if row and row[0] in ("I-AUROC", "P-AUROC", "PRO", "AUPR")]
     assert shown == [
         [title, *(f"{reported[name][key]:.3f}" for key in ("mean", "worst", "pooled"))]
-        for name, title in METRIC_TITLES.items() if name in reported
+        for name, title in METRIC_TITLES.items()
+        if name in reported
     ]
 
 

@@ -110,9 +110,10 @@ def test_pair(lab, words, method, task, tmp_path, monkeypatch, differences, outc
         if round == 1:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Federation, "save", save_and_stop)
-        lab.train(tmp_path / "resumed", *given)
+        with pytest.raises(KeyboardInterrupt):
+            lab.train(tmp_path / "resumed", *given)
     resumed = lab.train(tmp_path / "resumed", *given)
     assert differences(outcome(resumed), outcome(straight)) == []
     assert differences(lab.state(tmp_path / "resumed"), lab.state(tmp_path / "straight")) == []
