@@ -108,6 +108,24 @@ class Data:
     module: AnomalyDataModule
 
 
+def build_images(config: Config) -> Images:
+    """Reads the image set.
+
+    Raises:
+        UserError: If the task cannot be judged on these images.
+    """
+    images: Images = build(config["data"])
+    task = locate(config["task"]["_target_"])
+    if images.kind != task.kind:
+        raise UserError(
+            f"task {task.__name__} learns labels, and data {images.name} has none; give data=cifar10"
+            if task.kind == "classification"
+            else f"task {task.__name__} looks for anomalies, and data {images.name} has only classes;"
+            " give task=classifier"
+        )
+    return images
+
+
 def build_model(config: Config, products: Sequence[str]) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
@@ -133,18 +151,7 @@ def build_model(config: Config, products: Sequence[str]) -> Model:
 
 
 def build_data(config: Config, images: Images, model: Model, fabric: Fabric, display: Display) -> Data:
-    """Deals images to clients, and computes frozen features that are not cached yet.
-
-    Raises:
-        UserError: If the task cannot be judged on these images.
-    """
-    if images.kind != model.task.kind:
-        name = type(model.task).__name__
-        raise UserError(
-            f"task {name} learns labels, and data {images.name} has none; give data=cifar10, or task=memory_bank"
-            if model.task.kind == "classification"
-            else f"task {name} looks for anomalies, and data {images.name} has only classes; give task=classifier"
-        )
+    """Deals images to clients, and computes frozen features that are not cached yet."""
     partition: Partition = build(config["partition"])(images, config["seed"])
     if isinstance(images, LabelledSet):
         transform, train, test = _labelled_data(config, images)

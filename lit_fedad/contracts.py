@@ -285,6 +285,9 @@ class Client(L.LightningModule):
         Returns:
             Means over all steps of the loss and of the other scalars that ``training_step`` returned; nothing
             where the task has nothing to train.
+
+        Raises:
+            UserError: If training diverges.
         """
         task = self.task
         if not any(parameter.requires_grad for parameter in task.parameters()):
@@ -307,6 +310,8 @@ class Client(L.LightningModule):
                 batch = fabric.to_device(batch)
                 task.on_train_batch_start(batch, index)
                 outputs = module.training_step(batch, index)
+                if not torch.isfinite(outputs["loss"]):
+                    raise UserError("the loss is not finite: training has diverged; lower the learning rate")
                 optimizer.zero_grad()
                 fabric.backward(outputs["loss"])
                 self.on_before_optimizer_step(configured)

@@ -13,9 +13,16 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import Data, Model, build_data, build_evaluator, build_federation, build_model
-from lit_fedad.config import Config, build, call
-from lit_fedad.data.labelled import Images
+from lit_fedad.assembly import (
+    Data,
+    Model,
+    build_data,
+    build_evaluator,
+    build_federation,
+    build_images,
+    build_model,
+)
+from lit_fedad.config import Config, call
 from lit_fedad.evaluation import Thresholds
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.federation.processes import launch, make_fabric
@@ -70,7 +77,7 @@ def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
 
 def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     run, first = RunFolder.of(config), fabric.is_global_zero
-    images: Images = build(config["data"])
+    images = build_images(config)
     model = build_model(config, images.products)
     data = build_data(config, images, model, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)

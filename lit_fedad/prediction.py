@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import Model, build_data, build_federation, build_model, image_transform
-from lit_fedad.config import Config, build
+from lit_fedad.assembly import Model, build_data, build_federation, build_images, build_model, image_transform
+from lit_fedad.config import Config
 from lit_fedad.contracts import Client
-from lit_fedad.data.labelled import Images
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import predict_batch
@@ -50,7 +49,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     folder, result, config = _complete_run(run, overrides)
     display, fabric = Display(), _one_process(config)
     model = _same_model(config, result)
-    images: Images = build(config["data"])
+    images = build_images(config)
     data = build_data(config, images, model, fabric, display)
     if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
         raise UserError(

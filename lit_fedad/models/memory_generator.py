@@ -104,8 +104,9 @@ def sample_grid(grid: Tensor, where: Tensor) -> Tensor:
     _, height, width = grid.shape
     x = (where[:, 0] + 1) / 2 * (width - 1)
     y = (where[:, 1] + 1) / 2 * (height - 1)
-    left = x.detach().floor().clamp(0, max(width - 2, 0))
-    top = y.detach().floor().clamp(0, max(height - 2, 0))
+    # Where training has diverged, samples are NaN, too; places must stay within the grid.
+    left = x.detach().nan_to_num().floor().clamp(0, max(width - 2, 0))
+    top = y.detach().nan_to_num().floor().clamp(0, max(height - 2, 0))
     dx, dy = x - left, y - top
     weights = torch.stack([(1 - dy) * (1 - dx), (1 - dy) * dx, dy * (1 - dx), dy * dx], dim=1)
     right, bottom = (left + 1).clamp(max=width - 1), (top + 1).clamp(max=height - 1)

@@ -261,3 +261,16 @@ def test_clients_scored_as_one_do_predict_alike(federate, make_classifier, make_
 def test_clients_with_banks_or_statistics_of_their_own_are_scored_each(make_classifier, make_task):
     assert not FedAvgClient(make_task()).uniform
     assert not FedAvgClient(make_classifier(), aggregate_buffers="local").uniform
+
+
+@pytest.mark.parametrize("kind", ["linear", "bank"])
+def test_diverged_training_says_so_in_one_line(
+    federate, make_task, make_linear, make_points, make_loader, kind
+):
+    """Of a linear layer, and of the head whose grid is sampled where the features say."""
+    if kind == "linear":
+        task, data = make_linear(learning_rate=1e300), {0: make_points(4), 1: make_points(4)}
+    else:
+        task, data = make_task(learning_rate=1e30), {0: make_loader(4), 1: make_loader(4)}
+    with pytest.raises(UserError, match="client 0: the loss is not finite: .* lower the learning rate"):
+        federate(FedAvgClient, task=task, data=data, rounds=3)
