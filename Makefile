@@ -7,7 +7,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict report test test-slow lint format ui bench clean
+TASKS   := help install train evaluate predict report test coverage test-slow lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -43,6 +43,9 @@ report: $(READY) ## Make a paper's table: TABLE=, ARGS="root.mpdd=DIR or experim
 	@$(BIN)/lit-fedad report table=$(TABLE) $(ARGS)
 
 test: $(READY) ## Run the quick tests
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
 test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it)

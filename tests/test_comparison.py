@@ -342,6 +342,7 @@ def test_files_become_the_artifacts_of_one_mlflow_run(desk):
     assert Path(client.download_artifacts(run.info.run_id, "t.md", str(desk))).read_text() == "whole"
 
 
+@pytest.mark.slow
 def test_two_rows_from_training_to_table(desk, capsys):
     """One run is there already, made by `train`; the other is a process of its own."""
     common = [
@@ -352,7 +353,7 @@ def test_two_rows_from_training_to_table(desk, capsys):
         "cache.enabled=false",
     ]
     common += ["tracking=off", "evaluation.pictures=0", "rounds=1", "fabric.accelerator=cpu"]
-    assert cli.main(["train", *common, "method=local", "seed=0"]) == 0
+    assert cli.main(["train", *common, "method=local", "task.learning_rate=3e-4", "seed=0"]) == 0
     capsys.readouterr()
     told = ["report", "table=2", "seeds=0", "rows=Local,FedDyMem", *common]
     assert cli.main(told) == 0

@@ -20,8 +20,25 @@ def strict_json(path):
     return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{path.name} holds {name}"))
 
 
-# All other pairs of method and task: test_pairs.py.
-@pytest.mark.parametrize("method", sorted({*options("method")} - {"fedrep"}))
+# Those that every quick run plays; the others in the slow tests, here and, with every task, in test_pairs.py.
+QUICK = (
+    "fedavg",
+    "feddymem",
+    "feddymem_close",
+    "feddymem_literal",
+    "federated_patchcore",
+    "local",
+    "nearest_neighbour",
+)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
+        for method in sorted({*options("method")} - {"fedrep"})
+    ],
+)
 def test_method_trains_and_writes_its_files(lab, method):
     out, result = lab.finished(f"method={method}")
     stored = strict_json(out / "result.json")

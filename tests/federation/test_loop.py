@@ -93,7 +93,17 @@ def test_too_few_clients_left(toy):
 
 
 def test_a_non_finite_update_names_client_and_tensor(toy):
+    federation = toy()
+    send = federation.client.send
+    federation.client.send = lambda loader: {
+        "w": send(loader)["w"] / (0 if federation.client.context.client == 1 else 1)
+    }
     with pytest.raises(UserError, match="round 1, client 1.*'w'.*not finite"):
+        federation.run()
+
+
+def test_a_loss_that_is_not_finite_names_the_client(toy):
+    with pytest.raises(UserError, match="round 1, client 1: the loss is not finite"):
         toy(values={0: [1.0], 1: [float("nan")]}).run()
 
 
