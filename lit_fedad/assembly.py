@@ -13,18 +13,18 @@ from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
-from lit_fedad.data.datamodule import AnomalyDataModule, ImageDataset
+from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation import AccuracyEvaluator, AnomalyEvaluator, MetricsEvaluator
+from lit_fedad.evaluation import AccuracyEvaluator, AnomalyEvaluator
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.loop import Evaluator, Federation
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.randomness import seeded
@@ -105,7 +105,7 @@ class Data:
     images: Images
     partition: Partition
     transform: ImageTransform
-    module: AnomalyDataModule
+    module: FederatedDataModule
 
 
 def build_images(config: Config) -> Images:
@@ -157,7 +157,7 @@ def build_data(config: Config, images: Images, model: Model, fabric: Fabric, dis
         transform, train, test = _labelled_data(config, images)
     else:
         transform, train, test = _image_data(config, images, model.backbone, fabric, display)
-    module = AnomalyDataModule(
+    module = FederatedDataModule(
         train, test, partition.clients, config["batch_size"], config["evaluation"]["batch_size"]
     )
     return Data(images, partition, transform, module)
@@ -202,7 +202,7 @@ def _image_data(
     return transform, train, test
 
 
-def build_evaluator(data: Data, fabric: Fabric) -> MetricsEvaluator:
+def build_evaluator(data: Data, fabric: Fabric) -> Evaluator:
     """What judges clients on this kind of data."""
     loader = data.module.test_dataloader()
     if isinstance(data.images, LabelledSet):

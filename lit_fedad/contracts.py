@@ -207,7 +207,7 @@ class Client(L.LightningModule):
         needs: What kind of task the method works with.
 
     Raises:
-        UserError: If the method cannot work with this task.
+        UserError: If the method cannot work with this task, or there is no epoch to train.
     """
 
     needs: type[Task] = Task
@@ -215,6 +215,8 @@ class Client(L.LightningModule):
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
         self.check_task(type(task))
+        if local_epochs < 1:
+            raise UserError(f"local_epochs={local_epochs} must be at least 1")
         self.task = task
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Prediction
-from lit_fedad.data.datamodule import AnomalyDataModule
+from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.classification import ClassificationMetrics
 from lit_fedad.metrics.federated import Summary, summarise
@@ -34,25 +34,6 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
 def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
     """A client's score of every image that a loader gives [n]."""
     return torch.cat([predict_batch(client, batch, fabric).image_score.cpu() for batch in loader])
-
-
-class MetricsEvaluator(Protocol):
-    """Judges clients.
-
-    Attributes:
-        metrics: Names of the metrics; the first says which round is best.
-    """
-
-    metrics: tuple[str, ...]
-
-    def score(self, client: Client, number: int) -> Any:
-        """Mergeable metric state of one client."""
-
-    def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
-        """The states of clients that all predict as the one that was scored."""
-
-    def summarise(self, states: dict[int, Any]) -> dict[str, Summary]:
-        """Mean, worst, pooled and per-client values of each metric."""
 
 
 class AnomalyEvaluator:
@@ -136,7 +117,7 @@ class Thresholds:
         quantile: Share of the training images below the threshold.
     """
 
-    def __init__(self, module: AnomalyDataModule, fabric: Fabric, quantile: float) -> None:
+    def __init__(self, module: FederatedDataModule, fabric: Fabric, quantile: float) -> None:
         self.module, self.fabric, self.quantile = module, fabric, quantile
 
     def __call__(self, client: Client, number: int) -> float:

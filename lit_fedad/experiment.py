@@ -17,7 +17,6 @@ from lit_fedad.assembly import (
     Data,
     Model,
     build_data,
-    build_evaluator,
     build_federation,
     build_images,
     build_model,
@@ -185,7 +184,7 @@ def _result(
     config: Config, model: Model, data: Data, federation: Federation, peak: int, tracker: Tracker
 ) -> dict[str, Any]:
     evaluated = [r for r in federation.history if r.metrics is not None]
-    names = build_evaluator(data, federation.fabric).metrics
+    names = federation.evaluator.metrics
     best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
     chosen = {"first": evaluated[0], "last": evaluated[-1], "best": best}
     history = federation.history

@@ -16,6 +16,7 @@ from lightning.fabric import Fabric
 from lit_fedad.assembly import Model, build_data, build_federation, build_images, build_model, image_transform
 from lit_fedad.config import Config
 from lit_fedad.contracts import Client
+from lit_fedad.data.sample import IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import predict_batch
@@ -24,7 +25,6 @@ from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
 from lit_fedad.runs import RunFolder
 
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
@@ -256,7 +256,7 @@ def _complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFol
     config = folder.config()
     for key, value in (overrides or {}).items():
         section, _, name = key.partition(".")
-        if key not in _MACHINE or name not in config[section]:
+        if key not in _MACHINE or name not in config.get(section, {}):
             raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE)}")
         config[section][name] = value
     return folder, result, config

@@ -142,7 +142,7 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     root = tree(["a", "b"])
     (tmp_path / "clients.json").write_text("[[0, 1], [2, 3]]")
     given = {"file": [f"partition.path={tmp_path}/clients.json"], "iid": ["partition.clients=3"]}
-    given["dirichlet"] = ["partition.clients=2", "partition.min_size=1"]
+    given["dirichlet"] = given["ten_clients"] = ["partition.clients=2", "partition.min_size=1"]
     config = compose(
         [
             f"partition={partition}",
@@ -154,6 +154,17 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     )
     dealt = build(config["partition"])(build(config["data"]), 0)
     assert sorted(i for client in dealt.clients for i in client) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [(["method=fedavg"], "Dirichlet"), (["method=centralised"], "Pooled"),
+     (["method=fedavg", "partition=by_product"], "ByProduct")],
+)  # fmt: skip
+def test_a_presets_number_of_clients_leaves_with_its_partition(words, kind):
+    node = compose(["experiment=cifar10", "data.root=images", *words])["partition"]
+    assert type(build(node)).__name__ == kind
+    assert node.get("clients") == (10 if kind == "Dirichlet" else None)
 
 
 @pytest.mark.parametrize("federation", options("federation"))
@@ -207,6 +218,8 @@ def test_mistake_is_refused_when_composing(words, said):
         (["backbone.layers=1"], "layers=1 must be list"),
         (["~task.loss"], "MemoryBank needs 'loss'"),
         (["+method.client.epochs=3"], "did you mean 'local_epochs'"),
+        (["method.client.local_epochs=0"], "local_epochs=0 must be at least 1"),
+        (["method=apfl", "method.client.alpha=2"], "method.client.alpha=2 must be in [0, 1]"),
     ],
 )
 def test_mistake_is_refused_when_building_the_model(words, said):

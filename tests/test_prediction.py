@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 from lit_fedad import prediction
 from lit_fedad.assembly import build_model
 from lit_fedad.config import build
-from lit_fedad.data.datamodule import AnomalyDataModule, ImageDataset
+from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
@@ -100,7 +100,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     model.restore(tiny_run, config, 0)
     samples = [Sample(photos / row["path"], "new") for row in rows]
     dataset = ImageDataset(samples, ImageTransform(**config["image"]))
-    module = AnomalyDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
+    module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
     trainer = L.Trainer(
         accelerator="cpu",
         logger=False,

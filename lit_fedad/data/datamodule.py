@@ -20,7 +20,7 @@ class Batch(TypedDict, total=False):
     Attributes:
         image: Normalised images, float32 ``[B, 3, S, S]``.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
-        label: 0 normal, 1 anomalous, int64 ``[B]``.
+        label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.
         index: Position in the data set, int64 ``[B]``.
     """
@@ -97,12 +97,12 @@ def unbatched(batch: Batch) -> Batch:
     return cast("Batch", item)
 
 
-class AnomalyDataModule(L.LightningDataModule):
+class FederatedDataModule(L.LightningDataModule):
     """Training images dealt to clients, and one test set.
 
     Args:
-        train: Normal images, a data set whose ``__getitems__`` gives a `Batch`.
-        test: Normal and anomalous images, likewise.
+        train: Normal images, or images of all classes: a data set whose ``__getitems__`` gives a `Batch`.
+        test: Normal and anomalous images, or images of all classes, likewise.
         partition: For every client the indices of its images in ``train``.
         batch_size: Training images a batch.
         eval_batch_size: Test images a batch.

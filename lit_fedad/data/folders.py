@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.data.mvtec import IMAGE_SUFFIXES
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.errors import UserError
 
 _DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
@@ -62,5 +61,5 @@ def images_in(folder: Path) -> list[Path]:
             f"{folder}: holds only DICOM files; convert each to <its name>.png (pydicom and Pillow)"
         )
     if not images:
-        raise UserError(f"{folder}: holds no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
     return images

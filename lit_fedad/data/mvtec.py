@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.data.subset import subset
 from lit_fedad.errors import UserError
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
 
 
@@ -164,8 +163,6 @@ def _images(folder: Path, stray: list[Path]) -> list[Path]:
     entries = _entries(folder)
     images = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
     if not images:
-        raise UserError(
-            f"{folder}: holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}); add some or remove it"
-        )
+        raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)}); add some or remove it")
     stray += sorted(set(entries) - set(images))
     return images

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+"""What is taken for an image, by the lower-case end of its name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

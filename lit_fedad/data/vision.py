@@ -13,9 +13,8 @@ from pathlib import Path
 from PIL import Image
 
 from lit_fedad.data.coco import AnnotatedImage, read_coco
-from lit_fedad.data.mvtec import IMAGE_SUFFIXES
 from lit_fedad.data.products import choose_products
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.data.subset import subset
 from lit_fedad.errors import UserError
 

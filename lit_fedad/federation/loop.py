@@ -34,7 +34,13 @@ class ClientData(Protocol):
 
 
 class Evaluator(Protocol):
-    """Scores clients; knows data and metrics, so that the federation need not."""
+    """Scores clients; knows data and metrics, so that the federation need not.
+
+    Attributes:
+        metrics: Names of the metrics; the first says which round is best.
+    """
+
+    metrics: tuple[str, ...]
 
     def score(self, client: Client, number: int) -> Any:
         """Mergeable metric state of one client."""
@@ -108,6 +114,9 @@ class Federation:
         on_round: Called on the first process after each exchange, before its checkpoint.
         on_visit: Called in every process after each visit to a client, to train or to score it, with the number
             of this process's visits done and of all in the run.
+
+    Raises:
+        UserError: If there is no exchange to play.
     """
 
     def __init__(
@@ -132,6 +141,8 @@ class Federation:
         self.checkpoints, self.pool = checkpoints, pool
         self.participation, self.channel = participation, channel
         self.evaluate_every, self.on_round, self.on_visit = evaluate_every, on_round, on_visit
+        if rounds < 1 and not server.setup:
+            raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.enrol({client: data.sizes[client] for client in self.clients})
         hands = deal({c: data.sizes[c] for c in self.clients}, fabric.world_size)

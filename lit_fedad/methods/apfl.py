@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Task
+from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.stateless import trainable, with_weights
 
@@ -24,6 +25,9 @@ class APFLClient(FedAvgClient):
         local_epochs: E.
         alpha: First share of the personal model.
         adaptive: Whether alpha is learnt.
+
+    Raises:
+        UserError: If alpha is not in [0, 1].
     """
 
     def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.5, adaptive: bool = True) -> None:
@@ -32,7 +36,9 @@ class APFLClient(FedAvgClient):
         # The frozen backbone is shared; everything that trains exists twice.
         self.personal: Task = copy.deepcopy(task, {id(backbone): backbone})
         self.adaptive = adaptive
-        self.alpha = torch.tensor(alpha, requires_grad=adaptive)
+        if not 0 <= alpha <= 1:
+            raise UserError(f"method.client.alpha={alpha} must be in [0, 1]")
+        self.alpha = torch.tensor(float(alpha), requires_grad=adaptive)
 
     @property
     def uniform(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lit_fedad.contracts import Task
 from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 class LocalClient(FedAvgClient):
@@ -26,3 +27,9 @@ class LocalClient(FedAvgClient):
     def shared_keys(self) -> list[str]:
         """None."""
         return []
+
+
+class NearestNeighbourClient(LocalClient):
+    """A client that holds everything, and only remembers: the centralised bound on a memory bank."""
+
+    needs = MemoryBank

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lit_fedad.data.datamodule import AnomalyDataModule, ImageDataset
+from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -35,7 +35,7 @@ def samples(tmp_path_factory):
 
 @pytest.fixture
 def module(samples):
-    return AnomalyDataModule(
+    return FederatedDataModule(
         ImageDataset(samples[:11], TRANSFORM),
         ImageDataset(samples[11:], TRANSFORM, with_masks=True),
         PARTITION,
@@ -71,7 +71,7 @@ def test_cached_features_come_in_the_same_batches_as_images(samples, tmp_path):
     cache = FeatureCache(tmp_path, TRANSFORM, lambda images: [images], "identity")
     cache.fill(samples)
     batches = [
-        next(iter(AnomalyDataModule(data, data, PARTITION).client_loader(2, seeded(3))))
+        next(iter(FederatedDataModule(data, data, PARTITION).client_loader(2, seeded(3))))
         for data in (
             cache.dataset(samples, with_masks=True),
             ImageDataset(samples, TRANSFORM, with_masks=True),
@@ -108,7 +108,7 @@ def test_without_shuffling_the_partition_decides(module):
 
 
 def test_all_clients_together_or_one(module, samples):
-    module_of_one = AnomalyDataModule(module.train, module.test, PARTITION, client=1)
+    module_of_one = FederatedDataModule(module.train, module.test, PARTITION, client=1)
     assert sorted(chain(*order(module_of_one.train_dataloader()))) == PARTITION[1]
     assert sorted(chain(*order(module.train_dataloader()))) == list(range(11))
     torch.manual_seed(3)
@@ -147,7 +147,7 @@ def test_worker_processes_give_the_same_batches(module):
 )
 def test_bad_partitions_are_named(module, partition, client, message):
     with pytest.raises(UserError, match=message):
-        AnomalyDataModule(module.train, module.test, partition, client=client)
+        FederatedDataModule(module.train, module.test, partition, client=client)
 
 
 class Mean(L.LightningModule):

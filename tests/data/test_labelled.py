@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.transforms.v2.functional import normalize
 
-from lit_fedad.data.datamodule import AnomalyDataModule
+from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.data.partition import IID, ByProduct, Dirichlet, FromFile, Pooled
 from lit_fedad.errors import UserError
@@ -86,7 +86,7 @@ def test_an_item_is_a_batch_of_one_without_its_dimension():
 def test_the_data_module_deals_labelled_batches():
     images = labelled_set()
     partition = ByProduct()(images, 0)
-    module = AnomalyDataModule(
+    module = FederatedDataModule(
         LabelledDataset(images.train_images, images.train_labels),
         LabelledDataset(images.test_images, images.test_labels),
         partition.clients,

@@ -157,3 +157,8 @@ def test_a_stored_state_does_not_follow_the_live_model(tmp_path):
 def test_evaluation_rounds(toy):
     history = toy(rounds=5, evaluate_every=2).run()
     assert [r.round for r in history if r.metrics] == [2, 4, 5]
+
+
+def test_nothing_to_play_is_refused_at_once(toy):
+    with pytest.raises(UserError, match="rounds=0: this method does nothing before round 1"):
+        toy(rounds=0)

@@ -47,20 +47,6 @@ def apfl(federate, make_linear):
     return play
 
 
-@pytest.fixture(params=["classifier", "memory bank"])
-def play(request, federate, make_classifier, make_points, make_task, make_loader):
-    """Plays three rounds of two clients, on either task."""
-
-    def play(**settings):
-        if request.param == "classifier":
-            task, data = make_classifier(), {c: make_points(4 + 2 * c, c) for c in range(2)}
-        else:
-            task, data = make_task(learning_rate=0.01), {c: make_loader(3 + c, c) for c in range(2)}
-        return federate(APFLClient, task=task, data=data, shuffle=True, **settings)
-
-    return play
-
-
 # ------------------------------------------------------------------------------------------ the paper's numbers
 
 
@@ -155,22 +141,6 @@ def test_at_alpha_1_every_client_is_on_its_own(federate, make_classifier, make_p
         exactly(ours.pool.get(number)["personal"], theirs.pool.get(number)["task"])
 
 
-def test_identical_clients_are_one_client(apfl, points_by_hand, exactly):
-    many, one = (apfl(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
-    exactly(many.server.weights, one.server.weights)
-    exactly(many.pool.get(1), one.pool.get(0))
-
-
-def test_order_of_clients_does_not_matter(apfl, make_points):
-    data = {c: make_points(2 + c, c) for c in range(3)}
-    places = {0: 2, 1: 0, 2: 1}
-    given, moved = apfl(data), apfl({new: data[old] for old, new in places.items()})
-    # The server adds in another order; alpha is rounded to single precision.
-    torch.testing.assert_close(moved.server.weights, given.server.weights, rtol=1e-12, atol=1e-14)
-    for old, new in places.items():
-        torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-6, atol=1e-7)
-
-
 # -------------------------------------------------------------------------------------------- what is personal
 
 
@@ -216,27 +186,6 @@ def test_the_frozen_backbone_exists_once(make_task, make_classifier):
         assert client.personal.backbone is task.backbone
         shared = {id(p) for p in task.parameters() if p.requires_grad}
         assert shared.isdisjoint(id(p) for p in client.personal.parameters())
-
-
-def test_evaluation_leaves_no_trace(play, exactly):
-    often, seldom = play(evaluate_every=1), play(evaluate_every=3)
-    exactly(often.server.weights, seldom.server.weights)
-    for client in (0, 1):
-        exactly(often.pool.get(client), seldom.pool.get(client))
-
-
-def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
-    def kill(federation, report):
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", after_round=kill)
-    continued, whole = play(folder="killed"), play()
-    exactly(continued.server.weights, whole.server.weights)
-    exactly(continued.history[-1].metrics, whole.history[-1].metrics)
-    for client in (0, 1):
-        exactly(continued.pool.get(client), whole.pool.get(client))
 
 
 def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, make_loader, exactly):

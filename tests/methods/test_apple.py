@@ -56,23 +56,6 @@ def apple(federate, make_linear):
     return play
 
 
-@pytest.fixture(params=["classifier", "memory bank"])
-def play(request, federate, make_classifier, make_points, make_task, make_loader):
-    """Plays three rounds of two clients, on either task."""
-
-    def play(**settings):
-        if request.param == "classifier":
-            task, data = make_classifier(), {c: make_points(4 + 2 * c, c) for c in range(2)}
-        else:
-            task, data = make_task(learning_rate=0.01), {c: make_loader(3 + c, c) for c in range(2)}
-        client = {"rounds": ROUNDS, "relation_learning_rate": 0.01}
-        return federate(
-            AppleClient, AppleServer, task=task, data=data, shuffle=True, client=client, **settings
-        )
-
-    return play
-
-
 # ------------------------------------------------------------------------------------------ the paper's numbers
 
 
@@ -197,27 +180,6 @@ def test_running_statistics_stay_with_the_client(federate, make_classifier, make
     one, other = (played.pool.get(number)["task"]["downsample.1.running_mean"] for number in data)
     assert not torch.equal(one, other)
     exactly(played.history[-1].metrics[0]["downsample.1.running_mean"], one)
-
-
-def test_evaluation_leaves_no_trace(play, exactly):
-    often, seldom = play(evaluate_every=1), play(evaluate_every=3)
-    exactly(often.server.state_dict(), seldom.server.state_dict())
-    for client in (0, 1):
-        exactly(often.pool.get(client), seldom.pool.get(client))
-
-
-def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
-    def kill(federation, report):
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", after_round=kill)
-    continued, whole = play(folder="killed"), play()
-    exactly(continued.server.state_dict(), whole.server.state_dict())
-    exactly(continued.history[-1].metrics, whole.history[-1].metrics)
-    for client in (0, 1):
-        exactly(continued.pool.get(client), whole.pool.get(client))
 
 
 @pytest.fixture

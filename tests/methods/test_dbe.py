@@ -62,21 +62,6 @@ def dbe(federate, make_linear):
     return play
 
 
-@pytest.fixture(params=["classifier", "memory bank"])
-def play(request, federate, make_classifier, make_points, make_task, make_loader):
-    """Plays three rounds of two clients, on either task."""
-
-    def play(**settings):
-        if request.param == "classifier":
-            task, data = make_classifier(), {c: make_points(4 + 2 * c, c) for c in range(2)}
-        else:
-            task, data = make_task(learning_rate=0.01), {c: make_loader(3 + c, c) for c in range(2)}
-        client = {"kappa": 2.0, "momentum": 0.3}
-        return federate(DBEClient, DBEServer, task=task, data=data, shuffle=True, client=client, **settings)
-
-    return play
-
-
 # ------------------------------------------------------------------------------------------ the paper's numbers
 
 
@@ -155,22 +140,6 @@ def test_the_regulariser_draws_a_clients_mean_to_the_common_one(dbe, make_linear
     assert gaps[1] < gaps[0]
 
 
-def test_identical_clients_are_one_client(dbe, points_by_hand, exactly):
-    many, one = (dbe(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
-    exactly(many.server.state_dict(), one.server.state_dict())
-    exactly(many.pool.get(1), one.pool.get(0))
-
-
-def test_order_of_clients_does_not_matter(dbe, make_points):
-    data = {c: make_points(2 + c, c) for c in range(3)}
-    places = {0: 2, 1: 0, 2: 1}
-    given, moved = dbe(data), dbe({new: data[old] for old, new in places.items()})
-    # The server adds in another order; means and biases are rounded to single precision.
-    torch.testing.assert_close(moved.server.state_dict(), given.server.state_dict(), rtol=1e-6, atol=1e-6)
-    for old, new in places.items():
-        torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-6, atol=1e-6)
-
-
 # -------------------------------------------------------------------------------------------- what is personal
 
 
@@ -234,27 +203,6 @@ def test_the_bias_shifts_the_features_of_every_task(make_task, kind):
         before = task.features(batch)
         client.offset.bias += torch.arange(task.width)
         torch.testing.assert_close(task.features(batch), before + torch.arange(task.width))
-
-
-def test_evaluation_leaves_no_trace(play, exactly):
-    often, seldom = play(evaluate_every=1), play(evaluate_every=3)
-    exactly(often.server.state_dict(), seldom.server.state_dict())
-    for client in (0, 1):
-        exactly(often.pool.get(client), seldom.pool.get(client))
-
-
-def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
-    def kill(federation, report):
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", after_round=kill)
-    continued, whole = play(folder="killed"), play()
-    exactly(continued.server.state_dict(), whole.server.state_dict())
-    exactly(continued.history[-1].metrics, whole.history[-1].metrics)
-    for client in (0, 1):
-        exactly(continued.pool.get(client), whole.pool.get(client))
 
 
 def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task, make_loader, exactly):

@@ -160,22 +160,6 @@ def test_without_inheritance_the_personal_model_is_what_the_client_sent(
     exactly(weighted_mean({0: Update(sent[0], 4), 1: Update(sent[1], 6)}), played.server.weights)
 
 
-def test_identical_clients_are_one_client(fedphp, points_by_hand, exactly):
-    many, one = (fedphp(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
-    exactly(many.server.weights, one.server.weights)
-    exactly(many.pool.get(1), one.pool.get(0))
-
-
-def test_order_of_clients_does_not_matter(fedphp, make_points):
-    data = {c: make_points(2 + c, c) for c in range(3)}
-    places = {0: 2, 1: 0, 2: 1}
-    given, moved = fedphp(data), fedphp({new: data[old] for old, new in places.items()})
-    # The server adds in another order.
-    torch.testing.assert_close(moved.server.weights, given.server.weights, rtol=1e-12, atol=1e-14)
-    for old, new in places.items():
-        torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-12, atol=1e-14)
-
-
 # -------------------------------------------------------------------------------------------- what is personal
 
 
@@ -202,27 +186,6 @@ def test_predicts_with_the_inherited_model(play, exactly):
         predicts = played.history[-1].metrics[client]
         exactly({name: predicts[name] for name in inherited}, inherited)
         assert any(not torch.equal(predicts[name], w) for name, w in played.server.weights.items())
-
-
-def test_evaluation_leaves_no_trace(play, exactly):
-    often, seldom = play(evaluate_every=1), play(evaluate_every=3)
-    exactly(often.server.weights, seldom.server.weights)
-    for client in (0, 1):
-        exactly(often.pool.get(client), seldom.pool.get(client))
-
-
-def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
-    def kill(federation, report):
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", after_round=kill)
-    continued, whole = play(folder="killed"), play()
-    exactly(continued.server.weights, whole.server.weights)
-    exactly(continued.history[-1].metrics, whole.history[-1].metrics)
-    for client in (0, 1):
-        exactly(continued.pool.get(client), whole.pool.get(client))
 
 
 def test_the_bank_that_scores_was_made_with_the_inherited_model(federate, make_task, make_loader, exactly):

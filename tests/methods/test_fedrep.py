@@ -154,22 +154,6 @@ def test_neither_part_moves_while_the_other_trains(make_classifier, make_points)
     assert [torch.equal(a, b) for a, b in zip(base[1:], base, strict=False)] == [True, False, False]
 
 
-def test_identical_clients_are_one_client(fedrep, points_by_hand, exactly):
-    many, one = (fedrep(dict.fromkeys(range(n), points_by_hand[0])) for n in (2, 1))
-    exactly(many.server.weights, one.server.weights)
-    exactly(many.pool.get(1), one.pool.get(0))
-
-
-def test_order_of_clients_does_not_matter(fedrep, make_points):
-    data = {c: make_points(2 + c, c) for c in range(3)}
-    places = {0: 2, 1: 0, 2: 1}
-    given, moved = fedrep(data), fedrep({new: data[old] for old, new in places.items()})
-    # The server adds in another order.
-    torch.testing.assert_close(moved.server.weights, given.server.weights, rtol=1e-12, atol=1e-14)
-    for old, new in places.items():
-        torch.testing.assert_close(moved.pool.get(new), given.pool.get(old), rtol=1e-12, atol=1e-14)
-
-
 def test_heads_never_cross(fedrep, points_by_hand, tap):
     played = fedrep(points_by_hand, channel=tap)
     assert tap.names == {"layer.weight", "layer.bias"}
@@ -213,27 +197,6 @@ def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
     assert list(failed.history[-1].failures) == [0]
     exactly(failed.server.weights, alone.server.weights)
     exactly(failed.pool.get(1), alone.pool.get(1))
-
-
-def test_evaluation_leaves_no_trace(play, exactly):
-    often, seldom = play(evaluate_every=1), play(evaluate_every=3)
-    exactly(often.server.weights, seldom.server.weights)
-    for client in (0, 1):
-        exactly(often.pool.get(client), seldom.pool.get(client))
-
-
-def test_a_killed_run_goes_on_as_if_nothing_happened(play, exactly):
-    def kill(federation, report):
-        if report.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(folder="killed", after_round=kill)
-    continued, whole = play(folder="killed"), play()
-    exactly(continued.server.weights, whole.server.weights)
-    exactly(continued.history[-1].metrics, whole.history[-1].metrics)
-    for client in (0, 1):
-        exactly(continued.pool.get(client), whole.pool.get(client))
 
 
 def test_a_task_without_a_head_is_refused_in_one_line(make_task):

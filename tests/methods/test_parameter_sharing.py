@@ -3,9 +3,14 @@
 import pytest
 import torch
 
+from lit_fedad.methods.apfl import APFLClient
+from lit_fedad.methods.apple import AppleClient, AppleServer
+from lit_fedad.methods.dbe import DBEClient, DBEServer
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedbn import FedBNClient, FedBNServer
+from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.fedprox import FedProxClient
+from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.methods.moon import MoonClient
 from lit_fedad.methods.scaffold import ScaffoldClient, ScaffoldServer
@@ -18,7 +23,18 @@ METHODS = {
     "moon": (MoonClient, FedAvgServer, {"mu": 2.0, "projection": 4}),
     "fedbn": (FedBNClient, FedBNServer, {}),
     "local": (LocalClient, FedAvgServer, {}),
+    "fedphp": (FedPHPClient, FedAvgServer, {"rounds": 3, "weight": 0.5}),
+    "dbe": (DBEClient, DBEServer, {}),
+    "apfl": (APFLClient, FedAvgServer, {"alpha": 0.4}),
+    "apple": (AppleClient, AppleServer, {"rounds": 3, "relation_learning_rate": 0.05}),
+    "fedrep": (FedRepClient, FedAvgServer, {"head_epochs": 2, "base_epochs": 1}),
 }
+HEADLESS = {**METHODS}
+del HEADLESS["fedrep"]  # a memory bank has no head to keep
+AVERAGING = {**METHODS}
+del AVERAGING["apple"]  # keeps every client's model, and averages none
+ALIKE = {**AVERAGING}
+del ALIKE["dbe"]  # sends a mean of features down besides
 
 
 @pytest.fixture(params=METHODS)
@@ -68,6 +84,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_
     exactly(outcome(play(make_classifier(), data, folder="parts", **settings)), outcome(whole))
 
 
+@pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exactly):
     data = {client: make_loader(3 + client, seed=client, batch_size=3) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True}
@@ -85,6 +102,7 @@ def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exac
 # --------------------------------------------------------------------------------- measuring is looking
 
 
+@pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_evaluation_changes_nothing(play, make_task, make_loader, exactly):
     data = {client: make_loader(3 + client, seed=client) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True}
@@ -94,6 +112,16 @@ def test_evaluation_changes_nothing(play, make_task, make_loader, exactly):
     exactly(often.history[-1].metrics, seldom.history[-1].metrics)
 
 
+def test_evaluation_changes_nothing_of_a_classifier(play, make_classifier, make_points, exactly):
+    data = {client: make_points(4 + 2 * client, seed=client) for client in range(3)}
+    settings = {"fraction": 0.67, "shuffle": True}
+    often = play(make_classifier(), data, evaluate_every=1, **settings)
+    seldom = play(make_classifier(), data, evaluate_every=3, **settings)
+    exactly(outcome(often)[:2], outcome(seldom)[:2])
+    exactly(often.history[-1].metrics, seldom.history[-1].metrics)
+
+
+@pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_evaluating_a_trained_run_again_changes_nothing(play, make_task, make_loader, exactly):
     federation = play(make_task(), {0: make_loader(5), 1: make_loader(3, seed=1)})
     before = outcome(federation)
@@ -104,6 +132,7 @@ def test_evaluating_a_trained_run_again_changes_nothing(play, make_task, make_lo
 # ---------------------------------------------------------------------------------- who the clients are
 
 
+@pytest.mark.parametrize("play", AVERAGING, indirect=True)
 def test_one_client_is_its_own_mean(play, make_classifier, make_points, tap):
     """The server holds, bit for bit, what the client sent."""
     weights = play(make_classifier(), {0: make_points(6)}, channel=tap).server.weights
@@ -111,6 +140,7 @@ def test_one_client_is_its_own_mean(play, make_classifier, make_points, tap):
     assert all(torch.equal(entry, sent[name]) for name, entry in weights.items())
 
 
+@pytest.mark.parametrize("play", AVERAGING, indirect=True)
 def test_identical_clients_are_one_client(play, make_classifier, make_points, exactly):
     """Bit for bit: equal float32 weights, averaged in double precision, come back as they are."""
     many = play(make_classifier(), {client: make_points(6) for client in range(3)})
@@ -119,6 +149,7 @@ def test_identical_clients_are_one_client(play, make_classifier, make_points, ex
     exactly(many.history[-1].metrics[2], one.history[-1].metrics[0])
 
 
+@pytest.mark.parametrize("play", AVERAGING, indirect=True)
 def test_it_does_not_matter_who_holds_which_data(play, make_classifier, make_points, exactly):
     """Bit for bit, with batches in a fixed order: a random one belongs to the client's number.
 
@@ -144,6 +175,7 @@ def test_a_client_without_data_has_no_effect(play, make_classifier, make_points,
 # ------------------------------------------------------------------------------------------ what crosses
 
 
+@pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_nothing_from_local_data_or_the_frozen_backbone_crosses(play, make_task, make_loader, tap):
     task = make_task()
     play(task, {0: make_loader(5), 1: make_loader(3, seed=1)}, channel=tap)
@@ -151,6 +183,7 @@ def test_nothing_from_local_data_or_the_frozen_backbone_crosses(play, make_task,
     assert not [name for name in tap.names if "backbone" in name]
 
 
+@pytest.mark.parametrize("play", ALIKE, indirect=True)
 def test_what_crosses_is_as_declared(play, make_classifier, make_points, tap):
     """Names, shapes and types; both ways alike."""
     federation = play(make_classifier(), {0: make_points(4), 1: make_points(6, seed=1)}, channel=tap)
