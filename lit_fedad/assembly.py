@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric import Fabric
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, build, call, identity, locate, takes
@@ -17,10 +18,12 @@ from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.partition import Partition
+from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.semantic import SemanticDataset, SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation import AccuracyEvaluator, AnomalyEvaluator
+from lit_fedad.evaluation import AccuracyEvaluator, AnomalyEvaluator, SemanticEvaluator
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -29,6 +32,7 @@ from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.randomness import seeded
 from lit_fedad.report.console import Display
+from lit_fedad.runs import RunFolder
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
 
@@ -126,12 +130,28 @@ def build_images(config: Config) -> Images:
     return images
 
 
-def build_model(config: Config, products: Sequence[str]) -> Model:
+def build_public(config: Config, images: Images) -> Tensor | None:
+    """Reads the public images that a method's server looks at, if it does: uint8 [P, 3, S, S].
+
+    Raises:
+        UserError: If one of them is also a client's or a test image.
+    """
+    if not takes(config["method"]["server"], "public") or config.get("public") is None:
+        return None
+    public: Tensor = build(config["public"])
+    if isinstance(images, LabelledSet):
+        for private in (images.train_images, images.test_images):
+            refuse_overlap(public, private, images.name)
+    return public
+
+
+def build_model(config: Config, products: Sequence[str], public: Tensor | None = None) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
     Args:
         config: The configuration.
         products: Product types or classes of the data set.
+        public: From `build_public`; without it a server that wants public images can answer, but not learn.
     """
     # Before the task is built: a method's settings for its own task fit no other.
     locate(config["method"]["client"]["_target_"]).check_task(locate(config["task"]["_target_"]))
@@ -144,10 +164,35 @@ def build_model(config: Config, products: Sequence[str]) -> Model:
         if takes(config["task"], "classes"):
             given["classes"] = len(products)
         task = build(config["task"], **given)
+        if config["start"]:
+            start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
-        server = build(config["method"]["server"], client=client)
+        server = build(
+            config["method"]["server"],
+            client=client,
+            **({"public": public} if takes(config["method"]["server"], "public") else {}),
+        )
     client.eval()
     return Model(given.get("backbone"), task, client, server)
+
+
+def start_from(task: Task, run: str) -> None:
+    """Gives a task the weights that a run's server ended with, where the two have any of the same name and shape.
+
+    Raises:
+        UserError: If there is no such run, its server holds no weights, or no weight fits.
+    """
+    folder = RunFolder.find(run)
+    checkpoints = Checkpoints(folder.path / "checkpoints")
+    latest = checkpoints.latest()
+    if folder.result() is None or latest is None:
+        raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
+    weights = checkpoints.load(latest)[1]["server"].get("weights", {})
+    own = task.learned_state()
+    fitting = {n: entry for n, entry in weights.items() if n in own and entry.shape == own[n].shape}
+    if not fitting:
+        raise UserError(f"start={run}: its server holds no weights that fit this task; start from a run of the same")
+    task.load_state_dict(fitting, strict=False)
 
 
 def build_data(config: Config, images: Images, model: Model, fabric: Fabric, display: Display) -> Data:
@@ -165,7 +210,8 @@ def build_data(config: Config, images: Images, model: Model, fabric: Fabric, dis
 
 def image_transform(config: Config) -> ImageTransform:
     """From an image file to what the run's task sees; labelled sets bring their own mean and deviation."""
-    own = {key: config["data"][key] for key in ("mean", "std") if key in config["data"]}
+    source = config["data"].get("normal", config["data"])
+    own = {key: source[key] for key in ("mean", "std") if key in source}
     return call(ImageTransform, {**own, **config["image"]}, "image")
 
 
@@ -176,8 +222,13 @@ def _labelled_data(config: Config, images: LabelledSet) -> tuple[ImageTransform,
             f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
             f" give image.size={side} image.resize=null"
         )
-    train = LabelledDataset(images.train_images, images.train_labels, images.mean, images.std)
-    test = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std)
+    parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
+    train, test = (
+        SemanticDataset(*part, images.normal_classes, images.mean, images.std)
+        if isinstance(images, SemanticSet)
+        else LabelledDataset(*part, images.mean, images.std)
+        for part in parts
+    )
     return image_transform(config), train, test
 
 
@@ -202,9 +253,12 @@ def _image_data(
     return transform, train, test
 
 
-def build_evaluator(data: Data, fabric: Fabric) -> Evaluator:
+def build_evaluator(config: Config, data: Data, fabric: Fabric) -> Evaluator:
     """What judges clients on this kind of data."""
     loader = data.module.test_dataloader()
+    if isinstance(data.images, SemanticSet):
+        quantile = config["evaluation"]["threshold_quantile"]
+        return SemanticEvaluator(data.module, data.images.normal_classes, data.images.anomalies, fabric, quantile)
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     return AnomalyEvaluator(loader, data.images.has_masks, fabric)
@@ -216,7 +270,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         server=model.server,
         client=model.client,
         data=data.module,
-        evaluator=build_evaluator(data, fabric),
+        evaluator=build_evaluator(config, data, fabric),
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],

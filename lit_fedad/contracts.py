@@ -56,11 +56,13 @@ class Context:
         seed: The experiment's seed.
         round: Set-up exchanges count up to 0, training rounds from 1.
         client: Client number; None on the server.
+        exchange: Which exchange of the round, from 0.
     """
 
     seed: int
     round: int
     client: int | None = None
+    exchange: int = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """A CPU generator that depends on nothing but seed, purpose, round and client."""
@@ -101,6 +103,7 @@ class Task(L.LightningModule):
         local_buffers: Buffers made from local data, which are never shared as weights are.
         output_modules: Submodules between features and output; methods with personal heads keep these.
         width: Channels of the features.
+        round: The round of the federation that is played, for schedules; 0 outside of one.
     """
 
     kind: Literal["anomaly", "classification"] = "anomaly"
@@ -109,6 +112,7 @@ class Task(L.LightningModule):
     local_buffers: tuple[str, ...] = ()
     output_modules: tuple[str, ...] = ()
     width: int
+    round: int = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,6 +243,7 @@ class Client(L.LightningModule):
     def begin(self, context: Context) -> None:
         """Starts a visit: says which client this is now, and in which round."""
         self.context = context
+        self.task.round = context.round
 
     def receive(self, broadcast: Message) -> None:
         """Takes over what the server sent."""
@@ -260,9 +265,14 @@ class Client(L.LightningModule):
         return ()
 
     @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Names of the exchanges of every round from 1, in order; clients are trained in the first, ``"train"``."""
+        return ("train",)
+
+    @property
     def phase(self) -> str:
-        """The name of this exchange: one of `setup_phases`, or ``"train"``."""
-        return "train" if self.context.round > 0 else self.setup_phases[self.context.round - 1]
+        """The name of this exchange: one of `setup_phases` or of `exchanges`."""
+        return phase(self.context, self.setup_phases, self.exchanges)
 
     @property
     def uniform(self) -> bool:
@@ -352,26 +362,39 @@ class Client(L.LightningModule):
         self._optimizer_state = state["optimizer"]
 
 
+def phase(context: Context, setup: tuple[str, ...], exchanges: tuple[str, ...]) -> str:
+    """The name of an exchange.
+
+    Args:
+        context: Round and exchange.
+        setup: Exchanges before round 1.
+        exchanges: Exchanges of a round.
+    """
+    return exchanges[context.exchange] if context.round > 0 else setup[context.round - 1]
+
+
 class Server:
     """The server side of one method.
 
     Args:
         setup: The client's `Client.setup_phases`: exchanges before round 1. They are numbered up to 0, take in every
             client and train nothing: ``("statistics", "memory")`` are rounds -1 and 0.
+        exchanges: The client's `Client.exchanges`, which every round from 1 is made of.
+
+    Attributes:
+        fabric: Where the server computes and how precisely; None where nothing was launched.
     """
 
-    def __init__(self, setup: tuple[str, ...] = ()) -> None:
-        self.setup = setup
+    fabric: Fabric | None = None
+
+    def __init__(self, setup: tuple[str, ...] = (), exchanges: tuple[str, ...] = ("train",)) -> None:
+        self.setup, self.exchanges = setup, exchanges
         self.context = Context(seed=0, round=0)
 
     @property
     def phase(self) -> str:
-        """The name of this exchange: one of ``setup``, or ``"train"``."""
-        return self.phase_of(self.context.round)
-
-    def phase_of(self, round: int) -> str:
-        """The name of an exchange."""
-        return "train" if round > 0 else self.setup[round - 1]
+        """The name of this exchange: one of ``setup`` or of ``exchanges``."""
+        return phase(self.context, self.setup, self.exchanges)
 
     def enrol(self, sizes: Mapping[int, int]) -> None:
         """Learns once, before a run begins or goes on, who the clients are.

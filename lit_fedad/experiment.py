@@ -20,6 +20,7 @@ from lit_fedad.assembly import (
     build_federation,
     build_images,
     build_model,
+    build_public,
 )
 from lit_fedad.config import Config, call
 from lit_fedad.evaluation import Thresholds
@@ -77,7 +78,7 @@ def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
 def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     run, first = RunFolder.of(config), fabric.is_global_zero
     images = build_images(config)
-    model = build_model(config, images.products)
+    model = build_model(config, images.products, build_public(config, images))
     data = build_data(config, images, model, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)
     tracker = _open_tracker(config, run, model, data, first)
@@ -107,7 +108,7 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
 
 
 # Other metrics have their rows in the closing table; a fourth would crowd the bytes out of the line.
-_LINE = ("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy")
+_LINE = ("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr")
 
 
 def _judge_images(config: Config, data: Data, federation: Federation, fabric: Fabric, run: RunFolder) -> None:

@@ -42,7 +42,7 @@ class LabelledSet:
     Attributes:
         name: Short name, used in run names and tables.
         classes: The K class names; a label is a position in it.
-        train_images: uint8 [N, 3, H, W].
+        train_images: uint8 [N, 3, H, W]; none in a set that is only tested on.
         train_labels: int64 [N], in 0 .. K - 1.
         test_images: uint8 [M, 3, H, W].
         test_labels: int64 [M], in 0 .. K - 1.
@@ -53,7 +53,7 @@ class LabelledSet:
         UserError: If ``mean`` and ``std`` are not three numbers each (positive ones for ``std``).
     """
 
-    kind: ClassVar[Literal["classification"]] = "classification"
+    kind: ClassVar[Literal["classification", "anomaly"]] = "classification"
     has_masks: ClassVar[bool] = False
 
     name: str
@@ -162,7 +162,7 @@ class LabelledDataset(Dataset):
 
 def _balanced(labels: Tensor, limit: int | None, seed: int, purpose: str) -> Tensor | slice:
     """Which images to take, in ascending order."""
-    if limit is None:
+    if limit is None or not len(labels):
         return slice(None)  # a view: nothing is copied
     by_class = {label: np.flatnonzero(labels.numpy() == label) for label in labels.unique().tolist()}
     chosen = [

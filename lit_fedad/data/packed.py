@@ -10,7 +10,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from lit_fedad.errors import UserError
 
 def packed(
     root: str | Path,
-    train: str,
+    train: str | None,
     test: str | None = None,
     name: str | None = None,
     train_per_class: int | None = None,
@@ -39,9 +39,10 @@ def packed(
 
     Args:
         root: The folder that holds the files.
-        train: File of the training images, relative to ``root``.
+        train: File of the training images, relative to ``root``; None for a set that is only tested on, which
+            needs no labels either.
         test: File of the test images; None if ``train`` holds both parts under MedMNIST's keys.
-        name: Name of the set; by default that of the training file.
+        name: Name of the set; by default that of the training (or only) file.
         train_per_class: As in `LabelledSet.subset`.
         test_per_class: As in `LabelledSet.subset`.
         mean: Mean of the three channels in [0, 1].
@@ -52,21 +53,41 @@ def packed(
         UserError: A file or key is missing or damaged, the two parts do not fit together, or a limit is below 1.
     """
     root = Path(root).expanduser()
-    training = _read(root / train, "train_" if test is None else "")
-    testing = _read(root / (test or train), "test_" if test is None else "")
+    if train is None:
+        if test is None:
+            raise UserError(f"{root}: neither train nor test names a file; give at least one")
+        testing = _read(root / test, "", labelled=False)
+        training = replace(testing, images=testing.images[:0], labels=testing.labels[:0])
+    else:
+        training = _read(root / train, "train_" if test is None else "")
+        testing = _read(root / (test or train), "test_" if test is None else "")
     if training.images.shape[1:] != testing.images.shape[1:]:
         sizes = [f"{part.images.shape[3]}x{part.images.shape[2]}" for part in (training, testing)]
         raise UserError(
             f"{testing.path}: test images are {sizes[1]} pixels, training images {sizes[0]}; resize one of them"
         )
     whole = LabelledSet(
-        name or Path(train).stem,
+        name or Path(train or testing.path).stem,
         _class_names(training, testing),
         *(training.images, training.labels),
         *(testing.images, testing.labels),
         *(mean, std),
     )
     return whole.subset(train_per_class, test_per_class, seed)
+
+
+def packed_images(path: Path) -> Tensor:
+    """Reads the images of a file without their labels; under MedMNIST's keys, the training images.
+
+    Returns:
+        uint8 [N, 3, H, W].
+
+    Raises:
+        UserError: The file or its images are missing or damaged.
+    """
+    with _open(path) as arrays:
+        both = "train_images" in arrays or "train_jpeg" in arrays
+        return _images(path, "train_" if both else "", arrays, "pack images under one of them")
 
 
 @dataclass(frozen=True)
@@ -79,27 +100,12 @@ class _Part:
     classes: tuple[str, ...] | None
 
 
-def _read(path: Path, prefix: str) -> _Part:
-    try:
-        arrays = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; give its folder as root and its name relative to it"
-        ) from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: is not a readable .npz file; get it anew") from error
-    if not isinstance(arrays, NpzFile):
-        raise UserError(f"{path}: holds a single array; pack images and labels into an .npz file")
-    with arrays:
-        if f"{prefix}jpeg" in arrays:
-            images = _decoded(path, prefix, arrays)
-        elif f"{prefix}images" in arrays:
-            images = _plain(path, f"{prefix}images", arrays)
-        else:
-            hint = "name the test file as test" if prefix else "leave test out if the file holds both parts"
-            raise UserError(
-                f"{path}: no key '{prefix}images' or '{prefix}jpeg', only {', '.join(arrays)}; {hint}"
-            )
+def _read(path: Path, prefix: str, labelled: bool = True) -> _Part:
+    with _open(path) as arrays:
+        hint = "name the test file as test" if prefix else "leave test out if the file holds both parts"
+        images = _images(path, prefix, arrays, hint if labelled else "pack images under one of them")
+        if not labelled and "labels" not in arrays:
+            return _Part(path, images, torch.zeros(len(images), dtype=torch.int64), (path.stem,))
         labels = _array(path, f"{prefix}labels", arrays)
         classes = _array(path, "classes", arrays) if "classes" in arrays else None
     if labels.shape not in {(len(images),), (len(images), 1)} or labels.dtype.kind not in "iu":
@@ -111,6 +117,29 @@ def _read(path: Path, prefix: str) -> _Part:
         raise UserError(f"{path}: key 'classes' is {_form(classes)}; give a list of names")
     names = None if classes is None else tuple(map(str, classes))
     return _Part(path, images, torch.from_numpy(labels.reshape(-1).astype(np.int64)), names)
+
+
+def _open(path: Path) -> NpzFile:
+    try:
+        arrays = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file; give its folder as root and its name relative to it"
+        ) from None
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: is not a readable .npz file; get it anew") from error
+    if not isinstance(arrays, NpzFile):
+        raise UserError(f"{path}: holds a single array; pack images and labels into an .npz file")
+    return arrays
+
+
+def _images(path: Path, prefix: str, arrays: NpzFile, hint: str) -> Tensor:
+    """The images in either form, uint8 [N, 3, H, W]."""
+    if f"{prefix}jpeg" in arrays:
+        return _decoded(path, prefix, arrays)
+    if f"{prefix}images" in arrays:
+        return _plain(path, f"{prefix}images", arrays)
+    raise UserError(f"{path}: no key '{prefix}images' or '{prefix}jpeg', only {', '.join(arrays)}; {hint}")
 
 
 def _array(path: Path, key: str, arrays: NpzFile) -> np.ndarray:
@@ -172,7 +201,7 @@ def _class_names(train: _Part, test: _Part) -> tuple[str, ...]:
         raise UserError(
             f"{test.path}: key 'classes' differs from that of {train.path}; give parts of one set"
         )
-    highest = max(int(train.labels.max()), int(test.labels.max()))
+    highest = int(torch.cat([train.labels, test.labels]).max())
     names = train.classes or test.classes or tuple(map(str, range(highest + 1)))
     for part in (train, test):
         outside = part.labels[(part.labels < 0) | (part.labels >= len(names))]

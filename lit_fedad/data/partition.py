@@ -10,6 +10,7 @@ import numpy as np
 
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.sample import Sample
+from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.errors import UserError
 from lit_fedad.randomness import numpy_generator
 
@@ -148,6 +149,89 @@ class Dirichlet:
             edges = np.rint(np.cumsum(shares)[:-1] * total).clip(max=total)
             row[:] = np.diff(edges, prepend=0, append=total)
         return counts
+
+
+@dataclass(frozen=True)
+class DominantClass:
+    """Equally large clients, each with one dominant class and a few contaminants (FADngs, setup).
+
+    Client c holds round(contamination * size) contaminants, round(dominant * the rest) images of normal class c
+    modulo their number, and random ones of the other normal classes: 10 + 891 + 99 by default. Halves are rounded
+    to even. No image is given twice, and those left over are given to nobody.
+
+    Attributes:
+        clients: Number of clients.
+        size: Images of each client.
+        dominant: Share of the dominant class among a client's normal images.
+        contamination: Share of contaminants, the training images of a `SemanticSet`'s anomaly sets, among a
+            client's images; 0 for any other set.
+
+    Raises:
+        UserError: A number is out of range, or there are too few images.
+    """
+
+    clients: int = 10
+    size: int = 1000
+    dominant: float = 0.9
+    contamination: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_clients(self.clients)
+        if self.size < 1 or not 0 <= self.dominant <= 1 or not 0 <= self.contamination < 1:
+            raise UserError(
+                f"partition size={self.size}, dominant={self.dominant}, contamination={self.contamination}:"
+                " size >= 1, dominant from 0 to 1, contamination from 0 to below 1"
+            )
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Draws every client's images with ``seed``: dominant ones first, then the others, client by client."""
+        rng = numpy_generator(seed, "partition")
+        contaminants = round(self.contamination * self.size)
+        dominant = round(self.dominant * (self.size - contaminants))
+        others = self.size - contaminants - dominant
+        anomalies = image_set.anomalies if isinstance(image_set, SemanticSet) else ()
+        classes = [product for product in image_set.products if product not in anomalies]
+        column = {product: number for number, product in enumerate(classes)}
+        # Contaminants have no number among the normal classes.
+        number = np.array([column.get(sample.product, -1) for sample in image_set.train])
+        self._check_contaminants(image_set, contaminants, int(np.sum(number < 0)))
+
+        hidden = rng.permutation(np.flatnonzero(number < 0))
+        own = [
+            [hidden[client * contaminants : (client + 1) * contaminants]] for client in range(self.clients)
+        ]
+        left = []
+        for k, name in enumerate(classes):
+            holders = own[k :: len(classes)]
+            pile = rng.permutation(np.flatnonzero(number == k))
+            if len(pile) < len(holders) * dominant:
+                raise UserError(
+                    f"partition: {len(holders)} client(s) with {dominant} images of class '{name}' need"
+                    f" {len(holders) * dominant}, {image_set.name} has {len(pile)}; lower size, dominant or clients"
+                )
+            for i, images in enumerate(holders):
+                images.append(pile[i * dominant : (i + 1) * dominant])
+            left.append(pile[len(holders) * dominant :])
+        rest = np.concatenate(left)
+        for client, images in enumerate(own):
+            k = client % len(classes)
+            chosen = rng.permutation(np.flatnonzero(number[rest] != k))[:others]
+            if len(chosen) < others:
+                raise UserError(
+                    f"partition: client {client} needs {others} images of other classes than '{classes[k]}',"
+                    f" {len(chosen)} are left in {image_set.name}; lower size or clients, or raise dominant"
+                )
+            images.append(rest[chosen])
+            rest = np.delete(rest, chosen)
+        return Partition._of(np.concatenate(images) for images in own)
+
+    def _check_contaminants(self, image_set: Images, each: int, present: int) -> None:
+        if present < self.clients * each:
+            raise UserError(
+                f"partition: {self.clients} client(s) with {each} contaminants need {self.clients * each},"
+                f" {image_set.name} has {present}; give partition.contamination=0, or data with more"
+                " contaminants"
+            )
 
 
 @dataclass(frozen=True)

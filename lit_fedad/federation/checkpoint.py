@@ -21,10 +21,10 @@ class Checkpoints:
 
     Args:
         folder: Where checkpoints lie.
-        identity: What must be equal for a run to be continued (configuration and backbone weights).
+        identity: What must be equal for a run to be continued (configuration and backbone weights); None reads any.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str | None = None) -> None:
         self.folder = folder
         self.identity = identity
 
@@ -77,7 +77,7 @@ class Checkpoints:
             state = torch.load(path / "server.pt", map_location="cpu", weights_only=False)
         except (OSError, ValueError, RuntimeError, EOFError) as error:
             raise UserError(f"{path}: the checkpoint cannot be read ({error}); remove the folder") from error
-        if meta["identity"] != self.identity:
+        if self.identity is not None and meta["identity"] != self.identity:
             raise UserError(
                 f"{self.folder.parent}: begun under another configuration or with other backbone weights;"
                 " give another out=DIR or add fresh=true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -54,7 +54,7 @@ class Evaluator(Protocol):
 
 @dataclass
 class RoundReport:
-    """What one exchange did.
+    """What one round did: one exchange before round 1, or all exchanges of a round.
 
     Attributes:
         round: Number; set-up exchanges count up to 0.
@@ -144,6 +144,7 @@ class Federation:
         if rounds < 1 and not server.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
+        server.fabric = fabric
         server.enrol({client: data.sizes[client] for client in self.clients})
         hands = deal({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(hands[fabric.global_rank])
@@ -175,26 +176,16 @@ class Federation:
         return self.history
 
     def play(self, round: int) -> RoundReport:
-        """One exchange between the server and the clients it picks."""
+        """One round, of one or several exchanges between the server and the clients it picks."""
         began = time.perf_counter()
         context = Context(self.seed, round)
         self.server.begin(context)
-        report = RoundReport(
-            round, self.server.phase_of(round), self.participation.pick(self.clients, context)
-        )
-        letters = self._send_letters(report, context)
-        visits = {}
-        for client in report.participants:
-            if client in self.mine:
-                visits[client] = self._visit(client, round, letters[client])
-                self._count_visit()
-        visits = collect(self.fabric, visits)
+        report = RoundReport(round, self.server.phase, self.participation.pick(self.clients, context))
+        for exchange in range(self._exchanges(round)):
+            self._exchange(replace(context, exchange=exchange), report)
         if self.fabric.is_global_zero:
-            self._take_in(report, visits)
-        # Only the first process knows the outcome: a refused round must end all of them.
-        refusal = share(self.fabric, self._refusal(report))
-        if refusal:
-            raise UserError(refusal)
+            report.scalars.update(self.server.diagnostics())
+            report.warnings += self.server.warnings()
         report.seconds = time.perf_counter() - began
         if self._evaluation_due(round):
             report.metrics = self.evaluate(round)
@@ -229,7 +220,7 @@ class Federation:
         letters = self._letters(asked, context)
         answers = {}
         for client in sorted(self.mine.intersection(asked)):
-            self.enter(client, round + 1, letters[client])
+            self.enter(replace(context, client=client), letters[client])
             self.client.deploy()
             self.client.adapt(self._fixed_order(client))
             if round == self.rounds:
@@ -243,10 +234,11 @@ class Federation:
         """A value of every process, on the first one only."""
         return list(collect(self.fabric, {self.fabric.global_rank: value}).values())
 
-    def enter(self, client: int, round: int, letter: bytes) -> None:
+    def enter(self, context: Context, letter: bytes) -> None:
         """Turns the live model into one client, as it is after the server's message."""
-        self.client.begin(Context(self.seed, round, client))
-        self.client.load_personal_state(self.pool.get(client))
+        assert context.client is not None
+        self.client.begin(context)
+        self.client.load_personal_state(self.pool.get(context.client))
         self.client.receive(self.channel.unpack(letter, self.channel.down))
         self.client.to(self.fabric.device)
         self.client.eval()
@@ -282,10 +274,13 @@ class Federation:
     def _fixed_order(self, client: int) -> DataLoader:
         return self.data.client_loader(client, torch.Generator(), shuffle=False)
 
+    def _exchanges(self, round: int) -> int:
+        return len(self.server.exchanges) if round > 0 else 1
+
     def _visits_in(self, round: int) -> int:
-        picked = self.participation.pick(self.clients, Context(self.seed, round))
+        picked = self.mine.intersection(self.participation.pick(self.clients, Context(self.seed, round)))
         scored = set(self.clients[:1] if self.client.uniform else self.clients)
-        return len(self.mine.intersection(picked)) + len(self.mine & scored) * self._evaluation_due(round)
+        return len(picked) * self._exchanges(round) + len(self.mine & scored) * self._evaluation_due(round)
 
     def _count_visit(self) -> None:
         self._visits_done += 1
@@ -312,18 +307,36 @@ class Federation:
                 letters[client] = packed[key]
         return share(self.fabric, letters)
 
-    def _send_letters(self, report: RoundReport, context: Context) -> dict[int, bytes]:
-        letters = self._letters(report.participants, context)
-        report.bytes_down = {client: len(letter) for client, letter in letters.items()}
-        return letters
+    def _exchange(self, context: Context, report: RoundReport) -> None:
+        """Letters to the participants, a visit to each, and their answers taken in.
 
-    def _visit(self, client: int, round: int, letter: bytes) -> Visit:
-        """One client's part of a round; a failure is brought back, not raised, so that the policy can decide."""
+        Who fails in one exchange of a round is left out of those that follow.
+        """
+        self.server.begin(context)
+        letters = self._letters(report.participants, context)
+        _add(report.bytes_down, {client: len(letter) for client, letter in letters.items()})
+        visits = {}
+        for client in report.participants:
+            if client in self.mine:
+                visits[client] = self._visit(replace(context, client=client), letters[client])
+                self._count_visit()
+        visits = collect(self.fabric, visits)
+        if self.fabric.is_global_zero:
+            self._take_in(report, visits)
+        # Only the first process knows the outcome: a refused round must end all of them.
+        refusal = share(self.fabric, self._refusal(report))
+        if refusal:
+            raise UserError(refusal)
+        report.participants = share(self.fabric, report.participants)
+
+    def _visit(self, context: Context, letter: bytes) -> Visit:
+        """One client's part of an exchange; a failure is brought back, not raised, so that the policy can decide."""
         visit = Visit()
+        assert context.client is not None
+        client = context.client
         try:
-            self.enter(client, round, letter)
-            context = self.client.context
-            if round > 0:
+            self.enter(context, letter)
+            if self.client.phase == "train":
                 self.client.adapt(self._fixed_order(client))
                 loader = self.data.client_loader(client, context.generator("batches"))
                 with context.seeded("fit"):
@@ -341,28 +354,26 @@ class Federation:
         return visit
 
     def _take_in(self, report: RoundReport, visits: dict[int, Visit]) -> None:
-        report.failures = {c: visit.error for c, visit in visits.items() if visit.error is not None}
+        failures = {c: visit.error for c, visit in visits.items() if visit.error is not None}
         good = {c: visit for c, visit in visits.items() if visit.error is None}
+        report.failures |= failures
         report.participants = list(good)
-        report.bytes_up = {c: len(visit.blob) for c, visit in good.items()}
-        report.elements_up = {c: visit.elements for c, visit in good.items()}
-        report.per_client = {c: visit.scalars for c, visit in good.items()}
-        report.warnings = [
-            f"round {report.round}: client {c} left out: {e}" for c, e in report.failures.items()
-        ]
+        _add(report.bytes_up, {c: len(visit.blob) for c, visit in good.items()})
+        _add(report.elements_up, {c: visit.elements for c, visit in good.items()})
+        report.warnings += [f"round {report.round}: client {c} left out: {e}" for c, e in failures.items()]
         if self._refusal(report):
             return
         sizes = self.data.sizes
         updates = {c: Update(self.channel.unpack(v.blob, self.channel.up), sizes[c]) for c, v in good.items()}
         with all_cores(self.fabric):
             self.server.aggregate(updates)
-        names = dict.fromkeys(name for scalars in report.per_client.values() for name in scalars)
-        for name in names:
-            known = {c: s[name] for c, s in report.per_client.items() if name in s}
+        scalars = {c: visit.scalars for c, visit in good.items()}
+        for name in dict.fromkeys(name for known in scalars.values() for name in known):
+            known = {c: s[name] for c, s in scalars.items() if name in s}
             total = sum(sizes[c] for c in known)
             report.scalars[name] = sum(sizes[c] * value for c, value in known.items()) / total
-        report.scalars.update(self.server.diagnostics())
-        report.warnings += self.server.warnings()
+        if self.server.phase == report.phase:
+            report.per_client = scalars
 
     def _refusal(self, report: RoundReport) -> str | None:
         try:
@@ -370,3 +381,8 @@ class Federation:
         except UserError as error:
             return str(error)
         return None
+
+
+def _add(totals: dict[int, int], counts: Mapping[int, int]) -> None:
+    for client, count in counts.items():
+        totals[client] = totals.get(client, 0) + count

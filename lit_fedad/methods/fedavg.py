@@ -112,7 +112,7 @@ class FedAvgServer(Server):
     """
 
     def __init__(self, client: FedAvgClient) -> None:
-        super().__init__(client.setup_phases)
+        super().__init__(client.setup_phases, client.exchanges)
         self.weights = client.shared_state()
         self.width = client.task.width
         self.statistics: Message = {}

@@ -5,7 +5,7 @@ widely when clients score on different scales, so both are reported under their 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any, Protocol, TypedDict
 
@@ -42,11 +42,12 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     Nothing is gathered from other processes: bring the clients' metrics together first.
 
     Args:
-        per_client: Metrics of every client by client id, of equal settings; left unchanged.
+        per_client: Metrics of every client by client id, of equal settings; left unchanged. If they name
+            values in an attribute `lower_is_better`, the worst of those is the maximum.
 
     Returns:
-        For every name that `compute_local` returns, plain floats: the mean and the minimum over the
-        clients for which the value is defined (NaN if there is none), the value of all clients' samples
+        For every name that `compute_local` returns, plain floats: the mean and the worst (the minimum) over
+        the clients for which the value is defined (NaN if there is none), the value of all clients' samples
         pooled, and the value of every client in ascending order of id.
 
     Raises:
@@ -70,17 +71,22 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     for client, metrics in sorted(per_client.items()):
         pooled.merge_state(metrics)
         values[client] = {name: float(value) for name, value in metrics.compute_local().items()}
+    lower_is_better: Collection[str] = getattr(pooled, "lower_is_better", ())
     return {
-        name: _summary({client: of_client[name] for client, of_client in values.items()}, float(value))
+        name: _summary(
+            {client: of_client[name] for client, of_client in values.items()},
+            float(value),
+            max if name in lower_is_better else min,
+        )
         for name, value in pooled.compute_local().items()
     }
 
 
-def _summary(per_client: dict[int, float], pooled: float) -> Summary:
+def _summary(per_client: dict[int, float], pooled: float, worst: Callable[[list[float]], float]) -> Summary:
     defined = [value for value in per_client.values() if not math.isnan(value)]
     return {
         "mean": math.fsum(defined) / len(defined) if defined else math.nan,
-        "worst": min(defined, default=math.nan),
+        "worst": worst(defined) if defined else math.nan,
         "pooled": pooled,
         "per_client": per_client,
     }

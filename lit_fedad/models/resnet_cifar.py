@@ -9,7 +9,7 @@ from lit_fedad.models.batch_norm import BatchNorm
 
 
 class ResNetCifar(ResNet):
-    """A ResNet (He et al. 2016) from images [B, 3, S, S] to features [B, 512], without a classifier.
+    """A ResNet (He et al. 2016) from images [B, 3, S, S] to features [B, 8 * channels], without a classifier.
 
     With the stem ``"cifar"``, one 3x3 convolution of stride 1 without pooling, the last map is S / 8 wide: 4x4 for
     images of 32 pixels. ``"imagenet"`` is the original stem, 7x7 of stride 2 and pooling, for images of 64 pixels and
@@ -18,9 +18,10 @@ class ResNetCifar(ResNet):
     Args:
         depth: 18 or 34.
         stem: ``"cifar"`` or ``"imagenet"``.
+        channels: Channels of the first stage; 64 are the original's, fewer are for small machines.
 
     Attributes:
-        width: Number of features, 512.
+        width: Number of features, 8 * channels.
 
     Example:
         >>> import torch
@@ -28,13 +29,26 @@ class ResNetCifar(ResNet):
         torch.Size([2, 512])
     """
 
-    width = 512
-
-    def __init__(self, depth: Literal[18, 34] = 18, stem: Literal["cifar", "imagenet"] = "cifar") -> None:
+    def __init__(
+        self,
+        depth: Literal[18, 34] = 18,
+        stem: Literal["cifar", "imagenet"] = "cifar",
+        channels: int = 64,
+    ) -> None:
+        self.channels, self.width = channels, 8 * channels
         blocks = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
         super().__init__(BasicBlock, blocks, norm_layer=BatchNorm)
         self.fc = nn.Identity()
+        side, stride = (3, 1) if stem == "cifar" else (7, 2)
+        self.conv1 = nn.Conv2d(3, channels, side, stride, side // 2, bias=False)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.bn1 = BatchNorm(channels)
         if stem == "cifar":
-            self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
             self.maxpool = nn.Identity()
+
+    def _make_layer(
+        self, block: type[BasicBlock], planes: int, blocks: int, stride: int = 1, dilate: bool = False
+    ) -> nn.Sequential:
+        if planes == 64:
+            self.inplanes = self.channels
+        return super()._make_layer(block, planes * self.channels // 64, blocks, stride, dilate)

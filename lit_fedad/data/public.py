@@ -1,0 +1,158 @@
+"""Public images, which server and clients may all see: what similarities are distilled on (FADngs, SED)."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_fedad.data.arrays import draw, read_images, resized
+from lit_fedad.data.image_folder import images_below
+from lit_fedad.data.packed import packed_images
+from lit_fedad.errors import UserError
+from lit_fedad.randomness import generator
+
+_CHUNK = 250  # images drawn at once: bounds memory, and makes a smaller set part of a larger one
+_GRATINGS = 3
+_BLOBS = 4
+
+
+def synthetic(count: int, size: int, seed: int = 0) -> Tensor:
+    """Draws colour pictures of nothing: noise of a random spectrum, windowed gratings and soft blobs, mixed.
+
+    Args:
+        count: Number of pictures P.
+        size: Side in pixels.
+        seed: Seed of all pictures; a smaller set is part of a larger one.
+
+    Returns:
+        uint8 [P, 3, size, size].
+
+    Raises:
+        UserError: If there is to be no picture, or no pixel.
+    """
+    if count < 1 or size < 1:
+        raise UserError(f"public count={count}, size={size}: give at least 1")
+    chunks = [_pictures(size, seed, chunk) for chunk in range(math.ceil(count / _CHUNK))]
+    return torch.cat(chunks)[:count]
+
+
+def folder(root: str | Path, size: int, count: int | None = None, seed: int = 0) -> Tensor:
+    """Reads random images of a folder and of those below it.
+
+    Args:
+        root: The folder.
+        size: Side in pixels; see `read_images`.
+        count: At most this many; None takes all. Only those drawn are read.
+        seed: Seed of the draw.
+
+    Returns:
+        uint8 [P, 3, size, size].
+
+    Raises:
+        UserError: The folder is missing or holds no image, an image cannot be read, or ``count`` is below 1.
+    """
+    files = images_below(Path(root).expanduser())
+    return read_images([files[i] for i in _drawn(len(files), count, seed)], size)
+
+
+def packed(root: str | Path, file: str, size: int, count: int | None = None, seed: int = 0) -> Tensor:
+    """Reads random images of an ``.npz`` file (see `lit_fedad.data.packed`); labels are not looked at.
+
+    Args:
+        root: The folder that holds the file.
+        file: Its name, relative to ``root``.
+        size: Side in pixels that the images are scaled to.
+        count: At most this many; None takes all.
+        seed: Seed of the draw.
+
+    Returns:
+        uint8 [P, 3, size, size].
+
+    Raises:
+        UserError: The file is missing or damaged, or ``count`` is below 1.
+    """
+    images = packed_images(Path(root).expanduser() / file)
+    return resized(images[_drawn(len(images), count, seed)], size, size)
+
+
+def refuse_overlap(public: Tensor, private: Tensor, name: str) -> None:
+    """Makes sure that no private image is public.
+
+    Args:
+        public: uint8 [P, 3, S, S].
+        private: uint8 [N, 3, S, S].
+        name: Name of the private set.
+
+    Raises:
+        UserError: If images of both are the same, byte by byte.
+    """
+    own = {_digest(image) for image in private}
+    shared = [position for position, image in enumerate(public) if _digest(image) in own]
+    if shared:
+        raise UserError(
+            f"public: {len(shared)} of {len(public)} images are also in {name}, the first is image {shared[0]};"
+            " give public images that no client holds"
+        )
+
+
+def _digest(image: Tensor) -> bytes:
+    return hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest()
+
+
+def _drawn(population: int, count: int | None, seed: int) -> Tensor:
+    if count == 0:
+        raise UserError("count=0: give at least 1, or null to take every image")
+    return torch.from_numpy(draw(population, count, "count", seed))
+
+
+def _pictures(size: int, seed: int, chunk: int) -> Tensor:
+    """One chunk of synthetic pictures, uint8 [_CHUNK, 3, size, size]."""
+    random = generator(seed, "public pictures", chunk)
+    layers = torch.stack([layer(size, random) for layer in (_noise, _gratings, _blobs)])
+    layers = layers / layers.std((2, 3, 4), keepdim=True).clamp_min(1e-6)
+    share = torch.rand(3, _CHUNK, 1, 1, 1, generator=random)
+    picture = (share * layers).sum(0) / share.square().sum(0).sqrt()
+    contrast = _uniform(random, 0.1, 0.3, 1, 1, 1)
+    brightness = _uniform(random, 0.3, 0.7, 3, 1, 1)
+    return (255 * (brightness + contrast * picture)).round().clamp(0, 255).byte()
+
+
+def _uniform(random: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
+    return low + (high - low) * torch.rand(_CHUNK, *shape, generator=random)
+
+
+def _noise(size: int, random: torch.Generator) -> Tensor:
+    """Noise with a power law for its amplitude spectrum, [_CHUNK, 3, size, size]; channels are correlated."""
+    spectrum = torch.fft.rfft2(torch.randn(_CHUNK, 3, size, size, generator=random))
+    frequency = torch.hypot(torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)).clamp_min(1 / size)
+    coloured = spectrum * frequency ** -_uniform(random, 0.5, 2, 1, 1, 1)
+    coloured[..., 0, 0] = 0
+    mixing = torch.randn(_CHUNK, 3, 3, generator=random)
+    return torch.einsum("ncd,ndhw->nchw", mixing, torch.fft.irfft2(coloured, s=(size, size)))
+
+
+def _windows(size: int, number: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Offsets from a random centre down and across, and a Gaussian about it, each [_CHUNK, number, size, size]."""
+    side = (torch.arange(size) + 0.5) / size
+    down = side[:, None] - _uniform(random, 0, 1, number, 1, 1)
+    across = side - _uniform(random, 0, 1, number, 1, 1)
+    width = _uniform(random, 0.08, 0.4, number, 1, 1)
+    return down, across, torch.exp(-(down**2 + across**2) / (2 * width**2))
+
+
+def _gratings(size: int, random: torch.Generator) -> Tensor:
+    """Sinusoidal gratings that fade out from a centre, each of one colour, [_CHUNK, 3, size, size]."""
+    down, across, window = _windows(size, _GRATINGS, random)
+    angle = _uniform(random, 0, math.pi, _GRATINGS, 1, 1)
+    cycles = _uniform(random, 2, 9, _GRATINGS, 1, 1)
+    wave = torch.cos(2 * math.pi * cycles * (down * angle.sin() + across * angle.cos()))
+    colour = torch.randn(_CHUNK, 3, _GRATINGS, generator=random)
+    return torch.einsum("ncg,nghw->nchw", colour, wave * window)
+
+
+def _blobs(size: int, random: torch.Generator) -> Tensor:
+    """Soft blobs, each of one colour, [_CHUNK, 3, size, size]."""
+    colour = torch.randn(_CHUNK, 3, _BLOBS, generator=random)
+    return torch.einsum("ncb,nbhw->nchw", colour, _windows(size, _BLOBS, random)[2])

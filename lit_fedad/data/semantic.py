@@ -1,0 +1,129 @@
+"""Semantic anomaly detection: images of known classes are normal, those of other sets are anomalous."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fedad.data.arrays import draw, resized
+from lit_fedad.data.datamodule import Batch
+from lit_fedad.data.labelled import HALF, LabelledDataset, LabelledSet
+from lit_fedad.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class SemanticSet(LabelledSet):
+    """Normal images of several classes and anomalous ones of other sets.
+
+    ``classes`` are the normal classes followed by the names of the anomaly sets, and a label is a position in
+    them. Training images are the normal ones and the *contaminants*, unlabelled anomalies that a partition may
+    hide among them; who gets which, and which nobody gets, is up to the partition.
+
+    Attributes:
+        anomalies: Names of the anomaly sets: the last of ``classes``.
+    """
+
+    kind: ClassVar[Literal["classification", "anomaly"]] = "anomaly"
+
+    anomalies: tuple[str, ...] = ()
+
+    @property
+    def normal_classes(self) -> int:
+        """How many classes are normal; smaller labels are normal, the others anomalous."""
+        return len(self.classes) - len(self.anomalies)
+
+
+class SemanticDataset(LabelledDataset):
+    """Normalised images that are normal (label 0) or anomalous (1), with their class as ``product``.
+
+    Args:
+        images: uint8 [N, 3, H, W].
+        labels: int64 [N], positions in the classes of a `SemanticSet`.
+        normal_classes: How many of the classes are normal.
+        mean: Mean of the three channels in [0, 1].
+        std: Standard deviation of the three channels.
+
+    Example:
+        >>> grey = torch.full((3, 3, 2, 2), 51, dtype=torch.uint8)
+        >>> batch = SemanticDataset(grey, torch.tensor([0, 2, 1]), normal_classes=2).__getitems__([0, 1, 2])
+        >>> batch["label"].tolist(), batch["product"].tolist()
+        ([0, 1, 0], [0, 2, 1])
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        normal_classes: int,
+        mean: Sequence[float] = HALF,
+        std: Sequence[float] = HALF,
+    ) -> None:
+        super().__init__(images, labels, mean, std)
+        self._normal_classes = normal_classes
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Returns a whole batch."""
+        batch = super().__getitems__(indices)
+        batch["product"] = batch["label"]
+        batch["label"] = (batch["product"] >= self._normal_classes).long()
+        return batch
+
+
+def semantic(
+    normal: LabelledSet,
+    anomalies: Mapping[str, LabelledSet],
+    name: str,
+    test_per_set: int | None = None,
+    contaminants: int | None = None,
+    seed: int = 0,
+) -> SemanticSet:
+    """Joins a normal set and anomaly sets (FADngs, experiments).
+
+    Args:
+        normal: Its classes are the normal ones, its ``mean`` and ``std`` those of the whole.
+        anomalies: Name -> set; its classes do not matter, and it may lack training images. Images are scaled to
+            the size of the normal ones.
+        name: Name of the joined set.
+        test_per_set: At most this many random test images of each anomaly set; None takes all.
+        contaminants: At most this many random training images of all anomaly sets together; None takes all.
+        seed: Seed of both draws. The test images of a set do not depend on the other sets.
+
+    Raises:
+        UserError: There is no anomaly set, one has the name of a normal class or no test image, or a limit is
+            below 0 (for ``test_per_set`` below 1).
+    """
+    if not anomalies:
+        raise UserError(f"{name}: has no anomaly set; give at least one under anomalies")
+    for other, images in anomalies.items():
+        if other in normal.classes:
+            raise UserError(
+                f"{name}: anomaly set '{other}' has the name of a class of {normal.name}; rename it under anomalies"
+            )
+        if not len(images.test_images):
+            raise UserError(f"{name}: anomaly set '{other}' has no test image; give it some or leave it out")
+    if test_per_set == 0:
+        raise UserError("test_per_set=0: give at least 1, or null to take every image")
+    train_images, train_labels = [normal.train_images], [normal.train_labels]
+    test_images, test_labels = [normal.test_images], [normal.test_labels]
+    height, width = normal.train_images.shape[2:]
+    ends = np.cumsum([0, *(len(images.train_images) for images in anomalies.values())])
+    kept = draw(int(ends[-1]), contaminants, "contaminants", seed)
+    for number, (other, images) in enumerate(anomalies.items()):
+        own = kept[(kept >= ends[number]) & (kept < ends[number + 1])] - ends[number]
+        tested = draw(len(images.test_images), test_per_set, "test_per_set", seed, other)
+        label = len(normal.classes) + number
+        train_images.append(resized(images.train_images[own], height, width))
+        test_images.append(resized(images.test_images[tested], height, width))
+        train_labels.append(torch.full((len(own),), label))
+        test_labels.append(torch.full((len(tested),), label))
+    return SemanticSet(
+        name,
+        (*normal.classes, *anomalies),
+        *(torch.cat(train_images), torch.cat(train_labels)),
+        *(torch.cat(test_images), torch.cat(test_labels)),
+        *(normal.mean, normal.std),
+        tuple(anomalies),
+    )

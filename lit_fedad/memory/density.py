@@ -1,0 +1,161 @@
+"""Gaussian densities of features: estimated with shrinkage on weak clusters, scored by Mahalanobis distance."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.memory.knn import nearest
+
+
+class Densities(NamedTuple):
+    """Gaussians over features.
+
+    Attributes:
+        mean: Means [K, D].
+        covariance: Covariances after shrinkage [K, D, D].
+        count: Features behind each [K].
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    count: Tensor
+
+
+@torch.no_grad()
+def estimate_densities(
+    features: Tensor, clusters: int, shrinkage: float, generator: torch.Generator, max_steps: int = 5
+) -> Densities:
+    """Noisy density estimation (FADngs, Eq. 1-3): a Gaussian of every cluster of a clustering that stops early.
+
+    What stopping early leaves in a wrong cluster is the noise of Eq. 4-5; nothing is added on top. A cluster of a
+    single feature is merged into the nearest other, and no more clusters are sought than there are pairs of features.
+
+    Args:
+        features: Rows [n, D].
+        clusters: K; with 1 there is nothing to cluster.
+        shrinkage: rho of Eq. 3, in [0, 1].
+        generator: Seeds the clustering.
+        max_steps: Lloyd iterations before the clustering stops.
+
+    Returns:
+        At most K densities, in single precision; none from fewer than two features.
+
+    Example:
+        >>> features = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0]])
+        >>> found = estimate_densities(features, 1, 0.5, torch.Generator())
+        >>> found.mean.tolist(), found.covariance.tolist(), found.count.tolist()
+        ([[1.0, 1.0]], [[[1.0, 0.0], [0.0, 1.0]]], [4.0])
+    """
+    features = features.double()
+    size, width = features.shape
+    if size < 2:
+        return Densities(torch.empty(0, width), torch.empty(0, width, width), torch.empty(0))
+    found = kmeans(features, min(clusters, size // 2), generator=generator, max_steps=max_steps, tolerance=0.0)
+    owner = _without_single(features, found.assignment, found.centroids)
+    means, covariances, counts = [], [], []
+    for cluster in owner.unique().tolist():
+        members = features[owner == cluster]
+        mean = members.mean(0)
+        covariance = (members - mean).T @ (members - mean) / len(members)
+        ridge = covariance.trace() / width * torch.eye(width, dtype=torch.float64, device=features.device)
+        means.append(mean)
+        covariances.append((1 - shrinkage) * covariance + shrinkage * ridge)
+        counts.append(float(len(members)))
+    return Densities(torch.stack(means).float(), torch.stack(covariances).float(), torch.tensor(counts))
+
+
+def _without_single(features: Tensor, owner: Tensor, centroids: Tensor) -> Tensor:
+    """Moves lone features to the nearest cluster that has more."""
+    sizes = torch.bincount(owner, minlength=len(centroids))
+    large, lone = (sizes > 1).nonzero()[:, 0], (sizes[owner] == 1).nonzero()[:, 0]
+    if not len(lone):
+        return owner
+    if not len(large):
+        return torch.zeros_like(owner)
+    owner = owner.clone()
+    owner[lone] = large[nearest(features[lone], centroids[large], 1)[1][:, 0]]
+    return owner
+
+
+class DensitySet(nn.Module):
+    """The densities that features are scored against; any number of them, which loading a state may change.
+
+    Args:
+        width: D.
+
+    Attributes:
+        mean: [M, D].
+        covariance: [M, D, D].
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.empty(0, width))
+        self.register_buffer("covariance", torch.empty(0, width, width))
+        self._whitening: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def set(self, mean: Tensor, covariance: Tensor) -> None:
+        """Replaces all densities.
+
+        Args:
+            mean: [M, D].
+            covariance: [M, D, D], positive definite.
+        """
+        self.mean, self.covariance = mean.to(self.mean), covariance.to(self.covariance)
+        self._whitening = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The squared Mahalanobis distance to the nearest density (FADngs, Eq. 6).
+
+        Args:
+            features: Rows [n, D].
+
+        Returns:
+            Scores [n].
+
+        Raises:
+            UserError: If there is no density, or one is not positive definite.
+        """
+        if not len(self):
+            raise UserError("there are no densities to score by: no client has two images or more")
+        width = features.shape[1]
+        with torch.autocast(features.device.type, enabled=False):
+            whitening = self._whiten()
+            # One product for all densities: rows of z and of the means, each turned by each whitening matrix.
+            turned = features.float() @ whitening.reshape(-1, width).T
+            means = torch.einsum("mij,mj->mi", whitening, self.mean)
+            return (turned.view(len(features), -1, width) - means).square().sum(2).amin(1)
+
+    def _whiten(self) -> Tensor:
+        """L^-1 of each covariance L L^T [M, D, D]."""
+        if self._whitening is None or self._whitening.device != self.mean.device:
+            covariance = self.covariance.double()
+            factor, failed = torch.linalg.cholesky_ex(covariance)
+            bad = failed.nonzero()
+            if len(bad) or not torch.isfinite(factor).all():
+                number = int(bad[0]) if len(bad) else 0
+                raise UserError(
+                    f"density {number} is not positive definite: raise task.shrinkage, or lower the learning rate"
+                    " if features have collapsed"
+                )
+            unit = torch.eye(covariance.shape[1], dtype=torch.float64, device=covariance.device)
+            self._whitening = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False).float()
+        return self._whitening
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("mean", "covariance"):
+            if prefix + name in state_dict:
+                setattr(self, name, torch.empty_like(state_dict[prefix + name], device=getattr(self, name).device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._whitening = None

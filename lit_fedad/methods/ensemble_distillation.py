@@ -1,0 +1,297 @@
+"""SED: the server distils what all clients' models can tell apart into one model, on public images (FADngs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import psutil
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_fedad.contracts import Context, Message
+from lit_fedad.errors import UserError
+from lit_fedad.tasks.contrastive import Contrastive
+
+
+class InstanceQueues:
+    """The last Q embeddings of every teacher, first in, first out; at first random directions.
+
+    Args:
+        teachers: C.
+        size: Q.
+        width: D.
+        generator: Draws the first directions.
+        device: Where they are kept.
+
+    Attributes:
+        keys: Unit vectors [C, Q, D].
+
+    Raises:
+        UserError: If they do not fit into memory.
+    """
+
+    def __init__(
+        self, teachers: int, size: int, width: int, generator: torch.Generator, device: torch.device
+    ) -> None:
+        needed = 4 * teachers * size * width
+        free = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        if size < 1 or needed > free:
+            raise UserError(
+                f"distillation.queue={size}: the queues of {teachers} teachers take {needed / 2**20:,.0f} MiB and"
+                f" {free / 2**20:,.0f} MiB are free; give a queue of 1 to {max(free // (8 * teachers * width), 1):,}"
+            )
+        self.keys = torch.empty(teachers, size, width, device=device)
+        for keys in self.keys:
+            keys.copy_(F.normalize(torch.randn(size, width, generator=generator), dim=1))
+        self._next = 0
+
+    def push(self, embeddings: Tensor) -> None:
+        """Puts a batch in the place of the oldest entries.
+
+        Args:
+            embeddings: Of all teachers [C, B, D].
+        """
+        size = self.keys.shape[1]
+        embeddings = embeddings[:, -size:]
+        places = (self._next + torch.arange(embeddings.shape[1], device=self.keys.device)) % size
+        self.keys[:, places] = embeddings
+        self._next = (self._next + embeddings.shape[1]) % size
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log sum_j e^{z . d_j / tau}; its gradient is a weighted mean of the keys, so that no [B, Q] is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, keys: Tensor, temperature: float, own: Tensor | None) -> Tensor:
+        value, mean = attend(z, keys, temperature, own)
+        ctx.save_for_backward(mean)
+        ctx.temperature = temperature
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (mean,) = ctx.saved_tensors
+        return gradients[0][:, None] * mean / ctx.temperature, None, None, None
+
+
+def attend(
+    z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The similarity distribution over a queue (FADngs, Eq. 11 and 12), by what distillation needs of it.
+
+    Args:
+        z: Unit vectors [B, D].
+        keys: Unit vectors [Q, D].
+        temperature: tau.
+        own: One more key of each row's own [B, D].
+
+    Returns:
+        ``log sum_j e^{z . d_j / tau}`` [B], and the keys' mean under the distribution [B, D].
+    """
+    logits = z @ keys.T / temperature
+    extra = None if own is None else (z * own).sum(1) / temperature
+    value = logits.logsumexp(1)
+    if extra is not None:
+        value = torch.logaddexp(value, extra)
+    mean = logits.sub_(value[:, None]).exp_() @ keys
+    if own is not None and extra is not None:
+        mean += (extra - value).exp()[:, None] * own
+    return value, mean
+
+
+def distillation_loss(
+    student: Tensor,
+    teachers: Tensor,
+    queues: Tensor,
+    weights: Tensor,
+    teacher_temperature: float,
+    student_temperature: float,
+    own_key: bool = False,
+) -> Tensor:
+    """Eq. 13 of FADngs: the weighted cross-entropy between the teachers' and the student's distributions.
+
+    The logarithm of Q_c is linear in the keys but for its normaliser, so that P_c enters through the mean of its
+    keys alone: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. Nothing of size B x Q
+    outlives its teacher.
+
+    Args:
+        student: Unit vectors of a batch [B, D], with gradient.
+        teachers: Those of every teacher [C, B, D].
+        queues: Of every teacher [C, Q, D].
+        weights: w_c [C].
+        teacher_temperature: tau of Eq. 11.
+        student_temperature: tau of Eq. 12.
+        own_key: Whether a teacher's own embedding of an image is one more key, as in the released code.
+
+    Returns:
+        The mean over the batch.
+    """
+    total = torch.zeros((), device=student.device)
+    for z, keys, weight in zip(teachers, queues, weights, strict=True):
+        own = z if own_key else None
+        _, target = attend(z, keys, teacher_temperature, own)
+        value = _LogSumExp.apply(student, keys, student_temperature, own)
+        total = total + weight * (value - (student * target).sum(1) / student_temperature).mean()
+    return total
+
+
+def teacher_weights(scores: Tensor) -> Tensor:
+    """How far each teacher agrees with all: w_c of FADngs.
+
+    Scores are normalised teacher by teacher; w_c is proportional to the Pearson correlation with their mean, or 0
+    where that is negative. Uniform where none is positive.
+
+    Args:
+        scores: Each teacher's anomaly scores of the public images [C, P].
+
+    Returns:
+        Weights that sum to 1 [C].
+    """
+    scores = scores.double()
+    centred = scores - scores.mean(1, keepdim=True)
+    normalised = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    mean = normalised.mean(0)
+    agreement = (normalised @ (mean / mean.norm().clamp(min=1e-300))).clamp(min=0)
+    uniform = torch.full_like(agreement, 1 / len(agreement))
+    return (agreement / agreement.sum() if agreement.sum() > 0 else uniform).float()
+
+
+class EnsembleDistillation:
+    """Self-supervised ensemble distillation (FADngs, Section III-D).
+
+    Args:
+        queue: Q, instances a queue.
+        epochs: E_g, passes over the public images a round.
+        batch_size: Public images a batch.
+        learning_rate: SGD's in the first round; it falls as the clients' does.
+        momentum: SGD's.
+        weight_decay: SGD's.
+        teacher_temperature: tau of Eq. 11. At the paper's 0.5 a distribution over tens of thousands of instances is
+            all but uniform, and teaches nothing.
+        student_temperature: tau of Eq. 12.
+        weighting: w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no scores to
+            correlate, and weights are uniform.
+        own_key: Whether a teacher's own embedding of an image is one more key.
+    """
+
+    def __init__(
+        self,
+        queue: int = 65536,
+        epochs: int = 5,
+        batch_size: int = 128,
+        learning_rate: float = 0.03,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        teacher_temperature: float = 0.07,
+        student_temperature: float = 0.07,
+        weighting: Literal["pearson", "uniform"] = "pearson",
+        own_key: bool = False,
+    ) -> None:
+        self.queue, self.epochs, self.batch_size = queue, epochs, batch_size
+        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
+        self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
+        self.weighting, self.own_key = weighting, own_key
+
+    def __call__(
+        self,
+        task: Contrastive,
+        start: Message,
+        teachers: Sequence[Message],
+        public: Tensor,
+        context: Context,
+        fabric: Fabric | None,
+    ) -> tuple[Message, dict[str, float]]:
+        """Distils.
+
+        Args:
+            task: The student's form; its densities are those that teachers are weighed by. It is left with the
+                student's weights.
+            start: The averaged weights, where the student starts (Eq. 10).
+            teachers: The clients' weights.
+            public: Public images uint8 [P, 3, S, S].
+            context: The round.
+            fabric: Device and precision; None for the CPU in single precision.
+
+        Returns:
+            The student's weights, and what to track.
+
+        Raises:
+            UserError: If training diverges, or the queues do not fit into memory.
+        """
+        device = fabric.device if fabric else torch.device("cpu")
+        task.to(device)
+        images = public.to(device)
+        embeddings, weights = self._ask_teachers(task, teachers, images, fabric)
+        task.load_state_dict(start, strict=False)
+        draw = context.generator("distillation")
+        queues = InstanceQueues(len(teachers), self.queue, embeddings.shape[2], draw, device)
+        optimizer = torch.optim.SGD(
+            task.parameters(),
+            lr=self.learning_rate * task.decay,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        total, steps = 0.0, 0
+        task.train()
+        for _ in range(self.epochs):
+            for batch in torch.randperm(len(images), generator=draw).split(self.batch_size):
+                batch = batch.to(device)
+                if len(batch) == 1:  # no batch statistics
+                    continue
+                with _precision(fabric):
+                    student = task.project(task.features(as_batch(task, images[batch])))
+                loss = distillation_loss(
+                    student,
+                    embeddings[:, batch],
+                    queues.keys,
+                    weights,
+                    self.teacher_temperature,
+                    self.student_temperature,
+                    self.own_key,
+                )
+                if not torch.isfinite(loss):
+                    raise UserError("distillation diverged; lower method.server.distillation.learning_rate")
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                queues.push(embeddings[:, batch])
+                total, steps = total + float(loss.detach()), steps + 1
+        task.eval()
+        state = task.state_dict()
+        student_weights = {name: state[name].detach().to("cpu", copy=True) for name in start}
+        report = {
+            "distillation_loss": total / max(steps, 1),
+            "queue_filled": min(1.0, self.epochs * len(images) / self.queue),
+            **{f"teacher_weight_{number}": float(weight) for number, weight in enumerate(weights)},
+        }
+        return student_weights, report
+
+    @torch.no_grad()
+    def _ask_teachers(
+        self, task: Contrastive, teachers: Sequence[Message], images: Tensor, fabric: Fabric | None
+    ) -> tuple[Tensor, Tensor]:
+        """Every teacher's embeddings [C, P, D], in one pass for all epochs, and the teachers' weights [C]."""
+        task.eval()
+        rows, scores = [], []
+        for weights in teachers:
+            task.load_state_dict(weights, strict=False)
+            with _precision(fabric):
+                z = torch.cat([task.project(task.features(as_batch(task, part))) for part in images.split(500)])
+            rows.append(z)
+            scores.append(task.densities(z) if len(task.densities) else torch.zeros(len(z), device=z.device))
+        if self.weighting == "uniform":
+            return torch.stack(rows), torch.full((len(rows),), 1 / len(rows), device=images.device)
+        return torch.stack(rows), teacher_weights(torch.stack(scores))
+
+
+def as_batch(task: Contrastive, images: Tensor) -> Mapping[str, Tensor]:
+    """Images uint8 [B, 3, S, S] as the task's loaders would give them."""
+    return {"image": (images / 255 - task.mean) / task.std}
+
+
+def _precision(fabric: Fabric | None) -> Any:
+    return fabric.autocast() if fabric else nullcontext()

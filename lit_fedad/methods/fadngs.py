@@ -1,0 +1,195 @@
+"""FADngs: noisy global densities, contrastive training, ensemble distillation (Dong et al., TNNLS 2024).
+
+Every round takes two exchanges, in the order of the paper's Algorithm 1 from its second line on: clients train under
+the global model and densities and send weights; the server merges them, and clients send the densities of their images
+under the merged model. Round 0 is a first exchange of densities, under the initial weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Message, Payload, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.ensemble_distillation import EnsembleDistillation
+from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer, form
+from lit_fedad.tasks.contrastive import Contrastive
+
+MEAN, COVARIANCE, COUNT = "densities.mean", "densities.covariance", "densities.count"
+
+
+class FADngsClient(FedAvgClient):
+    """A client: trains under the densities of all clients, and sends its own.
+
+    Args:
+        task: A `Contrastive` task.
+        local_epochs: E_l.
+        aggregate_buffers: As in `FedAvgClient`.
+        share_densities: Whether densities cross (NGDE); otherwise clients judge by their own, as under FedAvg.
+    """
+
+    needs = Contrastive
+    task: Contrastive
+
+    def __init__(
+        self,
+        task: Contrastive,
+        local_epochs: int = 1,
+        aggregate_buffers: Buffers = "mean",
+        share_densities: bool = True,
+    ) -> None:
+        super().__init__(task, local_epochs, aggregate_buffers=aggregate_buffers)
+        self.share_densities = share_densities
+        self._embedded: tuple[int, Tensor, Tensor] | None = None
+
+    @property
+    def setup_phases(self) -> tuple[str, ...]:
+        """A first exchange of densities."""
+        return ("densities",) if self.share_densities else super().setup_phases
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Training, then densities under the merged weights."""
+        return ("train", "densities") if self.share_densities else super().exchanges
+
+    @property
+    def uniform(self) -> bool:
+        """With weights and densities in common, clients predict alike."""
+        return self.share_densities and self.aggregate_buffers == "mean"
+
+    def receive(self, broadcast: Message) -> None:
+        """Takes over weights, and densities."""
+        self.task.load_state_dict(broadcast, strict=False)
+
+    def adapt(self, loader: DataLoader) -> None:
+        """Predicts which images are normal (Eq. 8), from the embeddings that the last densities were made of."""
+        if not self.share_densities:
+            return super().adapt(loader)
+        if self._embedded is None or self._embedded[0] != self.context.round - 1:
+            self._embedded = self._embed(self.context.round - 1, loader)
+        _, z, index = self._embedded
+        self.task.select(z, index)
+
+    def send(self, loader: DataLoader) -> Message:
+        """The trained weights; or densities (Eq. 1-3)."""
+        if self.phase != "densities":
+            return super().send(loader)
+        self._embedded = self._embed(self.context.round, loader)
+        found = self.task.estimate(self._embedded[1], self.context)
+        return {MEAN: found.mean, COVARIANCE: found.covariance, COUNT: found.count}
+
+    def _embed(self, round: int, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
+        """The client's embeddings and their positions, with the round whose merged weights made them."""
+        z, index = self.task.embed(loader)
+        return round, z.cpu(), index
+
+    def personal_state(self) -> dict[str, Any]:
+        """Embeddings under the weights of the last exchange of densities."""
+        return {**super().personal_state(), "embedded": self._embedded}
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Swaps another client in."""
+        super().load_personal_state(state)
+        self._embedded = state["embedded"]
+
+
+class FADngsServer(FedAvgServer):
+    """The server: keeps the clients' last densities, averages weights, and distils.
+
+    Args:
+        client: A client, for the initial weights.
+        distillation: SED; None for the average alone.
+        public: Public images uint8 [P, 3, S, S]; needed by ``distillation``.
+
+    """
+
+    def __init__(
+        self,
+        client: FADngsClient,
+        distillation: EnsembleDistillation | None = None,
+        public: Tensor | None = None,
+    ) -> None:
+        super().__init__(client)
+        self.task: Contrastive = deepcopy(client.task)
+        self.distillation, self.public = distillation, public
+        self.densities: dict[int, Message] = {}
+        self._report: dict[str, float] = {}
+
+    def enrol(self, sizes: Mapping[int, int]) -> None:
+        """Makes sure, before anything is trained, that there is something to distil on.
+
+        Raises:
+            UserError: If there are no public images.
+        """
+        if self.distillation is not None and (self.public is None or len(self.public) < 2):
+            raise UserError(
+                "distillation needs public images: give public=synthetic, folder or packed,"
+                " or method.server.distillation=null"
+            )
+
+    def download_payload(self) -> Payload:
+        """Weights, and in training the densities of all clients."""
+        return form(self.broadcast(0))
+
+    def upload_payload(self) -> Payload:
+        """Weights, or any number of densities."""
+        if self.phase != "densities":
+            return super().upload_payload()
+        width = self.task.densities.mean.shape[1]
+        return {
+            MEAN: TensorSpec((None, width)),
+            COVARIANCE: TensorSpec((None, width, width)),
+            COUNT: TensorSpec((None,)),
+        }
+
+    def broadcast(self, client_id: int) -> Message:
+        """The same to every client; before round 1 nothing, since all draw the same weights."""
+        if self.phase == "densities":
+            return self.weights if self.context.round > 0 else {}
+        return {**super().broadcast(client_id), **(self.density_set if self.densities else {})}
+
+    @property
+    def density_set(self) -> Message:
+        """The densities of all clients, in client order: those last known of each."""
+        known = [self.densities[client] for client in sorted(self.densities)]
+        return {name: torch.cat([message[name] for message in known]) for name in (MEAN, COVARIANCE)}
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Takes in densities, or weights."""
+        if self.phase == "densities":
+            self.densities |= {client: update.message for client, update in updates.items()}
+        else:
+            super().aggregate(updates)
+
+    def merge(self, updates: Mapping[int, Update]) -> None:
+        """The average (Eq. 10), from which distillation starts (Eq. 11-13)."""
+        super().merge(updates)
+        self.task.round = self.context.round
+        self._report = {}
+        if self.distillation is None or self.public is None or self.task.warming_up:
+            return
+        teachers = [update.message for update in updates.values()]
+        if self.densities:
+            self.task.load_state_dict(self.density_set, strict=False)
+        self.weights, self._report = self.distillation(
+            self.task, self.weights, teachers, self.public, self.context, self.fabric
+        )
+
+    def diagnostics(self) -> dict[str, float]:
+        """What distillation reports."""
+        return self._report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and densities."""
+        return {**super().state_dict(), "densities": self.densities}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        self.densities = dict(state["densities"])

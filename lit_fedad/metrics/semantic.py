@@ -1,0 +1,157 @@
+"""Metrics of semantic anomaly detection, where whole images of foreign classes are the anomalies (FADngs)."""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, kept
+from lit_fedad.metrics.functional.bins import as_scores, distinct_bins
+from lit_fedad.metrics.functional.curves import auroc, average_precision
+from lit_fedad.metrics.functional.errors import balanced, detection_errors, percentile_threshold
+from lit_fedad.metrics.functional.histograms import label_histograms
+
+_ERRORS = ("fe", "me", "fe_train", "me_train")
+_VALUES = ("auroc", "aupr", *_ERRORS)
+
+
+class SemanticMetrics(MergeableMetric):
+    """AUROC, AUPR, false error and missing error of image scores, against one or several sets of anomalies.
+
+    Every set is judged on its own against all normal images. The papers' test sets hold as many normal as
+    anomalous images; where the numbers differ, the normal images weigh n_anomalous / n_normal, so that AUPR,
+    FE and the threshold do not depend on the ratio (see `balanced`). AUROC and ME never do.
+
+    FE and ME are given at two thresholds: the percentile of the test scores with the highest accuracy, which
+    looks at the test labels (see `percentile_threshold`), and a client's own, which does not.
+
+    The state is three float32 numbers an image: score, set, and decision at the threshold.
+
+    Args:
+        anomalies: Names of the sets of anomalies.
+        threshold: The client's label-free threshold, such as a quantile of its training scores: images that
+            score higher are predicted anomalous. None if there is none.
+
+    Attributes:
+        threshold: For the images that `update` takes in; merged images keep the decisions of their own
+            client. It is no state: metrics of different thresholds may be merged, and `reset` leaves it.
+        lower_is_better: Names of the values that are errors.
+
+    Raises:
+        ValueError: If there is no set of anomalies.
+        UserError: If the name of a set makes two values share a name.
+
+    Example:
+        >>> metrics = SemanticMetrics(("cat",), threshold=5.5)
+        >>> metrics.update(torch.tensor([1.0, 2.0, 5.0, 3.0, 6.0, 7.0]), torch.tensor([0, 0, 0, 1, 1, 1]))
+        >>> {name: round(float(value), 2) for name, value in metrics.compute().items()}
+        {'auroc': 0.89, 'aupr': 0.92, 'fe': 0.33, 'me': 0.33, 'fe_train': 0.0, 'me_train': 0.33}
+    """
+
+    scores: list[Tensor]
+    products: list[Tensor]
+    decisions: list[Tensor]
+
+    def __init__(self, anomalies: tuple[str, ...], threshold: float | None = None) -> None:
+        super().__init__(anomalies)
+        if not anomalies:
+            raise ValueError("anomalies must name at least one set")
+        sets = anomalies if len(anomalies) > 1 else ()
+        names = [*_VALUES, *(f"{value}_{name}" for value in _VALUES for name in sets)]
+        if len(set(names)) < len(names):
+            raise UserError(f"sets of anomalies {anomalies} give two values one name: rename one of the sets")
+        self.anomalies = anomalies
+        self.threshold = threshold
+        self.lower_is_better = frozenset(name for name in names if name.startswith(("fe", "me")))
+        for state in ("scores", "products", "decisions"):
+            self.add_state(state, default=[], dist_reduce_fx="cat")
+
+    def update(self, scores: Tensor, products: Tensor) -> None:
+        """Take in a batch.
+
+        Args:
+            scores: Anomaly scores of the images, any real dtype, shape [B].
+            products: 0 for a normal image, a + 1 for one of the a-th set of anomalies, int64, shape [B].
+
+        Raises:
+            ValueError: If the shapes differ, or a product is no set.
+            UserError: If a score is NaN.
+        """
+        check_same_shape(scores, products)
+        if ((products < 0) | (products > len(self.anomalies))).any():
+            raise ValueError(f"products must lie in 0 .. {len(self.anomalies)}")
+        own = kept(as_scores(scores), self.device)
+        self.scores.append(own)
+        self.products.append(kept(products, self.device))
+        self.decisions.append(_decisions(own, self.threshold))
+
+    def at_threshold(self, threshold: float) -> "SemanticMetrics":
+        """The same scores judged at another threshold, as by a client that shares the model.
+
+        Args:
+            threshold: Label-free threshold, for all images seen so far and for later ones.
+
+        Returns:
+            A copy; this metric is left as it is.
+
+        Example:
+            >>> metrics = SemanticMetrics(("cat",))
+            >>> metrics.update(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1]))
+            >>> [float(metrics.at_threshold(t).compute()["me_train"]) for t in (0.0, 3.0, 9.0)]
+            [0.0, 0.5, 1.0]
+        """
+        other = deepcopy(self)
+        other.threshold = threshold
+        other.decisions = [_decisions(scores, threshold) for scores in self.scores]
+        return other
+
+    def compute(self) -> dict[str, Tensor]:
+        """Values by name, float64 scalars; with several processes, of the states of all of them.
+
+        - ``auroc``, ``aupr``: areas under the ROC and the precision-recall curve.
+        - ``fe``, ``me``: false and missing error at the threshold that looks at the test labels.
+        - ``fe_train``, ``me_train``: the same at the label-free threshold; NaN if an image has none.
+
+        Each is the mean over the sets of anomalies. If there are several, every value is also given by set,
+        as in ``auroc_<set>``. A value is NaN where it is undefined: without an image of a set or without a
+        normal one, and for a false error if no image is predicted anomalous. The mean is then NaN too: over
+        some of the sets it would be another quantity.
+        """
+        return self.compute_local()
+
+    def compute_local(self) -> dict[str, Tensor]:
+        """As `compute`, but of this process's samples alone: one client's values."""
+        by_set = [self._against(number) for number in range(1, len(self.anomalies) + 1)]
+        values = {name: torch.stack([of_set[name] for of_set in by_set]).mean() for name in _VALUES}
+        if len(by_set) > 1:
+            for anomaly, of_set in zip(self.anomalies, by_set, strict=True):
+                values |= {f"{name}_{anomaly}": value for name, value in of_set.items()}
+        return values
+
+    def _against(self, number: int) -> dict[str, Tensor]:
+        """The values of all normal images and one set of anomalies, counted from 1."""
+        products = concatenated(self.products)
+        chosen = (products == 0) | (products == number)
+        labels = products[chosen] != 0
+        undefined = torch.tensor(torch.nan, dtype=torch.float64, device=labels.device)
+        if not labels.any() or labels.all():
+            return dict.fromkeys(_VALUES, undefined)
+        index, count = distinct_bins(concatenated(self.scores)[chosen])
+        counts = label_histograms(index, labels, count)
+        weighted = balanced(*counts)
+        errors = detection_errors(*weighted, percentile_threshold(*weighted))
+        decisions = concatenated(self.decisions)[chosen]
+        train_errors = undefined, undefined
+        if not decisions.isnan().any():
+            decided = balanced(*label_histograms(decisions.long(), labels, 2))
+            train_errors = detection_errors(*decided, threshold=0)
+        areas = {"auroc": auroc(*counts), "aupr": average_precision(*weighted)}
+        return areas | dict(zip(_ERRORS, errors + train_errors, strict=True))
+
+
+def _decisions(scores: Tensor, threshold: float | None) -> Tensor:
+    """1 where a score is predicted anomalous, else 0, and NaN without a threshold; float32 [n]."""
+    if threshold is None:
+        return torch.full_like(scores, torch.nan)
+    return (scores.double() > threshold).float()  # torch would round the threshold to float32

@@ -1,0 +1,186 @@
+"""Random views of whole batches for contrastive learning.
+
+torchvision's v2 transforms draw one set of parameters a call: over a batch every image would get the same crop and the
+same colours, and image by image they are slow. Here each image has parameters of its own and a batch is one call.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms.v2.functional import rgb_to_grayscale
+
+CROP_TRIES = 10
+"""Boxes drawn for an image, of which the first that fits is taken (as torchvision does)."""
+
+
+def draw_boxes(
+    count: int, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> Tensor:
+    """Draws boxes as torchvision's ``RandomResizedCrop`` does, from torch's global CPU generator.
+
+    Area and logarithm of the aspect ratio are uniform; a box that does not fit is drawn again. Where all tries fail,
+    the sides of the first are cut to the image's.
+
+    Args:
+        count: Number of boxes B.
+        size: Height and width of the images, in pixels.
+        scale: Least and greatest area, as a share of the image's.
+        ratio: Least and greatest ratio of width to height.
+
+    Returns:
+        Top, left, height and width of the boxes [B, 4], in whole pixels.
+
+    Example:
+        >>> draw_boxes(2, (32, 32), scale=(1.0, 1.0), ratio=(1.0, 1.0)).tolist()
+        [[0, 0, 32, 32], [0, 0, 32, 32]]
+    """
+    area = math.prod(size) * torch.empty(CROP_TRIES, count).uniform_(*scale)
+    aspect = torch.empty(CROP_TRIES, count).uniform_(math.log(ratio[0]), math.log(ratio[1])).exp()
+    limits = torch.tensor(size)
+    sides = torch.stack([area / aspect, area * aspect], dim=2).sqrt().round().long()
+    fits = ((sides >= 1) & (sides <= limits)).all(dim=2)
+    first = fits.byte().argmax(dim=0)  # 0 where none fits
+    sides = sides[first, torch.arange(count)].clamp(min=1).minimum(limits)
+    corners = (torch.rand(count, 2) * (limits - sides + 1)).long()
+    return torch.cat([corners, sides], dim=1)
+
+
+def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
+    """Cuts a box out of each image, resizes it to the image's size (bilinear) and mirrors it where asked.
+
+    As a box is never larger than its image, antialiasing would change nothing.
+
+    Args:
+        images: Images [B, C, H, W].
+        boxes: Top, left, height and width [B, 4], in pixels.
+        mirrored: Whether left and right are exchanged [B].
+
+    Returns:
+        Crops [B, C, H, W].
+    """
+    places = []
+    for length, start, side in zip(images.shape[2:], *boxes.T.float()[:, :, None].split(2), strict=True):
+        centres = torch.arange(length, device=images.device) + 0.5
+        # Positions stop at the box's outermost pixels: what lies outside the box must not shine in.
+        inside = (centres * side / length).clamp(min=0.5).minimum(side - 0.5)
+        places.append((2 * (start + inside) - length) / length)
+    rows, columns = places
+    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+    grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), dim=3)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def adjust_brightness(images: Tensor, factors: Tensor) -> Tensor:
+    """Multiplies images [B, 3, H, W] in [0, 1] by a factor each [B]."""
+    return (images * factors[:, None, None, None]).clamp_(0, 1)
+
+
+def adjust_contrast(images: Tensor, factors: Tensor) -> Tensor:
+    """Moves images [B, 3, H, W] in [0, 1] away from their mean grey, by a factor each [B]."""
+    grey = rgb_to_grayscale(images.mean(dim=(2, 3), keepdim=True))  # linear: the mean of the grey image
+    return torch.lerp(grey, images, factors[:, None, None, None]).clamp_(0, 1)
+
+
+def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
+    """Moves images [B, 3, H, W] in [0, 1] away from their grey version, by a factor each [B]."""
+    return torch.lerp(rgb_to_grayscale(images), images, factors[:, None, None, None]).clamp_(0, 1)
+
+
+def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Turns the hue of images [B, 3, H, W] in [0, 1] by a shift each [B], 1 being the full circle.
+
+    Value and chroma, the largest channel and its distance to the smallest, stay as they are.
+    """
+    red, green, blue = images.unbind(dim=1)
+    low, high = images.amin(dim=1), images.amax(dim=1)
+    chroma = high - low
+    # Hue in sixths of the circle. With channels scaled to a least of 0 and a greatest of 1 it lies 1 + g + b - r from
+    # red, towards green or towards blue: no cases to tell apart, as selections are slow. A grey pixel has no hue, and
+    # its chroma of zero needs none.
+    distance = 1 + (green + blue - red - low) / chroma.clamp(min=torch.finfo(chroma.dtype).tiny)
+    hue = (torch.copysign(distance, green - blue) + 6 * shifts[:, None, None]).remainder_(6)
+    shares = torch.stack([(hue - 3).abs_() - 1, 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_()], dim=1)
+    return shares.clamp_(0, 1).mul_(chroma[:, None]).add_(low[:, None])
+
+
+class ContrastiveViews(nn.Module):
+    """One random view of each image: crop, flip, colour jitter and greyscale, as in FADngs (T+) and SimCLR.
+
+    Each image has parameters of its own. They come from torch's global CPU generator whatever the device, so that all
+    devices draw the same views. The four colour adjustments come in a random order, drawn once a batch.
+
+    Args:
+        crop_scale: Least and greatest area of the crop, as a share of the image's.
+        ratio: Least and greatest ratio of the crop's width to its height.
+        flip: Probability of exchanging left and right.
+        jitter: Strength s of brightness, contrast and saturation (factors from 1 - s to 1 + s, s at most 1) and hue
+            (shifts from -s to s of the colour circle).
+        jitter_probability: Probability of the colour jitter.
+        greyscale: Probability of losing the colours.
+
+    Example:
+        >>> ContrastiveViews()(torch.rand(4, 3, 32, 32)).shape
+        torch.Size([4, 3, 32, 32])
+    """
+
+    def __init__(
+        self,
+        crop_scale: tuple[float, float] = (0.2, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: float = 0.5,
+        jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1),
+        jitter_probability: float = 0.8,
+        greyscale: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.crop_scale = crop_scale
+        self.ratio = ratio
+        self.flip = flip
+        self.jitter = jitter
+        self.jitter_probability = jitter_probability
+        self.greyscale = greyscale
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Draws the views.
+
+        Args:
+            images: Images [B, 3, H, W] in [0, 1].
+
+        Returns:
+            Views [B, 3, H, W] in [0, 1], in float32.
+        """
+        count, _, height, width = images.shape
+        boxes = draw_boxes(count, (height, width), self.crop_scale, self.ratio)
+        mirrored, jittered, grey = torch.rand(3, count) < torch.tensor(
+            [[self.flip], [self.jitter_probability], [self.greyscale]]
+        )
+        strengths = torch.tensor(list(self.jitter))[:, None]
+        changes = strengths * torch.empty(4, count).uniform_(-1, 1)
+        adjustments = [
+            (adjust_brightness, 1 + changes[0]),
+            (adjust_contrast, 1 + changes[1]),
+            (adjust_saturation, 1 + changes[2]),
+            (adjust_hue, changes[3]),
+        ]
+        order = torch.randperm(4).tolist()
+
+        # The weights of an interpolation sum to 1 but for rounding.
+        views = crop_resize(images.float(), boxes.to(images.device), mirrored.to(images.device)).clamp_(0, 1)
+        # Indices rather than masks: their number is known on the CPU, and no device waits for it.
+        chosen = jittered.nonzero()[:, 0]
+        place = chosen.to(images.device)
+        coloured = views[place]
+        for adjust, amounts in (adjustments[number] for number in order):
+            coloured = adjust(coloured, amounts[chosen].to(images.device))
+        views[place] = coloured
+        place = grey.nonzero()[:, 0].to(images.device)
+        views[place] = rgb_to_grayscale(views[place], num_output_channels=3)
+        return views
+
+
+def rotations(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Images [B, C, S, S] turned by 90, 180 and 270 degrees, anticlockwise: the shifted copies of FADngs (T-)."""
+    quarter, half, three_quarters = (torch.rot90(images, turns, dims=(2, 3)) for turns in (1, 2, 3))
+    return quarter, half, three_quarters

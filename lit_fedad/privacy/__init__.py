@@ -1,0 +1,1 @@
+"""How much of the raw data can be told from what clients share."""

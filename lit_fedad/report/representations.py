@@ -1,0 +1,171 @@
+"""Representations of several clients in the plane, and what densities decide about them (FADngs, Figs. 6 and 7)."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
+from scipy.stats import gaussian_kde
+from sklearn.manifold import TSNE
+
+from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, save_figure
+
+# Of the palette of Okabe and Ito (2008), without its red and black, which mark anomalies and errors.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D")
+_RED, _BLACK, _GREY = "#D55E00", "#000000", "0.78"
+_STYLES = ("-", "--", ":", "-.")
+_LEGEND_COLUMNS = 3  # what fits under a third of a page
+_GRID = 60  # points a side on which a density is evaluated
+_LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density of a client
+
+
+def embed(features: ArrayLike) -> np.ndarray:
+    """Lay features out in the plane with t-SNE; the same features always lie the same way.
+
+    Args:
+        features: [n, D] with n >= 4; up to about 2,000 take well under a minute.
+
+    Returns:
+        Places [n, 2].
+    """
+    points = np.asarray(features, dtype=np.float32)
+    perplexity = min(30.0, len(points) / 4)
+    return np.asarray(TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points))
+
+
+def draw_representations(
+    path: Path,
+    features: ArrayLike,
+    owner: ArrayLike,
+    global_decisions: ArrayLike,
+    local_decisions: ArrayLike | None = None,
+    local_client: int = 0,
+) -> Figure:
+    """Draw where the images of clients lie, and which of them are judged wrongly.
+
+    Panels: (a) normal images by client, and anomalies; (b) kernel density of each client's normal images; (c)
+    decisions with the densities of all clients; (d) decisions with those of one client alone. In (c) and (d)
+    the mark tells what an image is, its colour how it is judged: red where a normal image is called anomalous
+    (false detection), black where an anomaly is called normal (missing detection).
+
+    Args:
+        path: PNG file to write; missing folders are made.
+        features: Representations [n, D], n >= 4.
+        owner: Client of each image [n]; -1 for an anomaly.
+        global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
+        local_decisions: The same of the densities of one client, bool [n]; None leaves panel (d) out.
+        local_client: Which client that is.
+
+    Returns:
+        The figure, as written.
+
+    Raises:
+        ValueError: The arrays differ in length.
+    """
+    owners = np.asarray(owner)
+    judged = [("global densities", np.asarray(global_decisions, dtype=bool))]
+    if local_decisions is not None:
+        judged.append((f"densities of client {local_client}", np.asarray(local_decisions, dtype=bool)))
+    lengths = [len(np.asarray(features)), len(owners), *(len(calls) for _, calls in judged)]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"features, owners and decisions of {lengths} images; expected one number of images")
+    places = embed(features)
+    clients = [int(client) for client in np.unique(owners[owners >= 0])]
+    size = float(np.clip(3000 / len(places), 5, 20))
+
+    rows, columns = (1, 3) if local_decisions is None else (2, 2)
+    legend_height = 0.15 * math.ceil((len(clients) + 1) / _LEGEND_COLUMNS)
+    figure = blank_figure(7.16, (3.1 if local_decisions is None else 7.5) + legend_height)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True).flatten()
+    _by_client(panels[0], places, owners, clients, size)
+    _densities(panels[1], places, owners, clients)
+    for axes, letter, (name, calls) in zip(panels[2:], "cd", judged, strict=False):
+        _decisions(axes, places, owners < 0, calls, size)
+        axes.set_title(f"({letter}) {name}\n{_count_errors(owners < 0, calls)}", fontsize=FONT_SIZE + 1)
+    centre = (places.max(axis=0) + places.min(axis=0)) / 2
+    reach = 0.56 * np.ptp(places, axis=0).max()
+    for axes in panels:
+        axes.set(xlim=centre[0] + [-reach, reach], ylim=centre[1] + [-reach, reach], xticks=[], yticks=[])
+        axes.set_box_aspect(1)
+        axes.spines[:].set(color="0.6", linewidth=0.6)
+    figure.legend(handles=_decision_handles(), loc="outside lower center", ncols=4, **LEGEND)
+    save_figure(figure, path)
+    return figure
+
+
+def _by_client(
+    axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int], size: float
+) -> None:
+    """Normal images in the look of their client, anomalies as red crosses over them."""
+    for index, client in enumerate(clients):
+        chosen, look = owners == client, _look(index)
+        axes.scatter(places[chosen, 0], places[chosen, 1], size, linewidths=0, alpha=0.8, **look)
+    chosen = owners < 0
+    axes.scatter(places[chosen, 0], places[chosen, 1], size, color=_RED, marker="x", linewidths=0.7)
+    axes.set_title("(a) clients and anomalies", fontsize=FONT_SIZE + 1)
+    handles = [_handle(f"client {client}", **_look(index)) for index, client in enumerate(clients)]
+    if chosen.any():
+        handles.append(_handle("anomaly", color=_RED, marker="x"))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "handletextpad": 0.2}
+    axes.legend(handles=handles, ncols=_LEGEND_COLUMNS, **LEGEND | below)
+
+
+def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int]) -> None:
+    """Contours of the kernel density of each client's normal images."""
+    for index, client in enumerate(clients):
+        own = places[owners == client]
+        if len(own) < 3:  # in the plane, a kernel's covariance takes three points
+            continue
+        margin = 0.5 * np.ptp(own, axis=0)
+        sides = np.linspace(own.min(axis=0) - margin, own.max(axis=0) + margin, _GRID).T
+        grid = np.stack(np.meshgrid(*sides))
+        density = gaussian_kde(own.T)(grid.reshape(2, -1)).reshape(_GRID, _GRID)
+        levels = [level * density.max() for level in _LEVELS]
+        colour, style = [_look(index)["color"]], _STYLES[index // len(_COLOURS) % len(_STYLES)]
+        axes.contourf(*grid, density, [levels[0], 1.01 * density.max()], colors=colour, alpha=0.25)
+        axes.contour(*grid, density, levels, colors=colour, linewidths=0.8, linestyles=style)
+    axes.set_title("(b) kernel density of clients", fontsize=FONT_SIZE + 1)
+
+
+def _decisions(axes: Axes, places: np.ndarray, anomalous: np.ndarray, calls: np.ndarray, size: float) -> None:
+    """Images judged rightly in grey, errors over them: false detections red, missing ones black."""
+    for correct in (True, False):
+        for kind, mark, wrong, line in ((False, "o", _RED, 0), (True, "x", _BLACK, 0.7)):
+            chosen = (anomalous == kind) & ((calls == anomalous) == correct)
+            colour = _GREY if correct else wrong
+            axes.scatter(
+                places[chosen, 0], places[chosen, 1], size, color=colour, marker=mark, linewidths=line
+            )
+
+
+def _count_errors(anomalous: np.ndarray, calls: np.ndarray) -> str:
+    """False and missing detections in words, with the numbers of images they are taken from."""
+    false, missing = (calls & ~anomalous).sum(), (anomalous & ~calls).sum()
+    return f"{false} of {(~anomalous).sum()} false, {missing} of {anomalous.sum()} missing"
+
+
+def _decision_handles() -> list[Line2D]:
+    """What the marks of the decisions mean."""
+    return [
+        _handle("normal, judged rightly", color=_GREY, marker="o"),
+        _handle("anomaly, judged rightly", color=_GREY, marker="x"),
+        _handle("false detection", color=_RED, marker="o"),
+        _handle("missing detection", color=_BLACK, marker="x"),
+    ]
+
+
+def _handle(label: str, **look: Any) -> Line2D:
+    """A mark without a line, for a legend."""
+    return Line2D([], [], linestyle="", markersize=4, label=label, **look)
+
+
+def _look(index: int) -> dict[str, Any]:
+    """Colour and mark of a client: the colours in turn, then again with the next mark."""
+    turn, colour = divmod(index, len(_COLOURS))
+    return {"color": _COLOURS[colour], "marker": _MARKERS[turn % len(_MARKERS)]}

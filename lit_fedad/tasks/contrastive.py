@@ -1,0 +1,186 @@
+"""Anomaly detection by densities in a contrastive representation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.errors import UserError
+from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.tasks.contrastive_losses import RepresentationLoss
+
+
+class Contrastive(Task):
+    """Learns projections z = h(f(x)) by contrasting views; an image's score is its distance to densities of z.
+
+    The task of FADngs. z is normalised to length 1. On its own (under FedAvg, say) a client scores against densities
+    of its own images; FADngs puts the densities of all clients in their place.
+
+    Args:
+        encoder: f, from images [B, 3, S, S] to features [B, C], with C as its attribute ``width``.
+        loss: What the rounds after the warm-up train.
+        warmup_loss: What the first rounds train.
+        warmup: Number of rounds that train ``warmup_loss``.
+        rounds: Rounds in all; over those after the warm-up the learning rate falls as a cosine.
+        views: Draws augmented images.
+        projection: D, the width of z.
+        clusters: K_c, densities a client.
+        shrinkage: rho of Eq. 3.
+        normal_share: Share of a client's images that count as normal: delta of Eq. 8 is this quantile of its own
+            scores.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations, likewise.
+        learning_rate: SGD's.
+        final_learning_rate: What it falls to.
+        momentum: SGD's.
+        weight_decay: SGD's.
+
+    Raises:
+        UserError: If a share or the number of clusters is out of range.
+    """
+
+    prepares = True
+    local_buffers = ("densities.mean", "densities.covariance")
+    output_modules = ("projection",)
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        loss: RepresentationLoss,
+        warmup_loss: RepresentationLoss,
+        warmup: int,
+        rounds: int,
+        views: ContrastiveViews,
+        projection: int = 128,
+        clusters: int = 1,
+        shrinkage: float = 0.1,
+        normal_share: float = 0.95,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        learning_rate: float = 0.01,
+        final_learning_rate: float = 1e-5,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        if clusters < 1 or not 0 <= shrinkage <= 1 or not 0 < normal_share <= 1:
+            raise UserError(
+                f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"
+                " clusters >= 1, shrinkage in [0, 1], normal_share above 0 and at most 1"
+            )
+        self.encoder = encoder
+        self.width: int = encoder.width  # type: ignore[assignment]
+        self.projection = nn.Sequential(
+            nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, projection)
+        )
+        self.loss, self.warmup_loss, self.draw = loss, warmup_loss, views
+        self.warmup, self.rounds = warmup, rounds
+        self.densities = DensitySet(projection)
+        self.clusters, self.shrinkage, self.normal_share = clusters, shrinkage, normal_share
+        self.learning_rate, self.final_learning_rate = learning_rate, final_learning_rate
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self._anomalous = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether this round belongs to the warm-up."""
+        return 0 < self.round <= self.warmup
+
+    @property
+    def decay(self) -> float:
+        """The factor of this round's learning rates: 1 in the warm-up, then a cosine from 1 towards 0."""
+        rounds = self.rounds - self.warmup
+        done = min(max(self.round - self.warmup - 1, 0) / max(rounds, 1), 1.0)
+        return 0.5 * (1 + math.cos(math.pi * done))
+
+    def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The views that the loss of this round looks at, as one batch of V B images, and who is predicted normal."""
+        images = self._images(batch) * self.std + self.mean
+        views = self._loss.views(images, self.draw)
+        normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
+        return {**batch, "image": (views.flatten(0, 1) - self.mean) / self.std, "views": views, "normal": normal}
+
+    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+        """f(x) [B, C]."""
+        return self.encoder(self._images(batch))
+
+    def project(self, features: Tensor) -> Tensor:
+        """z = h(f(x)), normalised [B, D]."""
+        return F.normalize(self.projection(features).float(), dim=1)
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The loss of this round."""
+        views = batch["views"]
+        return self._loss(self.projection(features).view(*views.shape[:2], -1), batch)
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Each image's Mahalanobis distance to the nearest density (Eq. 6)."""
+        return Prediction(image_score=self.densities(self.project(features)))
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Estimates the client's own densities, and predicts which of its images are normal, in one pass."""
+        z, index = self.embed(loader)
+        found = self.estimate(z, context)
+        self.densities.set(found.mean, found.covariance)
+        self.select(z, index)
+
+    def refresh(self, loader: DataLoader, context: Context) -> None:
+        """As `prepare`."""
+        self.prepare(loader, context)
+
+    @torch.no_grad()
+    def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
+        """z [n, D] of all images without augmentation, and their positions in the data set [n]."""
+        rows = [
+            (self.project(self.features({**batch, "image": self._images(batch).to(self.device)})), batch["index"])
+            for batch in loader
+        ]
+        return torch.cat([z for z, _ in rows]), torch.cat([index for _, index in rows])
+
+    def estimate(self, z: Tensor, context: Context) -> Densities:
+        """Densities of embedded images (Eq. 1-3)."""
+        return estimate_densities(z.cpu(), self.clusters, self.shrinkage, context.generator("clusters"))
+
+    def select(self, z: Tensor, index: Tensor) -> None:
+        """Predicts which images are anomalous: those above delta (Eq. 8).
+
+        Args:
+            z: Embedded images of one client [n, D].
+            index: Their positions in the data set [n].
+        """
+        if not len(self.densities):
+            self._anomalous = index[:0]
+            return
+        scores = self.densities(z.to(self.device)).double().cpu()
+        self._anomalous = index[scores > torch.quantile(scores, self.normal_share)]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD with momentum, at this round's learning rate."""
+        span = self.learning_rate - self.final_learning_rate
+        return torch.optim.SGD(
+            self.parameters(),
+            lr=self.final_learning_rate + span * self.decay,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+
+    @property
+    def _loss(self) -> RepresentationLoss:
+        return self.warmup_loss if self.warming_up else self.loss
+
+    def _images(self, batch: Mapping[str, Any]) -> Tensor:
+        if "image" not in batch:
+            raise UserError("task contrastive needs images, not cached features; set cache.enabled=false")
+        return batch["image"]

@@ -1,0 +1,213 @@
+"""What a contrastive representation is trained by: which views of a batch, and the loss over their projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.models.contrastive_views import rotations
+
+Draw = Callable[[Tensor], Tensor]
+"""Draws one random view of each image."""
+
+
+class RepresentationLoss(nn.Module):
+    """Base of the losses of the task `Contrastive`."""
+
+    def views(self, images: Tensor, draw: Draw) -> Tensor:
+        """The views to look at.
+
+        Args:
+            images: In [0, 1], [B, 3, S, S].
+            draw: Draws one random view of each image.
+
+        Returns:
+            Views [V, B, 3, S, S].
+        """
+        return torch.stack([draw(images), draw(images)])
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The loss.
+
+        Args:
+            projections: Of the views, [V, B, D], not normalised.
+            batch: ``views`` as drawn, ``normal`` [B] (which images are predicted normal), and what the loader gave.
+
+        Returns:
+            ``loss``, and other scalars to track.
+        """
+        raise NotImplementedError
+
+
+def similarities(projections: Tensor, temperature: float) -> Tensor:
+    """Cosine similarities over the temperature, of all views with all, without each view's own [N, N].
+
+    Args:
+        projections: [V, B, D], as N = V B rows in that order.
+        temperature: tau.
+    """
+    z = F.normalize(projections.flatten(0, 1).float(), dim=1)
+    with torch.autocast(z.device.type, enabled=False):
+        return (z @ z.T / temperature).fill_diagonal_(-torch.inf)
+
+
+class SimCLR(RepresentationLoss):
+    """NT-Xent (Chen et al., ICML 2020): two views of an image attract, all other views in the batch repel.
+
+    Args:
+        temperature: tau.
+    """
+
+    def __init__(self, temperature: float = 0.5) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean over all views as ``loss``."""
+        return {"loss": _instance_loss(similarities(projections, self.temperature), projections.shape[1])}
+
+
+class CSI(SimCLR):
+    """SimCLR in which every rotation of an image is an image of its own (Tack et al., NeurIPS 2020).
+
+    FADngs' Table IV: contrast with shifted copies and without selecting what is predicted normal. The original's
+    rotation classifier, which only its own score uses, is left out.
+    """
+
+    def views(self, images: Tensor, draw: Draw) -> Tensor:
+        """Two views of each image and of its three rotations; views of one rotation lie beside each other [8, ...]."""
+        turned = (images, *rotations(images))
+        return torch.stack([view for copy in turned for view in (draw(copy), draw(copy))])
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean over all views of all rotations as ``loss``."""
+        return {"loss": _instance_loss(similarities(projections, self.temperature), projections.shape[1])}
+
+
+class CRAD(RepresentationLoss):
+    """Contrastive representation for anomaly detection (FADngs, Eq. 7-9).
+
+    Views of all images that are predicted normal attract each other; views of the other images, and rotated views of
+    all, repel them. Anchors are the unrotated views of what is predicted normal. A view is no positive of its own.
+
+    Args:
+        temperature: tau.
+        rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to save work.
+        scale_by_positives: Whether the 1/|X+| of Eq. 7 is taken out: it scales the loss by some 1/60 at a batch of 32,
+            and with it the learning rate.
+    """
+
+    def __init__(
+        self, temperature: float = 0.5, rotated_views: int = 2, scale_by_positives: bool = False
+    ) -> None:
+        super().__init__()
+        self.temperature, self.rotated_views = temperature, rotated_views
+        self.scale_by_positives = scale_by_positives
+
+    def views(self, images: Tensor, draw: Draw) -> Tensor:
+        """Two views of each image, and views of its three rotations [2 + 3 * rotated_views, ...]."""
+        turned = [copy for copy in rotations(images) for _ in range(self.rotated_views)]
+        return torch.stack([draw(copy) for copy in (images, images, *turned)])
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Eq. 7, its mean over the anchors, as ``loss``; 0 where fewer than one image is predicted normal."""
+        logits = similarities(projections, self.temperature)
+        anchors = batch["normal"].repeat(2).nonzero()[:, 0]
+        if len(anchors) < 2:
+            return {"loss": 0 * projections.sum()}
+        rows = logits[anchors]
+        ratio = rows.logsumexp(1) - rows[:, anchors].logsumexp(1)
+        scale = 1.0 if self.scale_by_positives else 1 / (len(anchors) - 1)
+        return {"loss": scale * ratio.mean()}
+
+
+class CRADCode(RepresentationLoss):
+    """What the released code of FADngs does in place of Eq. 7-9.
+
+    Every view of every rotation is an anchor, and only its other view attracts it. All others repel, except that
+    images predicted normal do not repel each other under the same rotation. The loss is scaled by tau / 0.07.
+
+    Args:
+        temperature: tau.
+    """
+
+    def __init__(self, temperature: float = 0.5) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def views(self, images: Tensor, draw: Draw) -> Tensor:
+        """Two views of each image and of its three rotations; views of one rotation lie beside each other [8, ...]."""
+        turned = (images, *rotations(images))
+        return torch.stack([view for copy in turned for view in (draw(copy), draw(copy))])
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean over all views of all rotations as ``loss``."""
+        views, size = projections.shape[:2]
+        logits = similarities(projections, self.temperature)
+        rotation = torch.arange(views, device=logits.device).div(2, rounding_mode="floor").repeat_interleave(size)
+        image = torch.arange(size, device=logits.device).repeat(views)
+        normal = batch["normal"].repeat(views)
+        apart = (rotation[:, None] == rotation) & (image[:, None] != image) & normal[:, None] & normal
+        loss = _instance_loss(logits.masked_fill(apart, -torch.inf), size)
+        return {"loss": self.temperature / 0.07 * loss}
+
+
+class CrossEntropy(RepresentationLoss):
+    """Supervised classes, the row "Supervised CE" of FADngs' Table IV.
+
+    Args:
+        classes: Number of normal classes; images of none of them (contaminants) are ignored.
+        width: D, of the projections.
+    """
+
+    def __init__(self, classes: int, width: int = 128) -> None:
+        super().__init__()
+        self.classes = classes
+        self.linear = nn.Linear(width, classes)
+
+    def views(self, images: Tensor, draw: Draw) -> Tensor:
+        """One view of each image [1, ...]."""
+        return draw(images)[None]
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Cross-entropy as ``loss``, and ``accuracy``."""
+        known = batch["product"] < self.classes
+        logits, labels = self.linear(projections[0][known]), batch["product"][known]
+        if not len(labels):
+            return {"loss": 0 * projections.sum()}
+        accuracy = (logits.detach().argmax(1) == labels).float().mean()
+        return {"loss": F.cross_entropy(logits, labels), "accuracy": accuracy}
+
+
+class Reconstruction(RepresentationLoss):
+    """An autoencoder through the projection, the row "AE" of FADngs' Table IV.
+
+    Args:
+        decoder: From projections [B, D] to images in [0, 1], given D and S.
+        image_size: S.
+        width: D.
+    """
+
+    def __init__(
+        self, decoder: Callable[[int, int], nn.Module], image_size: int, width: int = 128
+    ) -> None:
+        super().__init__()
+        self.decoder = decoder(width, image_size)
+
+    def views(self, images: Tensor, draw: Draw) -> Tensor:
+        """The images themselves [1, ...]."""
+        return images[None]
+
+    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean squared error as ``loss``."""
+        return {"loss": F.mse_loss(self.decoder(projections[0]).float(), batch["views"][0])}
+
+
+def _instance_loss(logits: Tensor, size: int) -> Tensor:
+    """The mean of -log softmax at the other view: of rows v B + i, views 2k and 2k + 1 of image i belong together."""
+    rows = torch.arange(len(logits), device=logits.device)
+    view, image = rows.div(size, rounding_mode="floor"), rows % size
+    return F.cross_entropy(logits, (view ^ 1) * size + image)
