@@ -14,7 +14,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from lit_fedad.data.labelled import LabelledSet
-from lit_fedad.data.semantic import SemanticSet, semantic
+from lit_fedad.data.semantic import SemanticSet, join
 from lit_fedad.errors import UserError
 from lit_fedad.randomness import numpy_generator
 
@@ -57,7 +57,7 @@ def motifs(
         name: _drawn(name, {name: motif}, (train_per_set, test_per_set), size, seed)
         for name, motif in ANOMALOUS.items()
     }
-    return semantic(replace(normal, mean=mean, std=std), anomalies, "motifs")
+    return join(replace(normal, mean=mean, std=std), anomalies, "motifs")
 
 
 def _drawn(

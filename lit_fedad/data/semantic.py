@@ -1,7 +1,8 @@
 """Semantic anomaly detection: images of known classes are normal, those of other sets are anomalous."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -73,6 +74,34 @@ class SemanticDataset(LabelledDataset):
 
 
 def semantic(
+    root: str | Path,
+    normal: Callable[[Path], LabelledSet],
+    anomalies: Mapping[str, Callable[[Path], LabelledSet]],
+    name: str,
+    test_per_set: int | None = None,
+    contaminants: int | None = None,
+    seed: int = 0,
+) -> SemanticSet:
+    """Reads a normal set and anomaly sets that lie in one folder (or are linked there), and joins them.
+
+    Args:
+        root: The folder.
+        normal: Reads the normal set: in a configuration, a node with ``_partial_: true`` that leaves out its ``root``.
+        anomalies: Name -> what reads the anomaly set, likewise.
+        name: As in `join`.
+        test_per_set: As in `join`.
+        contaminants: As in `join`.
+        seed: As in `join`.
+
+    Raises:
+        UserError: As in `join`, or if a set cannot be read.
+    """
+    folder = Path(root).expanduser()
+    sets = {other: read(folder) for other, read in anomalies.items()}
+    return join(normal(folder), sets, name, test_per_set, contaminants, seed)
+
+
+def join(
     normal: LabelledSet,
     anomalies: Mapping[str, LabelledSet],
     name: str,

@@ -167,7 +167,8 @@ class EnsembleDistillation:
         queue: Q, instances a queue.
         epochs: E_g, passes over the public images a round.
         batch_size: Public images a batch.
-        learning_rate: SGD's in the first round; it falls as the clients' does.
+        learning_rate: SGD's.
+        decay: Whether it falls over the rounds as the clients' does, or stays.
         momentum: SGD's.
         weight_decay: SGD's.
         teacher_temperature: tau of Eq. 11. At the paper's 0.5 a distribution over tens of thousands of instances is
@@ -184,6 +185,7 @@ class EnsembleDistillation:
         epochs: int = 5,
         batch_size: int = 128,
         learning_rate: float = 0.03,
+        decay: bool = True,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
         teacher_temperature: float = 0.07,
@@ -192,7 +194,8 @@ class EnsembleDistillation:
         own_key: bool = False,
     ) -> None:
         self.queue, self.epochs, self.batch_size = queue, epochs, batch_size
-        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
+        self.learning_rate, self.decay = learning_rate, decay
+        self.momentum, self.weight_decay = momentum, weight_decay
         self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
         self.weighting, self.own_key = weighting, own_key
 
@@ -231,7 +234,7 @@ class EnsembleDistillation:
         queues = InstanceQueues(len(teachers), self.queue, embeddings.shape[2], draw, device)
         optimizer = torch.optim.SGD(
             task.parameters(),
-            lr=self.learning_rate * task.decay,
+            lr=self.learning_rate * (task.decay if self.decay else 1),
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )

@@ -13,7 +13,7 @@ from lit_fedad.data.image_folder import image_folder
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.packed import packed
 from lit_fedad.data.places365 import places365
-from lit_fedad.data.semantic import semantic
+from lit_fedad.data.semantic import join
 from lit_fedad.data.svhn import svhn
 from lit_fedad.errors import UserError
 
@@ -185,5 +185,5 @@ def test_what_a_test_only_file_cannot_be(alone):
 def test_a_test_only_set_joins(alone):
     root, expected = alone()
     normal = LabelledSet("n", ("a",), expected, torch.zeros(5).long(), expected, torch.zeros(5).long())
-    images = semantic(normal, {"ood": packed(root, None, "ood.npz")}, "toy")
+    images = join(normal, {"ood": packed(root, None, "ood.npz")}, "toy")
     assert (len(images.train), images.test_labels.tolist()) == (5, [0] * 5 + [1] * 5)

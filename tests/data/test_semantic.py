@@ -15,7 +15,7 @@ from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import Dirichlet, DominantClass
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.semantic import SemanticDataset, SemanticSet, semantic
+from lit_fedad.data.semantic import SemanticDataset, SemanticSet, join
 from lit_fedad.errors import UserError
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -35,7 +35,7 @@ def joined(train=20, contaminating=15, **limits) -> SemanticSet:
     normal = labelled("letters", "abc", train, 4, mean=(0.1, 0.2, 0.3), std=(1, 1, 2))
     near = labelled("near", "xy", contaminating, 5, seed=1)
     far = labelled("far", "z", 0, 7, side=12, seed=2)
-    return semantic(normal, {"near": near, "far": far}, "toy", **limits)
+    return join(normal, {"near": near, "far": far}, "toy", **limits)
 
 
 def test_normal_images_come_first_and_anomaly_sets_become_classes():
@@ -57,7 +57,7 @@ def test_anomalies_are_scaled_to_the_normal_size():
     flat = labelled("flat", "z", 0, 2, side=12)
     flat.test_images[:] = torch.tensor([0, 100, 200], dtype=torch.uint8).view(3, 1, 1)
     flat.test_images[1, :, ::2] = 255  # rows of 255 and of the colour in turn: antialiasing blends them
-    images = semantic(labelled("letters", "abc", 2, 2), {"flat": flat}, "toy")
+    images = join(labelled("letters", "abc", 2, 2), {"flat": flat}, "toy")
     same, blended = images.test_images[6:].float()
     assert images.test_images.shape == (8, 3, 6, 6)
     assert images.test_images.dtype == torch.uint8
@@ -87,7 +87,7 @@ def test_limits_draw_at_random_and_grow():
 def test_contaminants_are_drawn_from_all_sets_together():
     normal = labelled("letters", "abc", 1, 1)
     sets = {"p": labelled("p", "x", 300, 1, seed=1), "q": labelled("q", "x", 100, 1, seed=2)}
-    drawn = semantic(normal, sets, "toy", contaminants=200)
+    drawn = join(normal, sets, "toy", contaminants=200)
     numbers = drawn.train_labels.bincount()[3:].tolist()
     assert sum(numbers) == 200
     # Hypergeometric: mean 150, standard deviation 4.3.
@@ -111,7 +111,7 @@ def test_contaminants_are_drawn_from_all_sets_together():
 def test_what_cannot_be_joined_is_one_line(sets, limits, message):
     parts = {name: labelled(name, *parts) for name, parts in sets.items()}
     with pytest.raises(UserError, match=message) as caught:
-        semantic(labelled("letters", "abc", 2, 2), parts, "toy", **limits)
+        join(labelled("letters", "abc", 2, 2), parts, "toy", **limits)
     assert "\n" not in str(caught.value)
 
 
@@ -143,7 +143,7 @@ def test_other_partitions_and_subsets_take_a_semantic_set():
 def many(classes=10, each=1100, contaminants=150) -> SemanticSet:
     """Images of one pixel."""
     normal = labelled("digits", [f"c{k}" for k in range(classes)], each, 1, side=1)
-    return semantic(normal, {"other": labelled("other", "x", contaminants, 1, side=1)}, "toy")
+    return join(normal, {"other": labelled("other", "x", contaminants, 1, side=1)}, "toy")
 
 
 def test_the_papers_mix_is_exact():
@@ -268,7 +268,7 @@ def archives(tmp_path):
 
 
 def test_the_packed_configuration_builds_and_is_dealt(archives):
-    words = ["data=semantic_cifar10_packed", f"data.normal.root={archives}", "partition=dominant"]
+    words = ["data=semantic_cifar10_packed", f"data.root={archives}", "partition=dominant"]
     config = compose([*words, "partition.clients=2", "partition.size=10", "partition.contamination=0.1"])
     images = build(config["data"])
     assert images.classes == ("0", "1", "cifar100", "imagenet")
@@ -282,11 +282,11 @@ def test_anomaly_sets_are_exchanged_on_the_command_line(archives):
     config = compose(
         [
             "data=semantic_cifar10_packed",
-            f"data.normal.root={archives}",
+            f"data.root={archives}",
             "~data.anomalies.cifar100",
             "data.anomalies.imagenet.test=cifar100_test_50pc_jpeg.npz",
             "+data.anomalies.own._target_=lit_fedad.data.packed.packed",
-            f"+data.anomalies.own.root={archives}",
+            "+data.anomalies.own._partial_=true",
             "+data.anomalies.own.train=null",
             "+data.anomalies.own.test=ood_imagenet1000_32_jpeg.npz",
         ]
@@ -298,8 +298,7 @@ def test_anomaly_sets_are_exchanged_on_the_command_line(archives):
 
 
 def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
-    config = compose(["data=semantic_cifar10", f"data.normal.root={tmp_path}"])
-    assert config["data"]["anomalies"]["cifar100"]["root"] == str(tmp_path)
+    config = compose(["data=semantic_cifar10", f"data.root={tmp_path}"])
     with pytest.raises(UserError, match=r"cifar-10-batches-py: files are missing") as caught:
         build(config["data"])
     assert "\n" not in str(caught.value)
@@ -308,7 +307,7 @@ def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_cifar10_against_cifar100_and_imagenet():
-    words = ["data=semantic_cifar10_packed", f"data.normal.root={ROOT}/cifar", "partition=dominant"]
+    words = ["data=semantic_cifar10_packed", f"data.root={ROOT}/cifar", "partition=dominant"]
     config = compose(words)
     images = build(config["data"])
     assert images.train_labels.bincount().tolist() == [2_000] * 10 + [500]
