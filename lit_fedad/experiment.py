@@ -23,12 +23,14 @@ from lit_fedad.assembly import (
     build_public,
 )
 from lit_fedad.config import Config, call
+from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation import Thresholds
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.gallery import draw_curves, draw_heatmaps, draw_partition
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.runs import RunFolder
+from lit_fedad.semantic_gallery import draw_semantics
 from lit_fedad.tracking import Tracker
 
 
@@ -91,12 +93,18 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     try:
         with display.progress("Clients trained and scored") as federation.on_visit:
             federation.run()
+        privacy = None
         if model.task.kind == "anomaly":
-            _judge_images(config, data, federation, fabric, run)
+            privacy = _judge_images(config, data, federation, fabric, run)
         peak = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         if first:
             draw_curves(federation.history, run.path)
-            run.save_json("result.json", _result(config, model, data, federation, max(peak), tracker))
+            if privacy:
+                tracker.metrics(
+                    {f"privacy/{name}": value for name, value in privacy.items()}, federation.rounds
+                )
+            result = _result(config, model, data, federation, max(peak), tracker)
+            run.save_json("result.json", {**result, "privacy": privacy})
             _track_files(tracker, run.path)
         status = "FINISHED"
     finally:
@@ -111,14 +119,20 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
 _LINE = ("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr")
 
 
-def _judge_images(config: Config, data: Data, federation: Federation, fabric: Fabric, run: RunFolder) -> None:
-    """Sets each client's threshold, and shows what its detector sees."""
+def _judge_images(
+    config: Config, data: Data, federation: Federation, fabric: Fabric, run: RunFolder
+) -> dict[str, float] | None:
+    """Sets each client's threshold, and shows what its detector sees, and what shared densities give away."""
     quantile, pictures = config["evaluation"]["threshold_quantile"], config["evaluation"]["pictures"]
     thresholds = federation.ask(federation.rounds, Thresholds(data.module, fabric, quantile))
-    if pictures:
+    privacy = None
+    if pictures and isinstance(data.images, SemanticSet):
+        privacy = draw_semantics(federation, data, fabric, run.path, thresholds, quantile)
+    elif pictures:
         draw_heatmaps(federation, data, fabric, run.path, pictures, thresholds)
     if fabric.is_global_zero:
         run.save_json("thresholds.json", thresholds)
+    return privacy
 
 
 class _Reporter:

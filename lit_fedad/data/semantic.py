@@ -97,8 +97,8 @@ def semantic(
         UserError: As in `join`, or if a set cannot be read.
     """
     folder = Path(root).expanduser()
-    sets = {other: read(folder) for other, read in anomalies.items()}
-    return join(normal(folder), sets, name, test_per_set, contaminants, seed)
+    known = normal(folder)
+    return join(known, {other: read(folder) for other, read in anomalies.items()}, name, test_per_set, contaminants, seed)
 
 
 def join(

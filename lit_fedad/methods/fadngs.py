@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Payload, TensorSpec, Update
+from lit_fedad.contracts import Context, Message, Payload, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.methods.ensemble_distillation import EnsembleDistillation
 from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer, form
@@ -91,12 +91,27 @@ class FADngsClient(FedAvgClient):
 
     def personal_state(self) -> dict[str, Any]:
         """Embeddings under the weights of the last exchange of densities."""
-        return {**super().personal_state(), "embedded": self._embedded}
+        state = super().personal_state()
+        if self.share_densities:  # all clients' densities come with every message, and what follows from them
+            state["task"] = {n: entry for n, entry in state["task"].items() if n not in self.task.local_buffers}
+        return {**state, "embedded": self._embedded}
 
     def load_personal_state(self, state: Mapping[str, Any]) -> None:
         """Swaps another client in."""
         super().load_personal_state(state)
         self._embedded = state["embedded"]
+
+
+class LastMerge(NamedTuple):
+    """The models that the last round's global model was made of.
+
+    Attributes:
+        averaged: Weights before distillation.
+        local: Weights by client.
+    """
+
+    averaged: Message
+    local: dict[int, Message]
 
 
 class FADngsServer(FedAvgServer):
@@ -107,6 +122,10 @@ class FADngsServer(FedAvgServer):
         distillation: SED; None for the average alone.
         public: Public images uint8 [P, 3, S, S]; needed by ``distillation``.
 
+    Attributes:
+        densities: Those last known of each client, in client order.
+        density_set: All of them, as they are broadcast.
+        last_merge: After the last round, what was merged in it; not part of the state.
     """
 
     def __init__(
@@ -116,18 +135,27 @@ class FADngsServer(FedAvgServer):
         public: Tensor | None = None,
     ) -> None:
         super().__init__(client)
+        if distillation is not None and client.aggregate_buffers == "local":
+            raise UserError(
+                "distillation looks at images with the clients' running statistics: give"
+                " method.client.aggregate_buffers=mean, or method.server.distillation=null"
+            )
         self.task: Contrastive = deepcopy(client.task)
         self.distillation, self.public = distillation, public
         self.densities: dict[int, Message] = {}
+        self.density_set: Message = {}
+        self.last_merge: LastMerge | None = None
         self._report: dict[str, float] = {}
 
-    def enrol(self, sizes: Mapping[int, int]) -> None:
-        """Makes sure, before anything is trained, that there is something to distil on.
+    def begin(self, context: Context) -> None:
+        """Starts a round; makes sure, before anything is trained, that there is something to distil on.
 
         Raises:
             UserError: If there are no public images.
         """
-        if self.distillation is not None and (self.public is None or len(self.public) < 2):
+        super().begin(context)
+        # In the set-up alone: a trained server answers without them.
+        if context.round < 1 and self.distillation is not None and (self.public is None or len(self.public) < 2):
             raise UserError(
                 "distillation needs public images: give public=synthetic, folder or packed,"
                 " or method.server.distillation=null"
@@ -152,31 +180,32 @@ class FADngsServer(FedAvgServer):
         """The same to every client; before round 1 nothing, since all draw the same weights."""
         if self.phase == "densities":
             return self.weights if self.context.round > 0 else {}
-        return {**super().broadcast(client_id), **(self.density_set if self.densities else {})}
-
-    @property
-    def density_set(self) -> Message:
-        """The densities of all clients, in client order: those last known of each."""
-        known = [self.densities[client] for client in sorted(self.densities)]
-        return {name: torch.cat([message[name] for message in known]) for name in (MEAN, COVARIANCE)}
+        return {**super().broadcast(client_id), **self.density_set}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Takes in densities, or weights."""
         if self.phase == "densities":
-            self.densities |= {client: update.message for client, update in updates.items()}
+            self._know({**self.densities, **{client: update.message for client, update in updates.items()}})
         else:
             super().aggregate(updates)
+
+    def _know(self, densities: Mapping[int, Message]) -> None:
+        """Keeps densities by client, and joins them once: equal messages must be the same tensors to be packed once."""
+        self.densities = dict(sorted(densities.items()))
+        messages = self.densities.values()
+        self.density_set = {name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)}
 
     def merge(self, updates: Mapping[int, Update]) -> None:
         """The average (Eq. 10), from which distillation starts (Eq. 11-13)."""
         super().merge(updates)
         self.task.round = self.context.round
+        if self.context.round == self.task.rounds:  # of no other round, so that none is held through training
+            self.last_merge = LastMerge(self.weights, {client: u.message for client, u in updates.items()})
         self._report = {}
         if self.distillation is None or self.public is None or self.task.warming_up:
             return
         teachers = [update.message for update in updates.values()]
-        if self.densities:
-            self.task.load_state_dict(self.density_set, strict=False)
+        self.task.load_state_dict(self.density_set, strict=False)
         self.weights, self._report = self.distillation(
             self.task, self.weights, teachers, self.public, self.context, self.fabric
         )
@@ -192,4 +221,5 @@ class FADngsServer(FedAvgServer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`."""
         super().load_state_dict(state)
-        self.densities = dict(state["densities"])
+        if state["densities"]:
+            self._know(state["densities"])

@@ -32,7 +32,24 @@ METRIC_TITLES = {
     "i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR",
     "accuracy": "accuracy", "own_accuracy": "own accuracy", "balanced_accuracy": "balanced accuracy",
     "predicted_classes": "classes predicted",
+    "auroc": "AUROC", "fe": "FE", "me": "ME",
+    "fe_train": "FE (training threshold)", "me_train": "ME (training threshold)",
 }  # fmt: skip
+
+
+
+def metric_title(name: str) -> str:
+    """What a metric is called: its own title, or its family's and the anomaly set that it is about.
+
+    Example:
+        >>> metric_title("fe"), metric_title("fe_train_svhn"), metric_title("auroc_svhn")
+        ('FE', 'FE (training threshold) svhn', 'AUROC svhn')
+    """
+    if name in METRIC_TITLES:
+        return METRIC_TITLES[name]
+    family = max((known for known in METRIC_TITLES if name.startswith(f"{known}_")), key=len, default=None)
+    return name if family is None else f"{METRIC_TITLES[family]} {name.removeprefix(f'{family}_')}"
+
 
 _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
@@ -143,7 +160,7 @@ class Display:
             label = (name or f"set-up {round + setup_rounds}/{setup_rounds}").ljust(len(label))
 
         values = {"loss": _loss(loss)}
-        values |= {METRIC_TITLES.get(metric, metric): _metric(value) for metric, value in metrics.items()}
+        values |= {metric_title(metric): _metric(value) for metric, value in metrics.items()}
         values |= {"up": human_bytes(bytes_up), "down": human_bytes(bytes_down)}
         values |= {"time": human_seconds(seconds), "left": "" if eta_s is None else _clock(eta_s)}
         for column, value in values.items():
@@ -180,7 +197,7 @@ class Display:
         for metric in dict.fromkeys(key for stage in stages.values() for key in stage if key != "round"):
             cells = [stage.get(metric, {}).get("mean") for stage in stages.values()]
             cells += [result["last"].get(metric, {}).get(key) for key in ("worst", "pooled")]
-            table.add_row(METRIC_TITLES.get(metric, metric), *(_metric(cell).strip() for cell in cells))
+            table.add_row(metric_title(metric), *(_metric(cell).strip() for cell in cells))
         up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print("")
         self._out.print(table)
@@ -202,7 +219,7 @@ class Display:
         for metric in dict.fromkeys([*known, *metrics]):
             values = metrics[metric]
             cells = [_metric(values[key]).strip() for key in ("mean", "worst", "pooled")]
-            table.add_row(METRIC_TITLES.get(metric, metric), *cells)
+            table.add_row(metric_title(metric), *cells)
         self._out.print(table)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:

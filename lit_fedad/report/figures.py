@@ -24,11 +24,11 @@ FONT_SIZE = 7  # points: the smallest text of a figure that is printed at its ow
 
 # The palette of Okabe and Ito (2008), made to be told apart with any kind of colour vision. Its black is kept
 # for means and thresholds; its yellow comes last because it is too pale for a line.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+DARK = "#222222"
 _HATCHES = ("//////", "......", "xxxxxx")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _LINE_STYLES = ("-", "--")
-_DARK = "#222222"
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MOST_PIES = 12
 _MOST_COLOURED_LINES = 8
@@ -124,13 +124,13 @@ def curves_figure(
     if not few:
         lowest, highest = [min(by_round[r]) for r in rounds], [max(by_round[r]) for r in rounds]
         axes.fill_between(
-            rounds, lowest, highest, color=_COLOURS[4], alpha=0.3, lw=0, label="lowest to highest"
+            rounds, lowest, highest, color=COLOURS[4], alpha=0.3, lw=0, label="lowest to highest"
         )
     if mean and len(history) > 1:
         means = [sum(by_round[r]) / len(by_round[r]) for r in rounds]
         marker = "o" if len(rounds) == 1 else None
         axes.plot(
-            rounds, means, color=_DARK, linewidth=1.8, marker=marker, label="mean", zorder=3, markersize=4
+            rounds, means, color=DARK, linewidth=1.8, marker=marker, label="mean", zorder=3, markersize=4
         )
     if few:
         figure.legend(loc="outside right upper", **LEGEND)
@@ -163,7 +163,7 @@ def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) 
 
     figure = blank_figure(_COLUMN, 2.3)
     axes = labelled_axes(figure, "image score", "share of the class")
-    for value, name, colour in ((0, "normal", _COLOURS[0]), (1, "anomalous", _COLOURS[5])):
+    for value, name, colour in ((0, "normal", COLOURS[0]), (1, "anomalous", COLOURS[5])):
         chosen = label == value
         shown = score[chosen & finite]
         lost = int(chosen.sum()) - shown.size
@@ -172,7 +172,7 @@ def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) 
         axes.hist(shown, edges, histtype="stepfilled", alpha=0.45, label=text, **look)
         axes.hist(shown, edges, histtype="step", linewidth=1, **look)
     if threshold is not None:
-        axes.axvline(threshold, color=_DARK, linewidth=1, linestyle="--", label=f"threshold {threshold:.3g}")
+        axes.axvline(threshold, color=DARK, linewidth=1, linestyle="--", label=f"threshold {threshold:.3g}")
     figure.legend(loc="outside upper center", ncols=2, **LEGEND)
     return figure
 
@@ -222,8 +222,8 @@ LEGEND: dict[str, Any] = {
 
 def _fill(index: int) -> dict[str, Any]:
     """Look of the area of one product type: the plain colours in turn, then pale and hatched ones."""
-    turn, colour = divmod(index, len(_COLOURS))
-    edge = to_rgb(_COLOURS[colour])
+    turn, colour = divmod(index, len(COLOURS))
+    edge = to_rgb(COLOURS[colour])
     if turn == 0:
         return {"facecolor": edge, "edgecolor": "white", "linewidth": 0.5, "hatch": ""}
     pale = tuple(0.35 * channel + 0.65 for channel in edge)
@@ -239,7 +239,7 @@ def line_style(index: int, points: int) -> dict[str, Any]:
     """Look of the line of one client: colour and marker in turn, then again with the next line style."""
     turn, colour = divmod(index, len(_MARKERS))
     marker = _MARKERS[colour] if points <= 30 else None
-    style = {"color": _COLOURS[colour], "linestyle": _LINE_STYLES[turn % len(_LINE_STYLES)], "linewidth": 0.9}
+    style = {"color": COLOURS[colour], "linestyle": _LINE_STYLES[turn % len(_LINE_STYLES)], "linewidth": 0.9}
     return style | {"marker": marker, "markersize": 3, "markeredgewidth": 0}
 
 
@@ -247,8 +247,8 @@ def labelled_axes(figure: Figure, xlabel: str, ylabel: str) -> Axes:
     """The one pair of axes of a figure, in the common style."""
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set(color=_DARK, linewidth=0.6)
-    axes.tick_params(labelsize=FONT_SIZE, color=_DARK, width=0.6, length=2.5)
+    axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
+    axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
     axes.grid(axis="y", color="0.9", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.set_xlabel(xlabel, fontsize=FONT_SIZE + 1)

@@ -13,12 +13,11 @@ from numpy.typing import ArrayLike
 from scipy.stats import gaussian_kde
 from sklearn.manifold import TSNE
 
-from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, save_figure
+from lit_fedad.report.figures import COLOURS, FONT_SIZE, LEGEND, blank_figure, save_figure
 
-# Of the palette of Okabe and Ito (2008), without its red and black, which mark anomalies and errors.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+_COLOURS, _RED = COLOURS[:5], COLOURS[5]  # clients never have the red, nor black, which mark errors
 _MARKERS = ("o", "s", "^", "D")
-_RED, _BLACK, _GREY = "#D55E00", "#000000", "0.78"
+_BLACK, _GREY = "#000000", "0.78"
 _STYLES = ("-", "--", ":", "-.")
 _LEGEND_COLUMNS = 3  # what fits under a third of a page
 _GRID = 60  # points a side on which a density is evaluated
@@ -46,6 +45,7 @@ def draw_representations(
     global_decisions: ArrayLike,
     local_decisions: ArrayLike | None = None,
     local_client: int = 0,
+    judge: str = "global densities",
 ) -> Figure:
     """Draw where the images of clients lie, and which of them are judged wrongly.
 
@@ -61,6 +61,7 @@ def draw_representations(
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
         local_decisions: The same of the densities of one client, bool [n]; None leaves panel (d) out.
         local_client: Which client that is.
+        judge: What ``global_decisions`` come from; the title of (c).
 
     Returns:
         The figure, as written.
@@ -69,7 +70,7 @@ def draw_representations(
         ValueError: The arrays differ in length.
     """
     owners = np.asarray(owner)
-    judged = [("global densities", np.asarray(global_decisions, dtype=bool))]
+    judged = [(judge, np.asarray(global_decisions, dtype=bool))]
     if local_decisions is not None:
         judged.append((f"densities of client {local_client}", np.asarray(local_decisions, dtype=bool)))
     lengths = [len(np.asarray(features)), len(owners), *(len(calls) for _, calls in judged)]

@@ -11,17 +11,20 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, save_figure
+from lit_fedad.report.figures import DARK, FONT_SIZE, LEGEND, blank_figure, save_figure
 
 _KINDS = ("normal", "anomalous")
 _FILLS = ("#A9D4EF", "#F3CE85")  # pale sky blue and pale orange of Okabe and Ito: the red lines stay visible
 _RED = "#C1121F"
-_DARK = "#222222"
 _MOST_COLUMNS = 5
 _LOW, _HIGH = 2, 98  # percentiles that become 0 and 1
 
 
-def draw_score_boxes(path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Figure:
+def draw_score_boxes(
+    path: Path,
+    scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]],
+    clients: Sequence[int] | None = None,
+) -> Figure:
     """Draw one panel a client with two boxes a model: its scores of normal and of anomalous images.
 
     Models score on scales of their own, and a local model is another one on every client. So the scores of one
@@ -33,6 +36,7 @@ def draw_score_boxes(path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, 
     Args:
         path: PNG file to write; missing folders are made.
         scores: For each model the pairs (scores of normal images, scores of anomalous images), one a client.
+        clients: Numbers of the clients; None for 0, 1, 2 and so on.
 
     Returns:
         The figure, as written.
@@ -40,21 +44,21 @@ def draw_score_boxes(path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, 
     Raises:
         ValueError: There is no model or no client, or the models have different numbers of clients.
     """
-    numbers = {len(clients) for clients in scores.values()}
-    if len(numbers) != 1 or 0 in numbers:
-        raise ValueError(f"models with {sorted(numbers)} clients; expected one number of clients above 0")
-    clients = numbers.pop()
-    rows = math.ceil(clients / _MOST_COLUMNS)
-    columns = math.ceil(clients / rows)
+    counts = {len(pairs) for pairs in scores.values()}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(f"models with {sorted(counts)} clients; expected one number of clients above 0")
+    count = counts.pop()
+    rows = math.ceil(count / _MOST_COLUMNS)
+    columns = math.ceil(count / rows)
     width = 0.35 + columns * max(1.2, 0.45 * len(scores))
     figure = blank_figure(max(3.5, width), 0.6 + 1.55 * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    spare = rows * columns - clients  # left blank in the first row, so that models are named under the last
+    spare = rows * columns - count  # left blank in the first row, so that models are named under the last
     for axes in panels[0, columns - spare :]:
         axes.set_visible(False)
     shown = [*panels[0, : columns - spare], *panels[1:].flat]
-    for client, axes in enumerate(shown):
-        _panel(axes, [pairs[client] for pairs in scores.values()])
+    for place, (client, axes) in enumerate(zip(clients or range(count), shown, strict=True)):
+        _panel(axes, [pairs[place] for pairs in scores.values()])
         axes.set_title(f"client {client}", fontsize=FONT_SIZE, pad=3)
         axes.set_xlim(-0.5, len(scores) - 0.5)
         axes.set_xticks(range(len(scores)), list(scores), rotation=35, ha="right", rotation_mode="anchor")
@@ -62,7 +66,7 @@ def draw_score_boxes(path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, 
     shown[0].set_ylim(low, high + 0.12 * (high - low))  # room for the values of the gaps
     figure.supylabel("score, scaled", fontsize=FONT_SIZE + 1)
     handles = [
-        *(Patch(facecolor=fill, edgecolor=_DARK, linewidth=0.5) for fill in _FILLS),
+        *(Patch(facecolor=fill, edgecolor=DARK, linewidth=0.5) for fill in _FILLS),
         Line2D([], [], color=_RED, linewidth=1.3),
         Line2D([], [], color=_RED, linewidth=1.1, linestyle=":"),
     ]
@@ -75,11 +79,11 @@ def draw_score_boxes(path: Path, scores: Mapping[str, Sequence[tuple[ArrayLike, 
 def _panel(axes: Axes, pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> None:
     """The boxes of one client, a pair a model, and the gap of their medians."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set(color=_DARK, linewidth=0.6)
+    axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
     axes.grid(axis="y", color="0.9", linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=FONT_SIZE, color=_DARK, width=0.6, length=2.5)
-    line = {"color": _DARK, "linewidth": 0.6}
+    axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
+    line = {"color": DARK, "linewidth": 0.6}
     for place, pair in enumerate(pairs):
         kinds = _scaled(pair)
         for side, fill, values in zip((-1, 1), _FILLS, kinds, strict=True):
@@ -90,7 +94,7 @@ def _panel(axes: Axes, pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> None:
                 showfliers=False,
                 patch_artist=True,
                 manage_ticks=False,
-                boxprops={"facecolor": fill, "edgecolor": _DARK, "linewidth": 0.5},
+                boxprops={"facecolor": fill, "edgecolor": DARK, "linewidth": 0.5},
                 medianprops={"color": _RED, "linewidth": 1.3},
                 whiskerprops=line,
                 capprops=line,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_fedad.report.console import METRIC_TITLES
+from lit_fedad.report.console import metric_title
 from lit_fedad.report.figures import LEGEND, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Table
 
@@ -25,7 +25,7 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
     """
     metric, labels = table.metrics[0], [row.label for row in table.rows]
     figure = blank_figure(3.5, 2.3)
-    axes = labelled_axes(figure, table.rows_are, f"{METRIC_TITLES.get(metric, metric)} (%)")
+    axes = labelled_axes(figure, table.rows_are, f"{metric_title(metric)} (%)")
     for index, column in enumerate(columns):
         values = 100 * runs[runs["column"] == column].groupby("row")[f"{metric}_last"].agg(["mean", "std"])
         values = values.reindex(labels)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from lit_fedad.report.console import METRIC_TITLES, human_bytes, human_seconds
+from lit_fedad.report.console import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 
@@ -43,7 +43,7 @@ class Table:
     Attributes:
         title: Its title.
         source: Where the paper's numbers were printed.
-        metrics: Names of metrics in results. All are shares of one, shown in per cent, and more is better.
+        metrics: Names of metrics in results. All are shares of one, shown in per cent.
         rows_are: What the rows differ in.
         columns: The paper's data: the configuration's name by label.
         protocol: The paper's protocol, as overrides.
@@ -51,6 +51,7 @@ class Table:
         beyond: Rows that the paper does not have.
         note: What a reader should know.
         figure: Whether it is drawn as well: one line a column, over the paper's rows.
+        lower_is_better: Those of the metrics of which less is better, and their kin of single anomaly sets.
     """
 
     title: str
@@ -63,6 +64,12 @@ class Table:
     beyond: Sequence[Row] = ()
     note: str = ""
     figure: bool = False
+    lower_is_better: Sequence[str] = ()
+
+    def favourite(self, metric: str) -> Callable[..., float]:
+        """What picks the best of several values of a metric."""
+        lower = any(metric == name or metric.startswith(f"{name}_") for name in self.lower_is_better)
+        return min if lower else max
 
 
 @dataclass(frozen=True)
@@ -134,12 +141,12 @@ def results_table(
     for column, data in columns.items():
         for index, metric in enumerate(table.metrics):
             single = len(table.metrics) == 1
-            head = column if single else f"{column} {METRIC_TITLES.get(metric, metric)}"
+            head = column if single else f"{column} {metric_title(metric)}"
             groups = [runs[(runs["row"] == row.label) & (runs["column"] == column)] for row in rows]
             texts = [_cell(group, metric) for group in groups]
             if bold:
                 means = [round(100 * group[f"{metric}_last"].mean(), 2) for group in groups]
-                best = max((mean for mean in means if mean == mean), default=None)
+                best = table.favourite(metric)((mean for mean in means if mean == mean), default=None)
                 texts = [f"**{t}**" if mean == best else t for t, mean in zip(texts, means, strict=True)]
             cells[head] = texts
             printed = [row.paper[data][index] if data in row.paper else None for row in rows]

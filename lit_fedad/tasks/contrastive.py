@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,10 +48,11 @@ class Contrastive(Task):
     """
 
     prepares = True
-    local_buffers = ("densities.mean", "densities.covariance")
+    local_buffers = ("densities.mean", "densities.covariance", "_anomalous")
     output_modules = ("projection",)
     mean: Tensor
     std: Tensor
+    _anomalous: Tensor
 
     def __init__(
         self,
@@ -91,7 +92,8 @@ class Contrastive(Task):
         self.momentum, self.weight_decay = momentum, weight_decay
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
-        self._anomalous = torch.empty(0, dtype=torch.int64)
+        # Part of the state: what a client found in its own images must not meet another's, nor be lost with a process.
+        self.register_buffer("_anomalous", torch.empty(0, dtype=torch.int64))
 
     @property
     def warming_up(self) -> bool:
@@ -117,7 +119,7 @@ class Contrastive(Task):
         return self.encoder(self._images(batch))
 
     def project(self, features: Tensor) -> Tensor:
-        """z = h(f(x)), normalised [B, D]."""
+        """The projection z = h(f(x)), normalised [B, D]."""
         return F.normalize(self.projection(features).float(), dim=1)
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -142,7 +144,7 @@ class Contrastive(Task):
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
-        """z [n, D] of all images without augmentation, and their positions in the data set [n]."""
+        """Projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
         rows = [
             (self.project(self.features({**batch, "image": self._images(batch).to(self.device)})), batch["index"])
             for batch in loader
@@ -175,6 +177,12 @@ class Contrastive(Task):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes any number of anomalous images."""
+        if (anomalous := state_dict.get(f"{prefix}_anomalous")) is not None:
+            self._anomalous = torch.empty_like(anomalous, device=self._anomalous.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def _loss(self) -> RepresentationLoss:

@@ -22,6 +22,9 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.participation import Participation
 from lit_fedad.methods.fedavg import FedAvgServer
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.tasks.contrastive import Contrastive
+from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
 
 
 class Linear(Task):
@@ -79,6 +82,19 @@ class TinyClassifier(Task):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class TinyEncoder(nn.Module):
+    """A convolution, its normalisation, and the mean over the map: eight features."""
+
+    width = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, self.width, 3, stride=2), nn.BatchNorm2d(self.width)
+
+    def forward(self, images):
+        return F.relu(self.norm(self.convolution(images))).mean((2, 3))
 
 
 @dataclass
@@ -174,6 +190,41 @@ def make_points():
         x, y = torch.randn(2, n, 2, generator=draw, dtype=torch.float64).to(dtype) + seed / 4
         labels = torch.arange(n) % 2
         data = [{"x": x[i], "y": y[i], "label": labels[i]} for i in range(n)]
+        return DataLoader(data, batch_size)
+
+    return make
+
+
+@pytest.fixture
+def make_contrastive():
+    """Builds a `Contrastive` task of images of 8 pixels, with CRAD after one round of SimCLR."""
+
+    def make(seed: int = 0, **overrides) -> Contrastive:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            parts = {
+                "encoder": TinyEncoder(),
+                "loss": CRAD(scale_by_positives=True),
+                "warmup_loss": SimCLR(),
+                "warmup": 1,
+                "rounds": 3,
+                "views": ContrastiveViews(),
+                "projection": 3,
+                "normal_share": 0.7,
+                "learning_rate": 0.02,
+            }
+            return Contrastive(**{**parts, **overrides})
+
+    return make
+
+
+@pytest.fixture
+def make_images():
+    """Loader of images [n, 3, 8, 8] in [0, 1] with the positions 100 seed, 100 seed + 1, ... in the data set."""
+
+    def make(n: int = 6, seed: int = 0, batch_size: int = 4) -> DataLoader:
+        images = torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        data = [{"image": image, "label": 0, "index": 100 * seed + i} for i, image in enumerate(images)]
         return DataLoader(data, batch_size)
 
     return make

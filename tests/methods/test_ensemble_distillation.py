@@ -1,0 +1,409 @@
+"""SED: distributions over queues, the queues, the teachers' weights, and a whole distillation played by hand."""
+
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from lightning.fabric import Fabric
+from scipy.stats import pearsonr, zscore
+from torch import nn
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.methods.ensemble_distillation import (
+    EnsembleDistillation,
+    InstanceQueues,
+    as_batch,
+    attend,
+    distillation_loss,
+    teacher_weights,
+)
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.tasks.contrastive import Contrastive
+from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
+
+CPU = torch.device("cpu")
+
+
+def rows(*shape, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def units(*shape, seed: int = 0) -> torch.Tensor:
+    return nn.functional.normalize(rows(*shape, seed=seed), dim=-1)
+
+
+def naive_loss(student, teachers, queues, weights, hot, cold, own_key=False):
+    """``sum_c w_c mean_x -P_c log Q_c``, with all distributions in memory."""
+    total = 0.0
+    for z, keys, weight in zip(teachers, queues, weights, strict=True):
+        per_image = keys.expand(len(z), *keys.shape)
+        if own_key:
+            per_image = torch.cat([z[:, None], per_image], dim=1)
+        p = torch.einsum("bd,bqd->bq", z, per_image).div(hot).softmax(1)
+        q = torch.einsum("bd,bqd->bq", student, per_image).div(cold).softmax(1)
+        total = total - weight * (p * q.log()).sum(1).mean()
+    return total
+
+
+@pytest.mark.parametrize("own_key", [False, True])
+def test_attending_is_a_softmax(own_key):
+    z, keys, own = units(4, 5), units(9, 5, seed=1), units(4, 5, seed=2)
+    value, mean = attend(z, keys, 0.2, own if own_key else None)
+    for i in range(4):
+        seen = np.vstack([keys, own[i : i + 1]]) if own_key else keys.numpy()
+        exponents = np.exp(seen @ z[i].numpy() / 0.2)
+        assert float(value[i]) == pytest.approx(np.log(exponents.sum()), rel=1e-12)
+        np.testing.assert_allclose(mean[i].numpy(), exponents @ seen / exponents.sum(), rtol=1e-10)
+
+
+def test_attending_at_a_low_temperature_does_not_overflow():
+    value, mean = attend(units(4, 5).float(), units(9, 5, seed=1).float(), 1e-4)
+    best = (units(4, 5) @ units(9, 5, seed=1).T).max(1)
+    np.testing.assert_allclose(value.numpy(), best.values.numpy() / 1e-4, rtol=1e-4)
+    np.testing.assert_allclose(mean.numpy(), units(9, 5, seed=1)[best.indices].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("own_key", [False, True])
+@pytest.mark.parametrize(("hot", "cold"), [(0.07, 0.07), (0.5, 0.1), (0.05, 0.4)])
+def test_the_loss_and_its_gradient_are_those_of_the_full_cross_entropy(own_key, hot, cold):
+    teachers, queues = units(3, 6, 5, seed=1), units(3, 11, 5, seed=2)
+    weights = torch.tensor([0.5, 0.5, 0.0]).double()
+    ours, naive = (units(6, 5).requires_grad_() for _ in range(2))
+    found = distillation_loss(ours, teachers, queues, weights, hot, cold, own_key)
+    expected = naive_loss(naive, teachers, queues, weights, hot, cold, own_key)
+    (3 * found).backward()
+    (3 * expected).backward()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.grad, naive.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("own_key", [False, True])
+def test_the_loss_is_least_where_the_student_is_the_teacher(own_key):
+    teacher, queue = units(1, 6, 5), units(1, 40, 5, seed=1)
+
+    def loss(student):
+        return distillation_loss(student, teacher, queue, torch.ones(1), 0.2, 0.2, own_key)
+
+    student = teacher[0].clone().requires_grad_()
+    least = loss(student)
+    least.backward()
+    tangent = student.grad - (student.grad * teacher[0]).sum(1, keepdim=True) * teacher[0]
+    assert tangent.abs().max() < 1e-12
+    for seed in range(10):
+        moved = nn.functional.normalize(teacher[0] + 0.1 * rows(6, 5, seed=seed), dim=1)
+        assert loss(moved) > least
+
+
+def test_queues_start_with_random_directions_of_their_own():
+    draw = torch.Generator().manual_seed(0)
+    queues, again = (InstanceQueues(2, 200, 3, draw.manual_seed(0), CPU) for _ in range(2))
+    assert queues.keys.shape == (2, 200, 3)
+    torch.testing.assert_close(queues.keys.norm(dim=2), torch.ones(2, 200))
+    assert queues.keys.mean(1).abs().max() < 0.2
+    assert not torch.equal(*queues.keys)
+    assert torch.equal(queues.keys, again.keys)
+
+
+@pytest.mark.parametrize("batches", [[3, 3, 3, 3], [2, 7, 4], [7], [9, 3, 20, 1, 5], [1] * 9])
+def test_the_oldest_entries_leave_first(batches):
+    queues = InstanceQueues(2, 7, 3, torch.Generator(), CPU)
+    expected = [deque(map(tuple, keys.tolist()), maxlen=7) for keys in queues.keys]
+    pushed = 0
+    for size in batches:
+        batch = torch.arange(pushed, pushed + 2 * size * 3).view(2, size, 3).float()
+        pushed += batch.numel()
+        queues.push(batch)
+        for keys, teacher, rest in zip(queues.keys, batch, expected, strict=True):
+            rest.extend(map(tuple, teacher.tolist()))
+            assert sorted(map(tuple, keys.tolist())) == sorted(rest)
+
+
+def test_a_queue_that_does_not_fit_names_one_that_does(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+    with pytest.raises(UserError, match=r"distillation\.queue=10000: .* give a queue of 1 to 520$") as error:
+        InstanceQueues(3, 10_000, 8, torch.Generator(), CPU)
+    assert "\n" not in str(error.value)
+    InstanceQueues(3, 520, 8, torch.Generator(), CPU)
+    with pytest.raises(UserError, match=r"distillation\.queue=0"):
+        InstanceQueues(3, 0, 8, torch.Generator(), CPU)
+
+
+def weights_by_hand(scores: np.ndarray) -> np.ndarray:
+    mean = zscore(scores, axis=1).mean(0)
+    agreement = np.array([max(pearsonr(own, mean).statistic, 0) for own in scores])
+    return agreement / agreement.sum()
+
+
+def test_teachers_weigh_as_much_as_they_correlate_with_their_mean():
+    common = rows(60, seed=9)
+    noise = torch.tensor([0.1, 1.0, 3.0, 0.5])[:, None]
+    scale, shift = torch.tensor([[1.0], [50.0], [0.01], [3.0]]), torch.tensor([[0.0], [7.0], [-2.0], [100.0]])
+    scores = scale * (common + noise * rows(4, 60)) + shift
+    found = teacher_weights(scores)
+    np.testing.assert_allclose(found.numpy(), weights_by_hand(scores.numpy()), rtol=1e-5)
+    assert found.dtype == torch.float32
+    assert len(set(found.tolist())) == 4
+
+
+def test_a_teacher_against_the_others_counts_nothing():
+    common = rows(60, seed=9)
+    scores = torch.stack([common + 0.1 * rows(60), common + 0.1 * rows(60, seed=1), -common])
+    found = teacher_weights(scores)
+    assert found[2] == 0
+    np.testing.assert_allclose(found.numpy(), weights_by_hand(scores.numpy()), rtol=1e-5)
+
+
+def test_without_agreement_weights_are_uniform():
+    own = rows(60).float()
+    assert teacher_weights(torch.stack([own, -own])).tolist() == [0.5, 0.5]
+    assert teacher_weights(torch.full((4, 10), 0.1)).tolist() == [0.25] * 4
+    assert teacher_weights(torch.zeros(3, 1)).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_a_teacher_of_constant_scores_counts_nothing():
+    own = rows(60).float()
+    assert teacher_weights(torch.stack([own, torch.full((60,), 0.1)])).tolist() == [1, 0]
+
+
+class Encoder(nn.Module):
+    width = 6
+
+    def __init__(self, normalise: bool = False) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(3, self.width, 3)
+        self.norm = nn.BatchNorm2d(self.width) if normalise else nn.Identity()
+
+    def forward(self, images):
+        return self.norm(self.mix(images)).relu().mean((2, 3))
+
+
+def make(seed: int = 0, normalise: bool = False) -> Contrastive:
+    torch.manual_seed(seed)
+    task = Contrastive(
+        Encoder(normalise),
+        CRAD(),
+        SimCLR(),
+        warmup=1,
+        rounds=5,
+        views=ContrastiveViews(),
+        projection=4,
+        mean=(0.4, 0.5, 0.6),
+        std=(0.2, 0.3, 0.25),
+    )
+    task.round = 3
+    return task
+
+
+def message(task: Contrastive) -> dict[str, torch.Tensor]:
+    """What crosses: the weights without the densities."""
+    return {k: v.clone() for k, v in task.state_dict().items() if k not in task.local_buffers}
+
+
+def with_densities(task: Contrastive) -> Contrastive:
+    root = rows(2, 4, 4).float()
+    task.densities.set(units(2, 4).float(), root @ root.mT + 0.1 * torch.eye(4))
+    return task
+
+
+def public_images(count: int = 11) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 3, 8, 8), generator=draw, dtype=torch.uint8)
+
+
+def distil(distillation, task, teachers, start=None, public=None, context=None, fabric=None):
+    start = message(make(7)) if start is None else start
+    public = public_images() if public is None else public
+    return distillation(task, start, teachers, public, context or Context(0, 3), fabric)
+
+
+def embedded(state, images, normalise: bool = False) -> torch.Tensor:
+    """Unit projections of uint8 images under a message's weights, in evaluation mode."""
+    task = make(normalise=normalise)
+    task.load_state_dict(state, strict=False)
+    task.eval()
+    mean, std = torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.3, 0.25])
+    pixels = (images.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    return nn.functional.normalize(task.projection(task.encoder(pixels)), dim=1)
+
+
+@pytest.fixture
+def teachers():
+    return [message(make(seed)) for seed in (1, 2, 3)]
+
+
+def test_public_images_look_as_the_tasks_loaders_give_them():
+    images = public_images(2)
+    found = as_batch(make(), images)["image"].double().numpy()
+    mean, std = (np.array(x).reshape(3, 1, 1) for x in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
+    np.testing.assert_allclose(found, (images.numpy() / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("own_key", [False, True])
+def test_a_distillation_is_what_it_is_by_hand(teachers, own_key):
+    task, public = with_densities(make()), public_images(11)
+    options = {"momentum": 0.9, "weight_decay": 0.01, "learning_rate": 0.2}
+    temperatures = {"teacher_temperature": 0.1, "student_temperature": 0.3}
+    found, report = distil(
+        EnsembleDistillation(10, epochs=2, batch_size=4, own_key=own_key, **options, **temperatures),
+        task,
+        teachers,
+        public=public,
+    )
+
+    with torch.no_grad():
+        z = torch.stack([embedded(teacher, public) for teacher in teachers])
+        difference = z[:, :, None] - task.densities.mean
+        inverse = torch.linalg.inv(task.densities.covariance)
+        scores = torch.einsum("cpmi,mij,cpmj->cpm", difference, inverse, difference).amin(2)
+    weights = torch.tensor(weights_by_hand(scores.numpy())).float()
+    draw = Context(0, 3).generator("distillation")
+    queues = [deque(nn.functional.normalize(torch.randn(10, 4, generator=draw), dim=1), maxlen=10) for _ in z]
+    student = make(7)
+    # Round 3 is the second of the four after the warm-up.
+    options["lr"] = options.pop("learning_rate") * (1 + np.cos(np.pi / 4)) / 2
+    optimizer, losses = torch.optim.SGD(student.parameters(), **options), []
+    for _ in range(2):
+        for batch in torch.randperm(11, generator=draw).split(4):
+            projections = student.project(student.encoder(as_batch(student, public[batch])["image"]))
+            keys = torch.stack([torch.stack(list(queue)) for queue in queues])
+            loss = naive_loss(projections, z[:, batch], keys, weights, 0.1, 0.3, own_key)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            for queue, embeddings in zip(queues, z, strict=True):
+                queue.extend(embeddings[batch])
+    for name, parameter in student.named_parameters():
+        torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-3, atol=1e-5)
+    assert report.pop("queue_filled") == 1
+    by_hand = {"distillation_loss": np.mean(losses)}
+    by_hand |= {f"teacher_weight_{number}": float(weight) for number, weight in enumerate(weights)}
+    assert report == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_a_seed_distils_the_same_weights_again(teachers):
+    distillation = EnsembleDistillation(10, epochs=2, batch_size=4)
+    first, again, other = (
+        distil(distillation, with_densities(make(junk)), teachers, context=Context(seed, 3))[0]
+        for junk, seed in ((0, 0), (5, 0), (0, 1))
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_only_what_was_sent_comes_back_and_the_task_keeps_it(teachers):
+    task, start = with_densities(make()), message(make(7))
+    densities = {name: task.state_dict()[name].clone() for name in task.local_buffers}
+    before = {name: entry.clone() for name, entry in start.items()}
+    found, _ = distil(EnsembleDistillation(10, epochs=1, batch_size=4), task, teachers, start)
+    assert found.keys() == start.keys()
+    assert not task.training
+    assert all(torch.equal(task.state_dict()[name], entry) for name, entry in found.items())
+    assert all(torch.equal(task.state_dict()[name], entry) for name, entry in densities.items())
+    assert all(torch.equal(start[name], entry) for name, entry in before.items())
+    assert not torch.equal(found["projection.0.weight"], start["projection.0.weight"])
+    kept = {name: entry.clone() for name, entry in found.items()}
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.zero_()
+    assert all(torch.equal(kept[name], entry) for name, entry in found.items())
+
+
+def test_teachers_are_asked_once_a_round(teachers):
+    task, seen = with_densities(make()), {True: [], False: []}
+    task.encoder.register_forward_hook(lambda module, inputs, _: seen[module.training].append(len(inputs[0])))
+    distil(EnsembleDistillation(10, epochs=3, batch_size=4), task, teachers)
+    assert seen[False] == [11] * 3
+    assert seen[True] == [4, 4, 3] * 3
+
+
+def test_a_start_that_is_the_teacher_stays_where_it_is():
+    start = message(make(1))
+    found, report = distil(
+        EnsembleDistillation(10, epochs=4, batch_size=4, learning_rate=0.3, weight_decay=0),
+        make(),
+        [start],
+        start,
+    )
+    for name, entry in found.items():
+        torch.testing.assert_close(entry, start[name], rtol=0, atol=1e-4)
+    assert report["teacher_weight_0"] == 1
+
+
+def test_a_student_comes_nearer_to_its_teacher():
+    teacher, start, public = message(make(1)), message(make(7)), public_images(32)
+    found, _ = distil(
+        EnsembleDistillation(64, epochs=20, batch_size=8, learning_rate=0.1), make(), [teacher], start, public
+    )
+    target, queue = embedded(teacher, public).detach(), units(1, 200, 4, seed=3).float()
+
+    def loss(state) -> float:
+        student = embedded(state, public).detach()
+        return float(distillation_loss(student, target[None], queue, torch.ones(1), 0.07, 0.07))
+
+    least = float(distillation_loss(target, target[None], queue, torch.ones(1), 0.07, 0.07))
+    assert least <= loss(found) < least + (loss(start) - least) / 2
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "pearson"])
+def test_weights_are_uniform_if_asked_for_or_without_densities(teachers, weighting):
+    task = with_densities(make()) if weighting == "uniform" else make()
+    _, report = distil(EnsembleDistillation(10, 1, 4, weighting=weighting), task, teachers)
+    assert [report[f"teacher_weight_{number}"] for number in range(3)] == pytest.approx([1 / 3] * 3)
+
+
+def test_normalisation_layers_follow_the_student_and_judge_teachers_by_their_own():
+    public = public_images(12)
+    states = [message(make(seed, normalise=True)) for seed in (1, 2)]
+    for seed, state in enumerate(states):
+        state["encoder.norm.running_mean"] = rows(6, seed=seed).float()
+    task, start = with_densities(make(normalise=True)), message(make(7, normalise=True))
+    found, report = distil(EnsembleDistillation(10, 1, 4), task, states, start, public)
+    with torch.no_grad():
+        scores = torch.stack([task.densities(embedded(state, public, normalise=True)) for state in states])
+    expected = weights_by_hand(scores.double().numpy())
+    assert [report["teacher_weight_0"], report["teacher_weight_1"]] == pytest.approx(
+        expected.tolist(), rel=1e-4
+    )
+    # From the start's statistics, three batches on.
+    assert int(found["encoder.norm.num_batches_tracked"]) == 3
+    assert not torch.equal(found["encoder.norm.running_mean"], start["encoder.norm.running_mean"])
+
+
+def test_fewer_public_images_than_a_batch_are_one_batch(teachers):
+    task = with_densities(make())
+    found, report = distil(EnsembleDistillation(40, epochs=2), task, teachers, public=public_images(5))
+    assert report["queue_filled"] == 10 / 40
+    assert all(entry.isfinite().all() for entry in found.values())
+
+
+def test_a_last_batch_of_one_image_is_left_out(teachers):
+    task, seen = with_densities(make()), []
+    task.encoder.register_forward_hook(
+        lambda module, inputs, _: module.training and seen.append(len(inputs[0]))
+    )
+    distil(EnsembleDistillation(10, epochs=2, batch_size=4), task, teachers, public=public_images(5))
+    assert seen == [4, 4]
+
+
+def test_a_learning_rate_that_diverges_is_named(teachers):
+    distillation = EnsembleDistillation(10, epochs=3, batch_size=4, learning_rate=1e38)
+    with pytest.raises(UserError, match=r"lower method\.server\.distillation\.learning_rate") as error:
+        distil(distillation, with_densities(make()), teachers)
+    assert "\n" not in str(error.value)
+
+
+def test_mixed_precision_distils_nearly_the_same(teachers):
+    distillation = EnsembleDistillation(10, epochs=2, batch_size=4)
+    exact, exact_report = distil(distillation, with_densities(make()), teachers)
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    found, report = distil(distillation, with_densities(make()), teachers, fabric=fabric)
+    assert report["distillation_loss"] == pytest.approx(exact_report["distillation_loss"], rel=0.02)
+    assert report["distillation_loss"] != exact_report["distillation_loss"]
+    for name, entry in found.items():
+        assert entry.dtype == exact[name].dtype
+        torch.testing.assert_close(entry, exact[name], rtol=0.1, atol=0.05)

@@ -1,0 +1,268 @@
+"""Losses over the projections of views, against loops over pairs of views."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_fedad.tasks.contrastive_losses import (
+    CRAD,
+    CSI,
+    CRADCode,
+    CrossEntropy,
+    Reconstruction,
+    SimCLR,
+    similarities,
+)
+
+TAU = 0.3
+NORMAL = torch.tensor([True, False, True, True])
+
+
+def rows(*shape, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def powers(projections: torch.Tensor) -> dict[tuple, float]:
+    """e^{sim / tau} of view v of image i with view w of image j, keyed (v, i, w, j)."""
+    z = projections.double().numpy()
+    z = z / np.linalg.norm(z, axis=2, keepdims=True)
+    places = [(v, i) for v in range(z.shape[0]) for i in range(z.shape[1])]
+    return {(*a, *b): math.exp(z[a] @ z[b] / TAU) for a in places for b in places}
+
+
+def nt_xent(projections: torch.Tensor, skip=lambda v, i, w, j: False) -> float:
+    """The mean over all views; views 2k and 2k + 1 attract each other, and pairs to skip do not repel."""
+    views, size = projections.shape[:2]
+    e, losses = powers(projections), []
+    for v in range(views):
+        for i in range(size):
+            other = v + 1 if v % 2 == 0 else v - 1
+            below = sum(
+                e[v, i, w, j]
+                for w in range(views)
+                for j in range(size)
+                if (w, j) != (v, i) and not skip(v, i, w, j)
+            )
+            losses.append(-math.log(e[v, i, other, i] / below))
+    return float(np.mean(losses))
+
+
+class Draws:
+    """Draws every image brighter by the number of the call, and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, images):
+        self.calls += 1
+        return images + self.calls
+
+
+def turned_views(loss, images) -> tuple[list[int], list[int]]:
+    """By how many quarters each view of the first image is turned, and the number of its draw (0: not drawn)."""
+    draw = Draws()
+    turns, numbers = [], []
+    for view in loss.views(images, draw):
+        number = round(float((view - images).mean()))
+        numbers.append(number)
+        turns += [
+            t for t in range(4) if torch.allclose(view - number, torch.rot90(images, t, (2, 3)), atol=1e-5)
+        ]
+    assert draw.calls == max(numbers)
+    return turns, numbers
+
+
+@pytest.mark.parametrize(
+    ("loss", "turns"),
+    [
+        (SimCLR(), [0, 0]),
+        (CSI(), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (CRADCode(), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (CRAD(), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (CRAD(rotated_views=1), [0, 0, 1, 2, 3]),
+        (CrossEntropy(2, 5), [0]),
+    ],
+)
+def test_every_view_is_a_draw_of_its_own(loss, turns):
+    found, numbers = turned_views(loss, torch.rand(2, 3, 4, 4))
+    assert found == turns
+    assert numbers == list(range(1, len(turns) + 1))
+
+
+def test_reconstruction_looks_at_the_images_themselves():
+    images = torch.rand(2, 3, 4, 4)
+    loss = Reconstruction(lambda width, size: nn.Identity(), 4, 5)
+    assert torch.equal(loss.views(images, Draws()), images[None])
+
+
+def test_similarities_are_cosines_without_the_diagonal():
+    z = rows(2, 3, 5)
+    flat = z.double().flatten(0, 1).numpy()
+    expected = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1)) / TAU
+    np.fill_diagonal(expected, -np.inf)
+    np.testing.assert_allclose(similarities(z, TAU).numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_simclr_is_nt_xent():
+    z = rows(2, 4, 5)
+    assert float(SimCLR(TAU)(z, {})["loss"]) == pytest.approx(nt_xent(z), rel=1e-5)
+
+
+def test_csi_takes_every_rotation_for_an_image():
+    z = rows(8, 4, 5)
+    assert float(CSI(TAU)(z, {})["loss"]) == pytest.approx(nt_xent(z), rel=1e-5)
+    # Sixteen instances of two views each.
+    instances = z.view(4, 2, 4, 5).transpose(0, 1).reshape(2, 16, 5)
+    torch.testing.assert_close(CSI(TAU)(z, {})["loss"], SimCLR(TAU)(instances, {})["loss"])
+
+
+def crad_by_hand(projections: torch.Tensor, normal: list[bool]) -> float:
+    views, size = projections.shape[:2]
+    e, losses = powers(projections), []
+    for v in (0, 1):
+        for i in range(size):
+            if not normal[i]:
+                continue
+            others = [(w, j) for w in range(views) for j in range(size) if (w, j) != (v, i)]
+            positive = [(w, j) for w, j in others if w < 2 and normal[j]]
+            ratio = sum(e[v, i, w, j] for w, j in positive) / sum(e[v, i, w, j] for w, j in others)
+            losses.append(-math.log(ratio) / len(positive))
+    return float(np.mean(losses))
+
+
+@pytest.mark.parametrize("rotated_views", [1, 2])
+@pytest.mark.parametrize("normal", [[True] * 4, NORMAL.tolist(), [False, False, True, False]])
+def test_crad_is_equation_7_on_the_sets_of_equation_9(rotated_views, normal):
+    z = rows(2 + 3 * rotated_views, 4, 5)
+    found = CRAD(TAU, rotated_views)(z, {"normal": torch.tensor(normal)})["loss"]
+    assert float(found) == pytest.approx(crad_by_hand(z, normal), rel=1e-5)
+
+
+def test_crad_with_one_positive_is_nt_xent_of_that_anchor():
+    z, normal = rows(8, 4, 5), torch.tensor([False, True, False, False])
+    e = powers(z)
+    anchors = [
+        -math.log(
+            e[v, 1, 1 - v, 1] / sum(e[v, 1, w, j] for w in range(8) for j in range(4) if (w, j) != (v, 1))
+        )
+        for v in (0, 1)
+    ]
+    assert float(CRAD(TAU)(z, {"normal": normal})["loss"]) == pytest.approx(np.mean(anchors), rel=1e-5)
+
+
+def test_a_negative_of_crad_is_no_anchor():
+    # Two images are not normal: were they or turned views anchors, their similarity would matter.
+    z = rows(8, 4, 5)
+    normal = torch.tensor([True, True, False, False])
+    others = [(v, i) for v in range(8) for i in range(4) if v > 1 or i > 1]
+    before = CRAD(TAU)(z, {"normal": normal})["loss"]
+    # Turning the negatives about the span of the anchors leaves similarities to anchors alone, and no others.
+    anchors = torch.linalg.qr(z[:2, :2].reshape(4, 5).T).Q
+    moved = z.clone()
+    for number, (v, i) in enumerate(others):
+        along = anchors @ (anchors.T @ z[v, i])
+        moved[v, i] = along + (-1) ** number * (z[v, i] - along)
+    assert not torch.allclose(similarities(moved, TAU), similarities(z, TAU))
+    torch.testing.assert_close(CRAD(TAU)(moved, {"normal": normal})["loss"], before)
+
+
+def test_without_anything_normal_crad_is_zero_with_a_gradient():
+    z = rows(8, 3, 5).requires_grad_()
+    loss = CRAD(TAU)(z, {"normal": torch.zeros(3, dtype=torch.bool)})["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert torch.equal(z.grad, torch.zeros_like(z))
+
+
+@pytest.mark.parametrize("normal", [NORMAL, torch.tensor([False, True, False, False])])
+def test_scale_by_positives_only_multiplies(normal):
+    losses, gradients = [], []
+    for scaled in (False, True):
+        z = rows(8, 4, 5).requires_grad_()
+        loss = CRAD(TAU, scale_by_positives=scaled)(z, {"normal": normal})["loss"]
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append(z.grad)
+    positives = 2 * int(normal.sum()) - 1
+    torch.testing.assert_close(losses[1], positives * losses[0])
+    torch.testing.assert_close(gradients[1], positives * gradients[0])
+
+
+@pytest.mark.parametrize("normal", [[True] * 4, NORMAL.tolist(), [False] * 4])
+def test_crad_code_keeps_normal_images_of_one_rotation_from_repelling(normal):
+    z = rows(8, 4, 5)
+
+    def skip(v, i, w, j):
+        return v // 2 == w // 2 and i != j and normal[i] and normal[j]
+
+    found = CRADCode(TAU)(z, {"normal": torch.tensor(normal)})["loss"]
+    assert float(found) == pytest.approx(TAU / 0.07 * nt_xent(z, skip), rel=1e-5)
+
+
+def test_cross_entropy_ignores_contaminants():
+    torch.manual_seed(0)
+    loss, z = CrossEntropy(3, width=5), rows(1, 6, 5).requires_grad_()
+    product = torch.tensor([2, 3, 0, 1, 7, 2])
+    outputs = loss(z, {"product": product})
+    outputs["loss"].backward()
+    known = [0, 2, 3, 5]
+    with torch.no_grad():
+        logits = (z[0] @ loss.linear.weight.T + loss.linear.bias).double().numpy()[known]
+    labels = product[known].numpy()
+    picked = logits[range(4), labels] - np.log(np.exp(logits).sum(1))
+    assert float(outputs["loss"].detach()) == pytest.approx(-picked.mean(), rel=1e-5)
+    assert float(outputs["accuracy"]) == np.mean(logits.argmax(1) == labels)
+    assert z.grad[0].abs().sum(1).gt(0).tolist() == [True, False, True, True, False, True]
+
+
+def test_cross_entropy_of_contaminants_alone_is_zero_with_a_gradient():
+    z = rows(1, 2, 5).requires_grad_()
+    loss = CrossEntropy(3, width=5)(z, {"product": torch.tensor([3, 4])})["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert torch.equal(z.grad, torch.zeros_like(z))
+
+
+def test_reconstruction_is_the_mean_squared_error():
+    built = []
+
+    def decoder(width, size):
+        built.append((width, size))
+        return nn.Sequential(nn.Linear(width, 3 * size * size), nn.Unflatten(1, (3, size, size)))
+
+    loss = Reconstruction(decoder, image_size=4, width=5)
+    assert built == [(5, 4)]
+    z, images = rows(1, 6, 5), torch.rand(1, 6, 3, 4, 4)
+    with torch.no_grad():
+        found = loss(z, {"views": images})["loss"]
+        expected = np.mean((loss.decoder(z[0]) - images[0]).double().numpy() ** 2)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [SimCLR(TAU), CSI(TAU), CRAD(TAU), CRADCode(TAU), CrossEntropy(2, 5)])
+def test_a_batch_of_one_image(loss):
+    views = len(loss.views(torch.rand(1, 3, 4, 4), Draws()))
+    z = rows(views, 1, 5).requires_grad_()
+    loss = loss(z, {"normal": torch.tensor([True]), "product": torch.tensor([1])})["loss"]
+    loss.backward()
+    assert loss.isfinite()
+    assert z.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("loss", [SimCLR(TAU), CSI(TAU), CRAD(TAU), CRADCode(TAU), CrossEntropy(2, 5)])
+def test_mixed_precision_stays_near_single_precision(loss):
+    views = len(loss.views(torch.rand(4, 3, 4, 4), Draws()))
+    batch = {"normal": NORMAL, "product": torch.tensor([0, 1, 1, 5])}
+    exact = rows(views, 4, 5).requires_grad_()
+    expected = loss(exact, batch)["loss"]
+    expected.backward()
+    rounded = rows(views, 4, 5).bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss(rounded, batch)["loss"]
+    found.backward()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
+    torch.testing.assert_close(rounded.grad.float(), exact.grad, rtol=0.1, atol=0.02)
