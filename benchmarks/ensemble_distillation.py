@@ -49,7 +49,7 @@ print(seconds[2] - seconds[1], 2 * seconds[1] - seconds[2], peaks[1], peaks[-1])
 
 
 def main() -> None:
-    """Prints an epoch's seconds, those of the teachers' one pass a round, and peak memory after one and three rounds."""
+    """Prints seconds of an epoch and of the teachers' one pass a round, and peak memory after one and three rounds."""
     for kind in ("ours", "naive"):
         for queue in QUEUES if kind == "ours" else QUEUES[-1:]:
             command = [sys.executable, "-c", CODE, str(queue), kind]

@@ -191,7 +191,9 @@ def start_from(task: Task, run: str) -> None:
     own = task.learned_state()
     fitting = {n: entry for n, entry in weights.items() if n in own and entry.shape == own[n].shape}
     if not fitting:
-        raise UserError(f"start={run}: its server holds no weights that fit this task; start from a run of the same")
+        raise UserError(
+            f"start={run}: its server holds no weights that fit this task; start from a run of the same"
+        )
     task.load_state_dict(fitting, strict=False)
 
 
@@ -258,7 +260,9 @@ def build_evaluator(config: Config, data: Data, fabric: Fabric) -> Evaluator:
     loader = data.module.test_dataloader()
     if isinstance(data.images, SemanticSet):
         quantile = config["evaluation"]["threshold_quantile"]
-        return SemanticEvaluator(data.module, data.images.normal_classes, data.images.anomalies, fabric, quantile)
+        return SemanticEvaluator(
+            data.module, data.images.normal_classes, data.images.anomalies, fabric, quantile
+        )
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     return AnomalyEvaluator(loader, data.images.has_masks, fabric)

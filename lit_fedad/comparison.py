@@ -103,8 +103,8 @@ def report(words: Sequence[str], display: Display) -> None:
     name, table = read_table(given.get("table", ""))
     if "metrics" in given:
         # The paper's numbers stand by the table's own metrics.
-        rows_without = ([replace(row, paper={}) for row in part] for part in (table.rows, table.beyond))
-        table = replace(table, metrics=given["metrics"].split(","), **dict(zip(("rows", "beyond"), rows_without)))
+        rows = [replace(row, paper={}) for row in table.rows]
+        table = replace(table, metrics=given["metrics"].split(","), rows=rows)
     rows = _pick_rows(name, table, given.get("rows"))
     jobs, seeds = _numbers("jobs", given.get("jobs", "1")), _numbers("seeds", given.get("seeds", "0,1,2"))
     if len(jobs) > 1 or jobs[0] < 1:

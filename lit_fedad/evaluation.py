@@ -134,7 +134,9 @@ class SemanticEvaluator:
         self.fabric = fabric
         self.thresholds = Thresholds(module, fabric, quantile)
         if len(anomalies) > 1:
-            self.metrics = tuple(f"{name}{of}" for of in ("", *(f"_{a}" for a in anomalies)) for name in self.metrics)
+            self.metrics = tuple(
+                f"{name}{of}" for of in ("", *(f"_{a}" for a in anomalies)) for name in self.metrics
+            )
 
     def score(self, client: Client, number: int) -> dict[int, SemanticMetrics]:
         """Mergeable metric states: of one client, or of all where they predict alike, each at its own threshold."""

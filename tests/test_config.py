@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lit_fedad.assembly import build_model
@@ -19,6 +20,8 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.participation import Participation
 from lit_fedad.federation.processes import make_fabric
+from lit_fedad.tasks.contrastive import Contrastive
+from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 
 PRODUCTS = {
     "mvtec_textures": ["carpet", "grid", "leather", "tile", "wood"],
@@ -55,11 +58,17 @@ def needs(group: str, option: str) -> list[str]:
             f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")
         ],
         ("method", "fedrep"): ["task=autoencoder"],
+        ("public", "folder"): ["public.root=images"],
+        ("public", "packed"): ["public.root=images", "public.file=images.npz"],
+        ("experiment", "cifar10"): ["data.root=images", "method=fedavg"],
+        ("experiment", "fadngs"): ["data.root=images", "method=fadngs"],
+        ("experiment", "semantic_cifar10"): ["data.root=images", "method=fadngs"],
+        ("experiment", "semantic_small"): ["method=fadngs"],
+        **{("contrastive_loss", loss): ["method=fadngs"] for loss in options("contrastive_loss")},
     }
-    rooted = (group == "data" and option != "textures") or group == "experiment"
-    if (group, option) == ("experiment", "cifar10"):
-        return ["data.root=images", "method=fedavg"]
-    return missing.get((group, option), ["data.root=images"] if rooted and option != "small" else [])
+    embedded = {"textures", "motifs", "small"}
+    rooted = group in ("data", "experiment") and option not in embedded
+    return missing.get((group, option), ["data.root=images"] if rooted else [])
 
 
 # Tables are no part of a run's configuration.
@@ -73,6 +82,7 @@ EVERY = [
 def test_all_groups_are_known():
     assert {group for group, _ in EVERY} >= {
         "method", "task", "data", "partition", "backbone", "federation", "tracking", "experiment", "debug",
+        "encoder", "contrastive_loss", "public",
     }  # fmt: skip
     assert {"feddymem", "local"} <= set(options("method"))
 
@@ -109,6 +119,10 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     if experiment == "cifar10":
         assert task.classifier.out_features == 2
         return
+    if isinstance(task, Contrastive):
+        assert task.encoder.width == (512 if experiment == "fadngs" else 128)
+        assert 0 < task.warmup < task.rounds == config["rounds"]
+        return
     assert task.memory.shape[0] == config["task"]["grid"] ** 2
     if experiment == "paper" and backbone is None:
         assert task.memory.shape == (3136, 1792)
@@ -142,6 +156,8 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     root = tree(["a", "b"])
     (tmp_path / "clients.json").write_text("[[0, 1], [2, 3]]")
     given = {"file": [f"partition.path={tmp_path}/clients.json"], "iid": ["partition.clients=3"]}
+    small = {"clients": 2, "size": 2, "dominant": 1, "contamination": 0}
+    given["dominant"] = [f"partition.{key}={value}" for key, value in small.items()]
     given["dirichlet"] = given["ten_clients"] = ["partition.clients=2", "partition.min_size=1"]
     config = compose(
         [
@@ -165,6 +181,30 @@ def test_a_presets_number_of_clients_leaves_with_its_partition(words, kind):
     node = compose(["experiment=cifar10", "data.root=images", *words])["partition"]
     assert type(build(node)).__name__ == kind
     assert node.get("clients") == (10 if kind == "Dirichlet" else None)
+
+
+@pytest.mark.parametrize("loss", options("contrastive_loss"))
+def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
+    section = compose(["method=fadngs", f"contrastive_loss={loss}"])["task"]["loss"]
+    built = build(section)
+    assert isinstance(built, RepresentationLoss)
+    assert type(built).__name__.lower() == loss.replace("_", "")
+
+
+@pytest.mark.parametrize("public", options("public"))
+def test_every_source_of_public_images_builds(public, tree, tmp_path):
+    tree(["a"])
+    np.savez(tmp_path / "images.npz", images=np.zeros((6, 40, 40, 3), np.uint8), labels=np.zeros(6, np.int64))
+    given = {"folder": [f"public.root={tmp_path}"], "packed": [f"public.root={tmp_path}", "public.file=images.npz"]}
+    images = build(compose([f"public={public}", "public.count=5", *given.get(public, []), "image.size=16"])["public"])
+    assert (images.shape, images.dtype) == ((5, 3, 16, 16), torch.uint8)
+
+
+def test_seconds_are_seconds_of_every_encoder_too():
+    """What is set by itself wins over the preset of the method."""
+    config = compose(["method=fadngs", "encoder=resnet18", "task.encoder.channels=8", "warmup=3"])
+    assert (config["task"]["encoder"]["depth"], config["task"]["encoder"]["channels"]) == (18, 8)
+    assert config["task"]["warmup"] == 3
 
 
 @pytest.mark.parametrize("federation", options("federation"))
@@ -194,6 +234,10 @@ def test_every_federation_builds(federation):
         (["batch_size=0"], "batch_size=0 must be at least 1"),
         (["seed=null"], "seed=None must be int"),
         (["fresh=3"], "fresh=3 must be bool"),
+        (["start=3"], "start=3 must be null or str"),
+        (["warmup=x"], "warmup='x' must be int"),
+        (["public=folder"], "'public.root' must be given"),
+        (["contrastive_loss=crat"], "contrastive_loss has no option 'crat'; did you mean 'crad'"),
         (["out=[a]"], "out=['a'] must be null or str"),
         (["evaluation.every=0"], "evaluation.every=0 must be at least 1"),
         (["evaluation=3"], "evaluation"),
@@ -283,7 +327,7 @@ def test_identity_ignores_circumstances(words):
     "words",
     [["seed=1"], ["rounds=7"], ["batch_size=3"], ["method=local"], ["task.sigma=1"], ["data.seed=1"],
      ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"],
-     ["evaluation.every=2"]],
+     ["evaluation.every=2"], ["start=x"], ["warmup=1"]],
 )  # fmt: skip
 def test_identity_changes_with_anything_else(words):
     assert identity(compose(words)) != identity(compose())

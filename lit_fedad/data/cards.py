@@ -50,7 +50,7 @@ class Card:
     """
 
     title: str
-    kind: Literal["detection, localisation", "detection", "classification"]
+    kind: Literal["detection, localisation", "detection", "classification", "semantic detection"]
     sources: tuple[Source, ...]
     counts: Mapping[str, Counts] = field(default_factory=dict)
 
@@ -132,12 +132,31 @@ _CIFAR10 = Source(
     UNSTATED,
     "Krizhevsky, Learning multiple layers of features from tiny images, 2009",
 )
+_CIFAR100 = Source(
+    "CIFAR-100, python version",
+    "https://www.cs.toronto.edu/~kriz/cifar.html",
+    UNSTATED,
+    "Krizhevsky, Learning multiple layers of features from tiny images, 2009",
+)
+_SVHN = Source(
+    "SVHN, cropped digits",
+    "http://ufldl.stanford.edu/housenumbers",
+    "non-commercial use",
+    "Netzer et al., NIPS Workshop on Deep Learning and Unsupervised Feature Learning 2011",
+)
+_PLACES365 = Source(
+    "Places365, validation images of 256 pixels",
+    "http://places2.csail.mit.edu/download.html",
+    UNSTATED,
+    "Zhou et al., IEEE TPAMI 40(6), 2018, doi:10.1109/TPAMI.2017.2723009",
+)
 _EMBEDDED = Source(
     "textures",
     "made on first use, nothing to download",
     "CC0 (photographs of scikit-image)",
     "none",
 )
+_DRAWN = Source("motifs", "drawn by seed, nothing to download", "that of this package", "none")
 
 # Of split_csv/1cls.csv, VisA's split for training on normal images.
 _VISA_BOARDS = {
@@ -201,5 +220,11 @@ CARDS: dict[str, Card] = {
         "one set of MedIAnomaly", "detection", (_medianomaly("RSNA, VinCXR, BrainTumor and LAG"),)
     ),
     "cifar10": Card("CIFAR-10", "classification", (_CIFAR10,)),
+    "motifs": Card("drawn motifs, ten normal families and three others", "semantic detection", (_DRAWN,)),
+    "semantic_cifar10": Card("CIFAR-10 against CIFAR-100", "semantic detection", (_CIFAR10, _CIFAR100)),
+    "semantic_cifar10_svhn": Card("CIFAR-10 against SVHN", "semantic detection", (_CIFAR10, _SVHN)),
+    "semantic_cifar10_places365": Card(
+        "CIFAR-10 against Places365", "semantic detection", (_CIFAR10, _PLACES365)
+    ),
 }
 """Name of a data configuration -> its card. Configurations for images of one's own have none."""

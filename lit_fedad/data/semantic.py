@@ -98,7 +98,14 @@ def semantic(
     """
     folder = Path(root).expanduser()
     known = normal(folder)
-    return join(known, {other: read(folder) for other, read in anomalies.items()}, name, test_per_set, contaminants, seed)
+    return join(
+        known,
+        {other: read(folder) for other, read in anomalies.items()},
+        name,
+        test_per_set,
+        contaminants,
+        seed,
+    )
 
 
 def join(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 
 
-class Densities(NamedTuple):
+@dataclass(frozen=True)
+class Densities:
     """Gaussians over features.
 
     Attributes:
@@ -55,7 +57,9 @@ def estimate_densities(
     size, width = features.shape
     if size < 2:
         return Densities(torch.empty(0, width), torch.empty(0, width, width), torch.empty(0))
-    found = kmeans(features, min(clusters, size // 2), generator=generator, max_steps=max_steps, tolerance=0.0)
+    found = kmeans(
+        features, min(clusters, size // 2), generator=generator, max_steps=max_steps, tolerance=0.0
+    )
     owner = _without_single(features, found.assignment, found.centroids)
     means, covariances, counts = [], [], []
     for cluster in owner.unique().tolist():
@@ -150,12 +154,16 @@ class DensitySet(nn.Module):
                     " if features have collapsed"
                 )
             unit = torch.eye(covariance.shape[1], dtype=torch.float64, device=covariance.device)
-            self._whitening = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False).float()
+            self._whitening = torch.linalg.solve_triangular(
+                factor, unit.expand_as(factor), upper=False
+            ).float()
         return self._whitening
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for name in ("mean", "covariance"):
             if prefix + name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[prefix + name], device=getattr(self, name).device))
+                setattr(
+                    self, name, torch.empty_like(state_dict[prefix + name], device=getattr(self, name).device)
+                )
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._whitening = None

@@ -38,7 +38,9 @@ class InstanceQueues:
         self, teachers: int, size: int, width: int, generator: torch.Generator, device: torch.device
     ) -> None:
         needed = 4 * teachers * size * width
-        free = psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        free = (
+            psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        )
         if size < 1 or needed > free:
             raise UserError(
                 f"distillation.queue={size}: the queues of {teachers} teachers take {needed / 2**20:,.0f} MiB and"
@@ -78,9 +80,7 @@ class _LogSumExp(torch.autograd.Function):
         return gradients[0][:, None] * mean / ctx.temperature, None, None, None
 
 
-def attend(
-    z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def attend(z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The similarity distribution over a queue (FADngs, Eq. 11 and 12), by what distillation needs of it.
 
     Args:
@@ -283,7 +283,9 @@ class EnsembleDistillation:
         for weights in teachers:
             task.load_state_dict(weights, strict=False)
             with _precision(fabric):
-                z = torch.cat([task.project(task.features(as_batch(task, part))) for part in images.split(500)])
+                z = torch.cat(
+                    [task.project(task.features(as_batch(task, part))) for part in images.split(500)]
+                )
             rows.append(z)
             scores.append(task.densities(z) if len(task.densities) else torch.zeros(len(z), device=z.device))
         if self.weighting == "uniform":

@@ -70,7 +70,8 @@ class FADngsClient(FedAvgClient):
     def adapt(self, loader: DataLoader) -> None:
         """Predicts which images are normal (Eq. 8), from the embeddings that the last densities were made of."""
         if not self.share_densities:
-            return super().adapt(loader)
+            super().adapt(loader)
+            return
         if self._embedded is None or self._embedded[0] != self.context.round - 1:
             self._embedded = self._embed(self.context.round - 1, loader)
         _, z, index = self._embedded
@@ -93,7 +94,9 @@ class FADngsClient(FedAvgClient):
         """Embeddings under the weights of the last exchange of densities."""
         state = super().personal_state()
         if self.share_densities:  # all clients' densities come with every message, and what follows from them
-            state["task"] = {n: entry for n, entry in state["task"].items() if n not in self.task.local_buffers}
+            state["task"] = {
+                n: entry for n, entry in state["task"].items() if n not in self.task.local_buffers
+            }
         return {**state, "embedded": self._embedded}
 
     def load_personal_state(self, state: Mapping[str, Any]) -> None:
@@ -155,7 +158,11 @@ class FADngsServer(FedAvgServer):
         """
         super().begin(context)
         # In the set-up alone: a trained server answers without them.
-        if context.round < 1 and self.distillation is not None and (self.public is None or len(self.public) < 2):
+        if (
+            context.round < 1
+            and self.distillation is not None
+            and (self.public is None or len(self.public) < 2)
+        ):
             raise UserError(
                 "distillation needs public images: give public=synthetic, folder or packed,"
                 " or method.server.distillation=null"
@@ -193,7 +200,9 @@ class FADngsServer(FedAvgServer):
         """Keeps densities by client, and joins them once: equal messages must be the same tensors to be packed once."""
         self.densities = dict(sorted(densities.items()))
         messages = self.densities.values()
-        self.density_set = {name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)}
+        self.density_set = {
+            name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)
+        }
 
     def merge(self, updates: Mapping[int, Update]) -> None:
         """The average (Eq. 10), from which distillation starts (Eq. 11-13)."""

@@ -37,7 +37,6 @@ METRIC_TITLES = {
 }  # fmt: skip
 
 
-
 def metric_title(name: str) -> str:
     """What a metric is called: its own title, or its family's and the anomaly set that it is about.
 

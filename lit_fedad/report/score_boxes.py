@@ -62,6 +62,7 @@ def draw_score_boxes(
         axes.set_title(f"client {client}", fontsize=FONT_SIZE, pad=3)
         axes.set_xlim(-0.5, len(scores) - 0.5)
         axes.set_xticks(range(len(scores)), list(scores), rotation=35, ha="right", rotation_mode="anchor")
+    shown[0].set_yticks((0, 0.25, 0.5, 0.75, 1))
     low, high = shown[0].get_ylim()
     shown[0].set_ylim(low, high + 0.12 * (high - low))  # room for the values of the gaps
     figure.supylabel("score, scaled", fontsize=FONT_SIZE + 1)

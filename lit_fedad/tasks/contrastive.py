@@ -112,7 +112,12 @@ class Contrastive(Task):
         images = self._images(batch) * self.std + self.mean
         views = self._loss.views(images, self.draw)
         normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
-        return {**batch, "image": (views.flatten(0, 1) - self.mean) / self.std, "views": views, "normal": normal}
+        return {
+            **batch,
+            "image": (views.flatten(0, 1) - self.mean) / self.std,
+            "views": views,
+            "normal": normal,
+        }
 
     def encode(self, batch: Mapping[str, Any]) -> Tensor:
         """f(x) [B, C]."""
@@ -146,7 +151,10 @@ class Contrastive(Task):
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
         """Projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
         rows = [
-            (self.project(self.features({**batch, "image": self._images(batch).to(self.device)})), batch["index"])
+            (
+                self.project(self.features({**batch, "image": self._images(batch).to(self.device)})),
+                batch["index"],
+            )
             for batch in loader
         ]
         return torch.cat([z for z, _ in rows]), torch.cat([index for _, index in rows])

@@ -147,7 +147,9 @@ class CRADCode(RepresentationLoss):
         """The mean over all views of all rotations as ``loss``."""
         views, size = projections.shape[:2]
         logits = similarities(projections, self.temperature)
-        rotation = torch.arange(views, device=logits.device).div(2, rounding_mode="floor").repeat_interleave(size)
+        rotation = (
+            torch.arange(views, device=logits.device).div(2, rounding_mode="floor").repeat_interleave(size)
+        )
         image = torch.arange(size, device=logits.device).repeat(views)
         normal = batch["normal"].repeat(views)
         apart = (rotation[:, None] == rotation) & (image[:, None] != image) & normal[:, None] & normal
@@ -191,9 +193,7 @@ class Reconstruction(RepresentationLoss):
         width: D.
     """
 
-    def __init__(
-        self, decoder: Callable[[int, int], nn.Module], image_size: int, width: int = 128
-    ) -> None:
+    def __init__(self, decoder: Callable[[int, int], nn.Module], image_size: int, width: int = 128) -> None:
         super().__init__()
         self.decoder = decoder(width, image_size)
 

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 
+from lit_fedad.contracts import TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.participation import Participation
@@ -162,3 +164,143 @@ def test_evaluation_rounds(toy):
 def test_nothing_to_play_is_refused_at_once(toy):
     with pytest.raises(UserError, match="rounds=0: this method does nothing before round 1"):
         toy(rounds=0)
+
+
+# --------------------------------------------------------------------------------- several exchanges a round
+
+
+@pytest.fixture
+def spread(toy):
+    """The tiny method with a second exchange a round: clients send how far the merged weight is from their numbers."""
+
+    def make(**parts):
+        federation = toy(**parts)
+        client, server = federation.client, federation.server
+
+        class Client(type(client)):
+            exchanges = ("train", "spread")
+            received = []
+
+            def receive(self, broadcast):
+                super().receive(broadcast)
+                self.received.append(
+                    (self.context.round, self.context.exchange, self.context.client, self.phase)
+                )
+
+            def send(self, loader):
+                if (self.context.round, self.context.client, self.phase) in self.fails:
+                    raise RuntimeError("the disk is full")
+                if self.phase == "train":
+                    return super().send(loader)
+                return {"spread": (torch.cat(list(loader)) - self.task.w.detach()).abs()}
+
+        class Server(type(server)):
+            begun = []
+
+            def begin(self, context):
+                super().begin(context)
+                self.begun.append((context.round, context.exchange, self.phase))
+
+            def upload_payload(self):
+                return self.download_payload() if self.phase == "train" else {"spread": TensorSpec((None,))}
+
+            def aggregate(self, updates):
+                if self.phase == "train":
+                    super().aggregate(updates)
+                else:
+                    self.spread = {client: update.message["spread"] for client, update in updates.items()}
+
+            def diagnostics(self):
+                return {**super().diagnostics(), "widest": float(torch.cat(list(self.spread.values())).max())}
+
+        client.__class__, server.__class__, server.exchanges = Client, Server, Client.exchanges
+        Client.received, Server.begun = [], []
+        return federation
+
+    return make
+
+
+def test_second_exchange_is_under_what_the_first_was_merged_to(spread):
+    federation = spread()
+    history = federation.run()
+    path = by_hand(3)
+    assert [r.scalars["weight"] for r in history] == pytest.approx(path, rel=1e-6)
+    assert [r.scalars["widest"] for r in history] == pytest.approx(
+        [max(abs(1 - w), abs(4 - w)) for w in path]
+    )
+    assert history[0].scalars["loss"] == pytest.approx((1 * 0.5 + 3 * (8 + 2 + 0.5) / 3) / 4)
+    assert set(history[0].per_client[1]) == {"loss"}
+
+
+def test_exchanges_are_numbered_and_clients_train_in_the_first(spread, monkeypatch):
+    federation = spread(rounds=2, evaluate_every=2)
+    fitted, fit = [], federation.client.fit
+    monkeypatch.setattr(
+        federation.client, "fit", lambda *given: (fitted.append(federation.client.phase), fit(*given))[1]
+    )
+    federation.run()
+    phases = [(0, "train"), (1, "spread")]
+    assert federation.client.received[:-2] == [
+        (r, e, c, name) for r in (1, 2) for e, name in phases for c in (0, 1)
+    ]
+    assert federation.client.received[-2:] == [(3, 0, c, "train") for c in (0, 1)]  # evaluation
+    assert fitted == ["train"] * 4
+    begun = list(dict.fromkeys(federation.server.begun))
+    assert begun == [*((r, e, name) for r in (1, 2) for e, name in phases), (3, 0, "train")]
+
+
+def test_bytes_of_all_exchanges_are_counted(spread):
+    report = spread(rounds=1).run()[0]
+    weight, one, three = (
+        len(save({name: torch.zeros(n)})) for name, n in (("w", 1), ("spread", 1), ("spread", 3))
+    )
+    assert report.phase == "train"
+    assert report.bytes_up == {0: weight + one, 1: weight + three}
+    assert report.bytes_down == {0: 2 * weight, 1: 2 * weight}
+    assert report.elements_up == {0: 2, 1: 4}
+
+
+def test_participants_of_a_round_are_those_of_all_its_exchanges(spread):
+    values = {client: [float(client)] * 2 for client in range(6)}
+    federation = spread(values=values, rounds=4, participation=Participation(fraction=0.5))
+    history = federation.run()
+    for report in history:
+        visited = [(e, c) for r, e, c, _ in federation.client.received if r == report.round]
+        assert [c for e, c in visited if e == 1] == report.participants
+        assert [c for e, c in visited if e == 0][
+            -3:
+        ] == report.participants  # the first come from an evaluation
+    assert len({tuple(report.participants) for report in history}) > 1
+
+
+def test_who_fails_in_the_first_exchange_is_left_out_of_the_second(spread):
+    federation = spread(fails={(2, 1, "train")}, participation=Participation(on_failure="skip"))
+    history = federation.run()
+    assert history[1].participants == [0]
+    assert history[1].warnings == ["round 2: client 1 left out: RuntimeError: the disk is full"]
+    assert history[1].failures == {1: "RuntimeError: the disk is full"}
+    assert (2, 1, 1, "spread") not in federation.client.received
+    assert history[1].bytes_up.keys() == {0}
+    assert (3, 1, 1, "spread") in federation.client.received
+
+
+def test_who_fails_in_the_second_exchange_has_taken_part_in_the_first(spread):
+    federation = spread(fails={(1, 1, "spread")}, rounds=1, participation=Participation(on_failure="skip"))
+    report = federation.run()[0]
+    assert report.scalars["weight"] == pytest.approx(by_hand(1)[0])
+    assert report.participants == [0]
+    assert report.bytes_up[1] == len(save({"w": torch.zeros(1)}))
+    assert federation.server.spread.keys() == {0}
+    assert report.warnings == ["round 1: client 1 left out: RuntimeError: the disk is full"]
+
+
+def test_a_failure_in_the_second_exchange_may_stop_the_run(spread):
+    with pytest.raises(UserError, match="^round 1, client 0: RuntimeError: the disk is full$"):
+        spread(fails={(1, 0, "spread")}).run()
+
+
+def test_every_visit_of_every_exchange_is_counted(spread):
+    counted = []
+    spread(rounds=2, evaluate_every=2, on_visit=lambda done, total: counted.append((done, total))).run()
+    total = 2 * 2 * 2 + 2  # clients, exchanges and rounds; one evaluation
+    assert counted == [(number, total) for number in range(1, total + 1)]

@@ -31,7 +31,9 @@ def play(federate):
     """Plays FADngs; `sed` adds distillation on twelve public images, `client` is the client's class."""
 
     def play(task, data, *, sed=False, kind=FADngsClient, settings=None, **others):
-        public = torch.randint(256, (12, 3, 8, 8), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
+        public = torch.randint(
+            256, (12, 3, 8, 8), generator=torch.Generator().manual_seed(7), dtype=torch.uint8
+        )
         distillation = EnsembleDistillation(queue=16, epochs=2, batch_size=5, learning_rate=0.01)
         server = {"distillation": distillation, "public": public} if sed else {}
         others = {"question": scores_of, "client": settings, **others}
@@ -106,10 +108,18 @@ def test_shared_densities_make_a_difference(play, make_contrastive, make_images)
 
 
 def test_order_of_the_exchanges(play, make_contrastive, make_images, tap):
-    play(make_contrastive(), {0: make_images(), 1: make_images(seed=1)}, channel=tap, rounds=2, evaluate_every=9)
+    play(
+        make_contrastive(),
+        {0: make_images(), 1: make_images(seed=1)},
+        channel=tap,
+        rounds=2,
+        evaluate_every=9,
+    )
 
     def kind(message):
-        return "+".join(name for name, key in {"weights": WEIGHT, "densities": MEAN}.items() if key in message)
+        return "+".join(
+            name for name, key in {"weights": WEIGHT, "densities": MEAN}.items() if key in message
+        )
 
     crossed = [(at, client, kind(message)) for at, client, message in tap.sent]
     set_up, evaluation, rounds = crossed[:3], crossed[3], crossed[4:-1]
@@ -198,7 +208,9 @@ def test_images_are_embedded_once_a_round(play, make_contrastive, make_images, m
     assert len(calls) == 2 * (1 + 3)
 
 
-def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(play, make_contrastive, make_images, monkeypatch):
+def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(
+    play, make_contrastive, make_images, monkeypatch
+):
     send = FADngsClient.send
 
     def fails(client, loader):
@@ -302,7 +314,9 @@ def test_without_statistics_of_the_server_there_is_no_distillation(play, make_co
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_interrupted_runs_end_as_uninterrupted_ones(play, make_contrastive, make_images, exactly, monkeypatch, shared):
+def test_interrupted_runs_end_as_uninterrupted_ones(
+    play, make_contrastive, make_images, exactly, monkeypatch, shared
+):
     """Stopped in the set-up, before a checkpoint, and between the exchanges of a round."""
     data = {client: make_images(5 + client, seed=client) for client in range(3)}
     settings = {"sed": True, "fraction": 0.67, "shuffle": True, "settings": {"share_densities": shared}}
@@ -319,13 +333,20 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, make_contrastive, make
 
         return stop
 
+    aggregate = FADngsServer.aggregate
+
+    def between_exchanges(server, updates):
+        if server.phase == "densities":
+            raise Stop
+        aggregate(server, updates)
+
     for round in (0, 1, 3):
         with pytest.raises(Stop):
             play(task(), data, folder="parts", after_round=stop_at(round), **settings)
         if shared and round == 1:
             with monkeypatch.context() as patch:
-                patch.setattr(FADngsServer, "_know", lambda server, densities: 1 / 0)
-                with pytest.raises(ZeroDivisionError):
+                patch.setattr(FADngsServer, "aggregate", between_exchanges)
+                with pytest.raises(Stop):
                     play(task(), data, folder="parts", **settings)
     exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
 
