@@ -182,7 +182,10 @@ def start_from(task: Task, run: str) -> None:
     Raises:
         UserError: If there is no such run, its server holds no weights, or no weight fits.
     """
-    folder = RunFolder.find(run)
+    try:
+        folder = RunFolder.find(run)
+    except UserError as error:
+        raise UserError(f"start={str(error).removeprefix('run=')}") from error
     checkpoints = Checkpoints(folder.path / "checkpoints")
     latest = checkpoints.latest()
     if folder.result() is None or latest is None:

@@ -83,7 +83,7 @@ def predict(
 ) -> Path:
     """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
 
-    Classifiers write each image's class and its probability instead, and no heatmap.
+    Tasks that do not localise draw no heatmap. Classifiers write each image's class and its probability instead.
 
     The run's training images need not exist any more. Heatmaps colour what scores above half the threshold,
     up to twice the threshold: one scale for all images, which does not depend on what else is in the folder.
@@ -139,7 +139,7 @@ def predict(
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     read = sum(row[judge.verdict] != UNREADABLE for row in rows)
     display.note(f"client {number}: {judge.summary(rows)}")
-    display.where_next([("scores", str(scores)), *judge.pictures()])
+    display.where_next([("scores", str(scores)), *judge.pictures(rows)])
     if read < len(rows):
         raise UserError(
             f"{len(rows) - read} of {len(rows)} images could not be read; the others are scored: {scores}"
@@ -189,7 +189,7 @@ class _Classify:
         counts = Counter(row["class"] for row in rows)
         return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
-    def pictures(self) -> list[tuple[str, str]]:
+    def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
         """None."""
         return []
 
@@ -215,9 +215,10 @@ class _Detect:
         read = len(rows) - decisions.count(UNREADABLE)
         return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous (threshold {self.threshold:.4g})"
 
-    def pictures(self) -> list[tuple[str, str]]:
-        """Where the heatmaps lie."""
-        return [("heatmaps", str(self.destination / "heatmaps"))]
+    def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+        """Where the heatmaps lie; nowhere if the task does not localise."""
+        drawn = any(row.get("heatmap") for row in rows)
+        return [("heatmaps", str(self.destination / "heatmaps"))] if drawn else []
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Rows of one batch; those of unreadable images have neither score nor heatmap."""

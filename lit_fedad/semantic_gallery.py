@@ -19,8 +19,8 @@ from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation import image_scores
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import share
-from lit_fedad.memory.density import Densities, DensitySet
-from lit_fedad.methods.fadngs import COUNT, COVARIANCE, MEAN, FADngsClient, FADngsServer
+from lit_fedad.memory.density import DensitySet
+from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer
 from lit_fedad.privacy.distance_correlation import density_privacy
 from lit_fedad.report.correlation_heatmap import draw_correlation_heatmap
 from lit_fedad.report.figures import save_figure, score_figure, whole_file
@@ -90,14 +90,10 @@ def show_representations(
     labels = data.images.test_labels
     anomalous = labels >= data.images.normal_classes
     owners = torch.cat([counts.argmax(0), torch.full((len(data.images.anomalies),), -1)])[labels]
-    held = torch.cat([counts.sum(0) > 0, torch.zeros(len(data.images.anomalies), dtype=torch.bool)])[labels]
+    held = torch.isin(labels, counts.sum(0).nonzero()[:, 0])
     draw = _generator(federation, "representations")
-    indices = torch.cat(
-        [
-            _some(held.nonzero()[:, 0], _IN_THE_PLANE, draw),
-            _some(anomalous.nonzero()[:, 0], _IN_THE_PLANE, draw),
-        ]
-    )
+    shown = [_some(kind.nonzero()[:, 0], _IN_THE_PLANE, draw) for kind in (held, anomalous)]
+    indices = torch.cat(shown)
 
     def answer(client: Client, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         loader = _loader(data.module.test, indices, data)
@@ -130,13 +126,15 @@ def _judge_alone(client: Client, number: int, data: Data, z: Tensor, quantile: f
     own = task.estimate(trained, _last_exchange(client))
     if not len(own.mean):
         return None
-    return _scores(own, z) > torch.quantile(_scores(own, trained).double(), quantile)
+    limit = torch.quantile(_scores(own.mean, own.covariance, trained).double(), quantile)
+    return _scores(own.mean, own.covariance, z) > limit
 
 
 class _Look(NamedTuple):
     """A client's densities under one model, and its embedded normal and anomalous test images."""
 
-    densities: Densities
+    mean: Tensor
+    covariance: Tensor
     normal: Tensor
     anomalous: Tensor
 
@@ -175,7 +173,8 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
             _embed(client.task, _loader(data.module.test, indices, data)) if len(indices) else z[:0]
             for indices in chosen[number]
         )
-        return _Look(client.task.estimate(z, _last_exchange(client)), normal, anomalous)
+        found = client.task.estimate(z, _last_exchange(client))
+        return _Look(found.mean, found.covariance, normal, anomalous)
 
     answers = federation.ask(federation.rounds, answer)
     if not fabric.is_global_zero:
@@ -184,15 +183,18 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
     for name in dict.fromkeys(name for looks in answers.values() for name in looks):
         looks = {client: answers[client][name] for client in answers if name in answers[client]}
         alone = name == "local" or not federation.client.share_densities
-        joined = Densities(*map(torch.cat, zip(*(look.densities for look in looks.values()), strict=True)))
+        joined = (
+            torch.cat([look.mean for look in looks.values()]),
+            torch.cat([look.covariance for look in looks.values()]),
+        )
         scores[name] = []
         for client in answers:
             if client not in looks:  # it took no part in the last round
                 scores[name].append((torch.empty(0), torch.empty(0)))
                 continue
-            own, normal, anomalous = looks[client]
-            judge = own if alone else joined
-            scores[name].append((_scores(judge, normal), _scores(judge, anomalous)))
+            mean, covariance, normal, anomalous = looks[client]
+            judge = (mean, covariance) if alone else joined
+            scores[name].append((_scores(*judge, normal), _scores(*judge, anomalous)))
     draw_score_boxes(figures / "capacities.png", scores, list(answers))
 
 
@@ -251,22 +253,18 @@ def report_privacy(
     answers = federation.ask(federation.rounds, answer)
     if not fabric.is_global_zero:
         return None
-    densities, raw = [], []
-    for client, message in sorted(federation.server.densities.items()):
-        entries = (message[name].split(1) for name in (MEAN, COVARIANCE, COUNT))
-        known = [Densities(*rows) for rows in zip(*entries, strict=True)]
+    raw = []
+    for client, message in federation.server.densities.items():
+        known = [
+            (mean[None], cov[None]) for mean, cov in zip(message[MEAN], message[COVARIANCE], strict=True)
+        ]
         if known:
-            nearest = torch.stack([_scores(density, answers[client]) for density in known]).argmin(0)
-            densities += known
+            nearest = torch.stack([_scores(*density, answers[client]) for density in known]).argmin(0)
             raw += [data.images.train_images[chosen[client][nearest == place]] for place in range(len(known))]
     if sum(map(len, raw)) < 4:
         return None
-    found = density_privacy(
-        torch.cat([density.mean for density in densities]),
-        torch.cat([density.covariance for density in densities]),
-        raw,
-        draw,
-    )
+    joined = federation.server.density_set
+    found = density_privacy(joined[MEAN], joined[COVARIANCE], raw, draw)
     tables = {"r_squared": found.r_squared, "r": found.r, "corrected": found.corrected}
     draw_correlation_heatmap(figures / "distance_correlation.png", found.names, *tables.values())
     with whole_file(figures / "distance_correlation.json") as part:
@@ -299,13 +297,13 @@ def _loader(dataset: Dataset, indices: Tensor, data: Data) -> DataLoader:
     )
 
 
-def _scores(densities: Densities, z: Tensor) -> Tensor:
+def _scores(mean: Tensor, covariance: Tensor, z: Tensor) -> Tensor:
     """Distances to the nearest density [n]; none where there is no density."""
-    if not len(densities.mean):
+    if not len(mean):
         return z.new_empty(0)
-    judge = DensitySet(z.shape[1])
-    judge.set(densities.mean, densities.covariance)
-    return judge(z)
+    densities = DensitySet(z.shape[1])
+    densities.set(mean, covariance)
+    return densities(z)
 
 
 def _last_exchange(client: Client) -> Context:

@@ -200,11 +200,9 @@ def test_every_source_of_public_images_builds(public, tree, tmp_path):
     assert (images.shape, images.dtype) == ((5, 3, 16, 16), torch.uint8)
 
 
-def test_seconds_are_seconds_of_every_encoder_too():
-    """What is set by itself wins over the preset of the method."""
-    config = compose(["method=fadngs", "encoder=resnet18", "task.encoder.channels=8", "warmup=3"])
-    assert (config["task"]["encoder"]["depth"], config["task"]["encoder"]["channels"]) == (18, 8)
-    assert config["task"]["warmup"] == 3
+def test_what_is_asked_for_wins_over_the_preset_of_a_method():
+    task = compose(["method=fadngs", "encoder=resnet34", "warmup=3", "rounds=9"])["task"]
+    assert (task["encoder"]["depth"], task["warmup"], task["rounds"]) == (34, 3, 9)
 
 
 @pytest.mark.parametrize("federation", options("federation"))

@@ -141,7 +141,7 @@ _CIFAR100 = Source(
 _SVHN = Source(
     "SVHN, cropped digits",
     "http://ufldl.stanford.edu/housenumbers",
-    "non-commercial use",
+    UNSTATED,
     "Netzer et al., NIPS Workshop on Deep Learning and Unsupervised Feature Learning 2011",
 )
 _PLACES365 = Source(

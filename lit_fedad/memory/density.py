@@ -79,8 +79,6 @@ def _without_single(features: Tensor, owner: Tensor, centroids: Tensor) -> Tenso
     large, lone = (sizes > 1).nonzero()[:, 0], (sizes[owner] == 1).nonzero()[:, 0]
     if not len(lone):
         return owner
-    if not len(large):
-        return torch.zeros_like(owner)
     owner = owner.clone()
     owner[lone] = large[nearest(features[lone], centroids[large], 1)[1][:, 0]]
     return owner

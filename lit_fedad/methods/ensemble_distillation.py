@@ -37,19 +37,27 @@ class InstanceQueues:
     def __init__(
         self, teachers: int, size: int, width: int, generator: torch.Generator, device: torch.device
     ) -> None:
+        self.check(teachers, size, width, device)
+        self.keys = torch.empty(teachers, size, width, device=device)
+        for keys in self.keys:
+            keys.copy_(F.normalize(torch.randn(size, width, generator=generator), dim=1))
+        self._next = 0
+
+    @staticmethod
+    def check(teachers: int, size: int, width: int, device: torch.device) -> None:
+        """Makes sure that so many queues fit into memory.
+
+        Raises:
+            UserError: If they do not.
+        """
         needed = 4 * teachers * size * width
-        free = (
-            psutil.virtual_memory().available if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-        )
+        on_cpu = device.type == "cpu"
+        free = psutil.virtual_memory().available if on_cpu else torch.cuda.mem_get_info(device)[0]
         if size < 1 or needed > free:
             raise UserError(
                 f"distillation.queue={size}: the queues of {teachers} teachers take {needed / 2**20:,.0f} MiB and"
                 f" {free / 2**20:,.0f} MiB are free; give a queue of 1 to {max(free // (8 * teachers * width), 1):,}"
             )
-        self.keys = torch.empty(teachers, size, width, device=device)
-        for keys in self.keys:
-            keys.copy_(F.normalize(torch.randn(size, width, generator=generator), dim=1))
-        self._next = 0
 
     def push(self, embeddings: Tensor) -> None:
         """Puts a batch in the place of the oldest entries.

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Message, Payload, TensorSpec, Update
 from lit_fedad.errors import UserError
-from lit_fedad.methods.ensemble_distillation import EnsembleDistillation
+from lit_fedad.methods.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer, form
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -148,21 +148,28 @@ class FADngsServer(FedAvgServer):
         self.densities: dict[int, Message] = {}
         self.density_set: Message = {}
         self.last_merge: LastMerge | None = None
+        self._clients = 0
         self._report: dict[str, float] = {}
 
+    def enrol(self, sizes: Mapping[int, int]) -> None:
+        """Learns how many may teach at once."""
+        self._clients = len(sizes)
+
     def begin(self, context: Context) -> None:
-        """Starts a round; makes sure, before anything is trained, that there is something to distil on.
+        """Starts a round; before anything is trained, makes sure that it can be distilled.
 
         Raises:
-            UserError: If there are no public images.
+            UserError: If there are no public images, or the queues do not fit into memory.
         """
         super().begin(context)
-        # In the set-up alone: a trained server answers without them.
-        if (
-            context.round < 1
-            and self.distillation is not None
-            and (self.public is None or len(self.public) < 2)
-        ):
+        # In the set-up alone: a trained server answers without public images.
+        if self.distillation is None or context.round > 0:
+            return
+        device = self.fabric.device if self.fabric else torch.device("cpu")
+        InstanceQueues.check(
+            self._clients, self.distillation.queue, self.task.densities.mean.shape[1], device
+        )
+        if self.public is None or len(self.public) < 2:
             raise UserError(
                 "distillation needs public images: give public=synthetic, folder or packed,"
                 " or method.server.distillation=null"

@@ -35,7 +35,8 @@ def embed(features: ArrayLike) -> np.ndarray:
     """
     points = np.asarray(features, dtype=np.float32)
     perplexity = min(30.0, len(points) / 4)
-    return np.asarray(TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(points))
+    init = "pca" if np.ptp(points, axis=0).any() else "random"  # equal features have no principal component
+    return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
 
 
 def draw_representations(

@@ -82,10 +82,6 @@ class CSI(SimCLR):
         turned = (images, *rotations(images))
         return torch.stack([view for copy in turned for view in (draw(copy), draw(copy))])
 
-    def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean over all views of all rotations as ``loss``."""
-        return {"loss": _instance_loss(similarities(projections, self.temperature), projections.shape[1])}
-
 
 class CRAD(RepresentationLoss):
     """Contrastive representation for anomaly detection (FADngs, Eq. 7-9).
@@ -113,7 +109,7 @@ class CRAD(RepresentationLoss):
         return torch.stack([draw(copy) for copy in (images, images, *turned)])
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Eq. 7, its mean over the anchors, as ``loss``; 0 where fewer than one image is predicted normal."""
+        """Eq. 7, its mean over the anchors, as ``loss``; 0 where no image is predicted normal."""
         logits = similarities(projections, self.temperature)
         anchors = batch["normal"].repeat(2).nonzero()[:, 0]
         if len(anchors) < 2:
@@ -124,24 +120,12 @@ class CRAD(RepresentationLoss):
         return {"loss": scale * ratio.mean()}
 
 
-class CRADCode(RepresentationLoss):
+class CRADCode(CSI):
     """What the released code of FADngs does in place of Eq. 7-9.
 
     Every view of every rotation is an anchor, and only its other view attracts it. All others repel, except that
     images predicted normal do not repel each other under the same rotation. The loss is scaled by tau / 0.07.
-
-    Args:
-        temperature: tau.
     """
-
-    def __init__(self, temperature: float = 0.5) -> None:
-        super().__init__()
-        self.temperature = temperature
-
-    def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Two views of each image and of its three rotations; views of one rotation lie beside each other [8, ...]."""
-        turned = (images, *rotations(images))
-        return torch.stack([view for copy in turned for view in (draw(copy), draw(copy))])
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean over all views of all rotations as ``loss``."""

@@ -28,7 +28,7 @@ class Lab:
             "debug=seconds",
             f"out={out}",
             f"cache.folder={self.shared}",
-            f"data.root={self.shared}",
+            *([f"data.root={self.shared}"] if "data=motifs" not in overrides else []),
             *(["data.size=64"] if not any(o.startswith("data=") for o in overrides) else []),
             "tracking=off",
             "fabric.accelerator=cpu",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 
+import numpy as np
 import pytest
 
 from lit_fedad.config import options
 from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation import AnomalyEvaluator
+from lit_fedad.evaluation import AnomalyEvaluator, SemanticEvaluator
 from lit_fedad.federation.loop import Federation
+from lit_fedad.prediction import evaluate
 from lit_fedad.runs import RunFolder
 
 
@@ -31,12 +33,15 @@ QUICK = (
     "nearest_neighbour",
 )
 
+# On semantic sets, below.
+SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
+
 
 @pytest.mark.parametrize(
     "method",
     [
         pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
-        for method in sorted({*options("method")} - {"fedrep"})
+        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC})
     ],
 )
 def test_method_trains_and_writes_its_files(lab, method):
@@ -74,6 +79,91 @@ def test_method_trains_and_writes_its_files(lab, method):
     assert sorted(index for client in partition.clients for index in client) == list(range(20))
     pictures = {"partition", "heatmaps", "scores", "i_auroc", "p_auroc", "pro", "aupr"}
     assert pictures <= {path.stem for path in (out / "figures").glob("*.png")}
+
+
+WORDS = (
+    "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
+    "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
+    "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "warmup=1",
+    "partition.clients=2", "evaluation.pictures=0", "~partition.size",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fadngs", *(pytest.param(m, marks=pytest.mark.slow) for m in SEMANTIC[1:])])
+def test_semantic_method_trains_and_writes_its_files(lab, method):
+    out, result = lab.finished(f"method={method}", *WORDS)
+    stored = strict_json(out / "result.json")
+    assert stored == json.loads(json.dumps(result))
+    assert (stored["method"], stored["task"], stored["data"]) == (method, "Contrastive", "motifs")
+    assert stored["exchanges"] == [0, 1, 2]
+    assert "distillation_loss" in stored["scalars"][2]
+    assert "distillation_loss" not in stored["scalars"][1]
+    sets = ("cells", "strokes", "saddles")
+    for chosen in ("first", "last", "best"):
+        for metric in SemanticEvaluator.metrics:
+            values = stored[chosen][metric]
+            assert set(values["per_client"]) == {"0", "1"}
+            if metric in ("auroc", "aupr", "me"):  # a false error may be undefined
+                of_sets = [stored[chosen][f"{metric}_{name}"]["mean"] for name in sets]
+                assert values["mean"] == pytest.approx(sum(of_sets) / 3)
+        # With weights and densities in common, clients part at their own thresholds alone.
+        assert len(set(stored[chosen]["auroc"]["per_client"].values())) == 1
+        assert 0 <= stored[chosen]["auroc"]["mean"] <= 1
+    assert set(strict_json(out / "thresholds.json")) == {"0", "1"}
+
+
+def test_evaluating_a_semantic_run_again_gives_the_same(lab, differences):
+    """Without its public images, which a trained server has no need of."""
+    out, last = ended(lab)
+    again = evaluate(str(out))
+    for name in SemanticEvaluator.metrics:
+        np.testing.assert_equal(again[name], last[name])
+
+
+def ended(lab):
+    """Folder, and what it says of its last round, of a run to start from."""
+    out, result = lab.finished("method=fadngs", *WORDS)
+    return out, result["last"]
+
+
+def test_a_run_that_starts_from_another_begins_where_that_ended(lab, tmp_path, differences):
+    """Densities are made anew, under weights that are the other run's: scores are the same to the last bit."""
+    start, last = ended(lab)
+    settings = ("method=fadngs", *WORDS, f"start={start}", "rounds=1")
+    config = (start / "config.yaml").read_bytes()
+    other = lab.train(tmp_path / "other", *settings)
+    assert other["first"]["round"] == 0
+    assert differences({**other["first"], "round": 2}, last) == []
+    one, two = lab.state(start)["server"], lab.state(tmp_path / "other")["server"]
+    assert differences(one["weights"], two["weights"]) != []
+    assert (start / "config.yaml").read_bytes() == config
+
+
+def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differences):
+    """An encoder trained by FADngs, with a projection of another width, under FedAvg."""
+    start, _ = ended(lab)
+    words = [word for word in WORDS if not word.startswith(("public", "method.server", "task.projection"))]
+    words = ["method=fedavg", "task=contrastive", "encoder=resnet18_narrow", *words[:-1], "task.projection=6"]
+    lab.train(tmp_path / "other", *words, f"start={start}", "rounds=0", "evaluation.pictures=0")
+    old = lab.state(start)["server"]["weights"]
+    new = lab.state(tmp_path / "other")["server"]["weights"]
+    assert differences(*({n: e for n, e in w.items() if n.startswith("encoder.")} for w in (old, new))) == []
+    assert new["projection.2.weight"].shape[0] == 6
+
+
+def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
+    start, _ = ended(lab)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.yaml").write_bytes((start / "config.yaml").read_bytes())
+    local, _ = lab.finished("method=local")
+    for words, said in [
+        ((f"start={tmp_path / 'nothing'}",), "start=.*nothing: no such folder, and no tracked run"),
+        ((f"start={tmp_path / 'begun'}",), "start=.*begun: the run is not complete"),
+        ((f"start={local}",), "start=.*holds no weights that fit this task"),
+    ]:
+        with pytest.raises(UserError, match=said) as error:
+            lab.train(tmp_path / "run", "method=fadngs", *WORDS, *words)
+        assert "\n" not in str(error.value)
 
 
 def test_methods_differ_where_they_should(lab):

@@ -29,15 +29,23 @@ ANY_TASK = [
     "centralised",
 ]
 BANKS_ONLY = ["feddymem", "feddymem_close", "feddymem_literal", "federated_patchcore", "nearest_neighbour"]
-TASKS = ["memory_bank", "classifier", "autoencoder"]
+CONTRASTIVE_ONLY = ["fadngs", "fadngs_code", "fadngs_literal"]
+TASKS = ["memory_bank", "classifier", "autoencoder", "contrastive"]
 PAIRS = {
     **{(method, task): None for method in [*ANY_TASK, "fedrep"] for task in TASKS},
     **{(method, "memory_bank"): None for method in BANKS_ONLY},
     **{(method, task): "works with task MemoryBank" for method in BANKS_ONLY for task in TASKS[1:]},
+    **{(method, "contrastive"): None for method in CONTRASTIVE_ONLY},
+    **{(method, task): "works with task Contrastive" for method in CONTRASTIVE_ONLY for task in TASKS[:-1]},
     ("fedrep", "memory_bank"): "keeps heads personal",
 }
 # Each task once; all pairs in the slow tests.
-QUICK = {("fedavg", "memory_bank"), ("moon", "classifier"), ("fedrep", "autoencoder")}
+QUICK = {
+    ("fedavg", "memory_bank"),
+    ("moon", "classifier"),
+    ("fedrep", "autoencoder"),
+    ("fadngs", "contrastive"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,7 @@ def task_words(tmp_path_factory):
     np.savez(folder / "train.npz", images=images, labels=labels)
     np.savez(folder / "test.npz", images=images[:9], labels=labels[:9])
     return {
-        "memory_bank": ["task=memory_bank", "data.train_per_product=8"],
+        "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
         "classifier": [
             "task=classifier_convnet", "task.encoder.channels=8", "data=packed", f"data.root={folder}",
             "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
@@ -58,7 +66,13 @@ def task_words(tmp_path_factory):
         "autoencoder": [
             "task=autoencoder", "task.encoder._target_=lit_fedad.models.convnet.ConvNet", "~task.encoder.depth",
             "~task.encoder.stem", "+task.encoder.image_size=32", "+task.encoder.channels=8",
-            "task.decoder.channels=8", "data.train_per_product=8",
+            "task.decoder.channels=8", "data=textures", "data.size=64", "data.train_per_product=8",
+        ],
+        "contrastive": [
+            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "warmup=1",
+            "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
+            "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16",
+            "image.size=16",
         ],
     }  # fmt: skip
 
@@ -68,8 +82,10 @@ def words(task_words):
     def make(method, task):
         clients = ["partition.clients=4"] if method not in ("centralised", "nearest_neighbour") else []
         rounds = ["rounds=2", "partition=pooled", "~partition.clients"] if not clients else ["rounds=2"]
+        server = ["public.count=8", "method.server.distillation.queue=64"] if method in CONTRASTIVE_ONLY else []
+        own = [*server, "~partition.size"] if server else []
         return [
-            f"method={method}", *task_words[task], *clients, *rounds, "federation=partial",
+            f"method={method}", *task_words[task], *clients, *rounds, *own, "federation=partial",
             "federation.participation.fraction=0.75", "federation.participation.min_clients=1",
             "evaluation.pictures=0",
         ]  # fmt: skip

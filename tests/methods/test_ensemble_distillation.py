@@ -242,13 +242,15 @@ def test_public_images_look_as_the_tasks_loaders_give_them():
     np.testing.assert_allclose(found, (images.numpy() / 255 - mean) / std, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("own_key", [False, True])
-def test_a_distillation_is_what_it_is_by_hand(teachers, own_key):
+@pytest.mark.parametrize(("own_key", "decay"), [(False, True), (True, False)])
+def test_a_distillation_is_what_it_is_by_hand(teachers, own_key, decay):
     task, public = with_densities(make()), public_images(11)
     options = {"momentum": 0.9, "weight_decay": 0.01, "learning_rate": 0.2}
     temperatures = {"teacher_temperature": 0.1, "student_temperature": 0.3}
     found, report = distil(
-        EnsembleDistillation(10, epochs=2, batch_size=4, own_key=own_key, **options, **temperatures),
+        EnsembleDistillation(
+            10, epochs=2, batch_size=4, own_key=own_key, decay=decay, **options, **temperatures
+        ),
         task,
         teachers,
         public=public,
@@ -264,7 +266,7 @@ def test_a_distillation_is_what_it_is_by_hand(teachers, own_key):
     queues = [deque(nn.functional.normalize(torch.randn(10, 4, generator=draw), dim=1), maxlen=10) for _ in z]
     student = make(7)
     # Round 3 is the second of the four after the warm-up.
-    options["lr"] = options.pop("learning_rate") * (1 + np.cos(np.pi / 4)) / 2
+    options["lr"] = options.pop("learning_rate") * ((1 + np.cos(np.pi / 4)) / 2 if decay else 1)
     optimizer, losses = torch.optim.SGD(student.parameters(), **options), []
     for _ in range(2):
         for batch in torch.randperm(11, generator=draw).split(4):

@@ -268,6 +268,16 @@ def test_densities_belong_to_the_client_and_travel_in_the_state():
     assert torch.equal(found.image_score, expected.image_score)
 
 
+def test_what_is_predicted_anomalous_travels_in_the_state():
+    task, other, batch = make(), make(seed=1), whole(make_loader(20))
+    task.prepare(make_loader(20), Context(0, 1, 0))
+    before = other.state_dict()
+    for state, expected in ((task.state_dict(), task.view(batch)["normal"]), (before, torch.ones(20).bool())):
+        other.load_state_dict(state)
+        assert torch.equal(other.view(batch)["normal"], expected)
+    assert not task.view(batch)["normal"].all()
+
+
 def test_learns_under_a_plain_trainer():
     task, loader = make(loss=SimCLR(), learning_rate=0.05), make_loader(24)
 
