@@ -72,7 +72,7 @@ def ran(monkeypatch):
 
 
 def words(*more):
-    return ["table=1", "data=textures", "tracking=off", "seeds=0", "rows=Local,FedDyMem", *more]
+    return ["table=feddymem_1", "data=textures", "tracking=off", "seeds=0", "rows=Local,FedDyMem", *more]
 
 
 def frame(name="feddymem_1", out="reports/feddymem_1-textures"):
@@ -95,7 +95,8 @@ def test_every_column_composes():
         for table in (read_table(name)[1] for name in options("table"))
         for label, name in table.columns.items()
     }
-    assert {label for _, label, _ in found} == {"Wafer", "PCB", "MVTec", "MPDD", "Brain", "X-ray"}
+    detection, semantic = {"Wafer", "PCB", "MVTec", "MPDD", "Brain", "X-ray"}, {"CIFAR-100", "SVHN", "Places365"}
+    assert {label for _, label, _ in found} == detection | semantic
     for protocol, _, name in found:
         config = compose([*protocol, f"data={name}", "data.root=images"])
         assert config["data"]["name"] == name  # by which the paper's numbers are found
@@ -121,7 +122,7 @@ def test_paper_numbers_have_the_tables_form(name):
 
 def test_the_papers_tables_agree_with_each_other():
     """FedDyMem with all its parts stands in three tables, with one local epoch in a fourth place."""
-    detection, localisation, ablation, epochs = (read_table(name)[1] for name in ("1", "2", "3", "fig8"))
+    detection, localisation, ablation, epochs = (read_table(name)[1] for name in ("feddymem_1", "feddymem_2", "feddymem_3", "fig8"))
     assert [row.label for row in detection.rows] == [row.label for row in localisation.rows]
     full, whole = detection.rows[-1].paper, ablation.rows[-1].paper
     assert {data: numbers[0][0] for data, numbers in full.items()} == {
@@ -132,11 +133,27 @@ def test_the_papers_tables_agree_with_each_other():
     assert all(numbers[0] == full[data][0][0] for data, numbers in epochs.rows[0].paper.items())
 
 
+def test_fadngs_tables_agree_with_each_other():
+    """FADngs without distillation stands in three tables, with it in three."""
+    tables = {number: read_table(f"fadngs_{number}")[1] for number in (1, 3, 4, 5, 6)}
+    without, full = (row.paper["semantic_cifar10"] for row in tables[1].rows)
+    assert tables[3].rows[-1].paper["semantic_cifar10"] == without
+    assert tables[4].rows[-1].paper["semantic_cifar10"] == without
+    in_other_order = [*full[2:], *full[:2]]
+    assert tables[5].rows[0].paper["semantic_cifar10"] == in_other_order
+    assert tables[6].rows[-1].paper["semantic_cifar10"] == in_other_order
+
+
+def test_other_metrics_than_the_tables(ran):
+    report([*words("rows=Local"), "metrics=aupr"], Display())
+    assert {"aupr_last", "aupr_best"} <= set(frame()) and "i_auroc_last" not in set(frame())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["data=textures"], "table=: give one of feddymem_1, feddymem_2"),
-        (["table=fedymem_1"], "table=fedymem_1: give one of feddymem_1"),
+        (["data=textures"], "table=: give one of fadngs_1, fadngs_2"),
+        (["table=fedymem_1"], "table=fedymem_1: give one of fadngs_1"),
         (words("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
         (words("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),
         (words("rounds"), "'rounds' is not of the form key=value"),
@@ -144,7 +161,7 @@ def test_the_papers_tables_agree_with_each_other():
         (words("seeds=0,x"), "seeds=0,x must be whole numbers"),
         (words("jobs=0"), "jobs=0 must be one number"),
         (words("root.wafr=x"), "root.wafr: no such column; one of textures"),
-        (["table=1"], "no data given: root.NAME=DIR"),
+        (["table=feddymem_1"], "no data given: root.NAME=DIR"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(given, message, ran, desk, capsys):
@@ -156,7 +173,7 @@ def test_what_is_wrong_is_said_before_anything_runs(given, message, ran, desk, c
 
 
 def test_papers_columns_without_data_are_left_out_in_a_line_each(ran, capsys):
-    report(["table=1", "root.mpdd=/images", "seeds=0", "rows=fedavg", "tracking=off"], Display())
+    report(["table=feddymem_1", "root.mpdd=/images", "seeds=0", "rows=fedavg", "tracking=off"], Display())
     out = capsys.readouterr().out.splitlines()
     assert [line for line in out if line.startswith("left out")] == [
         f"left out: {label}; to take it in, give root.{name}=DIR"
@@ -170,7 +187,7 @@ def test_papers_columns_without_data_are_left_out_in_a_line_each(ran, capsys):
 
 
 def test_columns_of_several_experiments_and_data():
-    table = read_table("1")[1]
+    table = read_table("feddymem_1")[1]
     given = {"experiment": "small,paper", "data": "mpdd,textures", "root.mpdd": "/m"}
     found = comparison._columns(table, given)
     assert [column.label for column in found] == [
@@ -187,13 +204,13 @@ def test_columns_of_several_experiments_and_data():
 
 
 def test_root_of_a_column_wins_over_that_of_all():
-    found = comparison._columns(read_table("1")[1], {"data": "mpdd,mvtec_textures", "root.mpdd": "/m"})
-    runs = plan(read_table("1")[1].rows[:1], found, ["data.root=/all"], [0])
+    found = comparison._columns(read_table("feddymem_1")[1], {"data": "mpdd,mvtec_textures", "root.mpdd": "/m"})
+    runs = plan(read_table("feddymem_1")[1].rows[:1], found, ["data.root=/all"], [0])
     assert [run.config["data"]["root"] for run in runs] == ["/m", "/all"]
 
 
 def test_row_wins_over_what_is_given_to_every_run():
-    rows = [row for row in read_table("1")[1].beyond if row.label.startswith("Nearest")]
+    rows = [row for row in read_table("feddymem_1")[1].beyond if row.label.startswith("Nearest")]
     (run,) = plan(rows, [Column("t", ("textures",), ("data=textures",))], ["rounds=9", "batch_size=3"], [4])
     assert (run.config["rounds"], run.config["batch_size"], run.config["seed"]) == (0, 3, 4)
     assert run.folder == RunFolder.of(run.config)
@@ -355,7 +372,7 @@ def test_two_rows_from_training_to_table(desk, capsys):
     common += ["tracking=off", "evaluation.pictures=0", "rounds=1", "fabric.accelerator=cpu"]
     assert cli.main(["train", *common, "method=local", "task.learning_rate=3e-4", "seed=0"]) == 0
     capsys.readouterr()
-    told = ["report", "table=2", "seeds=0", "rows=Local,FedDyMem", *common]
+    told = ["report", "table=feddymem_2", "seeds=0", "rows=Local,FedDyMem", *common]
     assert cli.main(told) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "2 runs, 1 of them complete: reports/feddymem_2-textures"

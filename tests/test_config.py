@@ -195,8 +195,13 @@ def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
 def test_every_source_of_public_images_builds(public, tree, tmp_path):
     tree(["a"])
     np.savez(tmp_path / "images.npz", images=np.zeros((6, 40, 40, 3), np.uint8), labels=np.zeros(6, np.int64))
-    given = {"folder": [f"public.root={tmp_path}"], "packed": [f"public.root={tmp_path}", "public.file=images.npz"]}
-    images = build(compose([f"public={public}", "public.count=5", *given.get(public, []), "image.size=16"])["public"])
+    given = {
+        "folder": [f"public.root={tmp_path}"],
+        "packed": [f"public.root={tmp_path}", "public.file=images.npz"],
+    }
+    images = build(
+        compose([f"public={public}", "public.count=5", *given.get(public, []), "image.size=16"])["public"]
+    )
     assert (images.shape, images.dtype) == ((5, 3, 16, 16), torch.uint8)
 
 

@@ -23,6 +23,7 @@ from lit_fedad.methods.fadngs import LastMerge
 from lit_fedad.prediction import predict
 from lit_fedad.privacy.distance_correlation import distance_correlation
 from lit_fedad.report.console import Display
+from lit_fedad.report.representations import embed as embed_in_the_plane
 from lit_fedad.runs import RunFolder
 
 SMALL = [
@@ -122,7 +123,10 @@ def test_a_run_continued_after_its_last_round_has_all_pictures_again(finished, d
 
 def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
     assert (
-        train(compose([*FADNGS, "evaluation.pictures=0", f"out={tmp_path}"]), quiet=True)["privacy"] is None
+        train(compose([*FADNGS, "rounds=1", "evaluation.pictures=0", f"out={tmp_path}"]), quiet=True)[
+            "privacy"
+        ]
+        is None
     )
     assert drawn == {}
 
@@ -142,7 +146,15 @@ def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, 
 
 
 def test_any_task_with_features_is_laid_out(drawn, tmp_path):
-    federation, data, fabric = played(tmp_path, "method=fedavg", "task=autoencoder", *SMALL, "rounds=1")
+    federation, data, fabric = played(
+        tmp_path,
+        "method=fedavg",
+        "task=autoencoder",
+        *SMALL,
+        "rounds=1",
+        "task.encoder.depth=18",
+        "task.decoder.channels=16",
+    )
     semantic_gallery.show_representations(federation, data, fabric, tmp_path, {0: 0.0}, 0.95)
     _, features, owners, decisions, *_ = drawn["draw_representations"]
     task = federation.client.task
@@ -271,6 +283,11 @@ def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
     mean = sum(size * server.last_merge.local[c][name] for c, size in enumerate(sizes))
     torch.testing.assert_close(server.last_merge.averaged[name], mean)
     assert set(server.state_dict()) == {"weights", "statistics", "densities"}
+
+
+def test_a_collapsed_representation_does_not_end_a_run(tmp_path):
+    """t-SNE from the principal components of equal features would crash the interpreter."""
+    assert np.isfinite(embed_in_the_plane(np.ones((40, 8)))).all()
 
 
 def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):

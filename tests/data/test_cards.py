@@ -13,7 +13,9 @@ def test_cards_are_complete(name):
     assert card.sources
     for source in card.sources:
         assert all((source.title, source.address, source.licence, source.paper))
-        assert urlsplit(source.address).scheme in (("",) if name in ("textures", "motifs") else ("http", "https"))
+        assert urlsplit(source.address).scheme in (
+            ("",) if name in ("textures", "motifs") else ("http", "https")
+        )
     for counts in card.counts.values():
         assert min(counts) > 0
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -124,6 +125,17 @@ def test_equal_values_are_both_bold():
         results_table(TABLE, TABLE.rows, BOTH, equal, bold=True)["Wafer I-AUROC"].tolist()
         == ["**60.00 [60.00]**"] * 2
     )
+
+
+def test_less_may_be_better(runs):
+    backwards = replace(TABLE, lower_is_better=["i_auroc"])
+    cells = results_table(backwards, TABLE.rows, BOTH, runs, bold=True)
+    assert cells["Wafer I-AUROC"].str.startswith("**").tolist() == [True, False]
+
+
+def test_less_is_better_for_single_anomaly_sets_too():
+    table = replace(TABLE, lower_is_better=["fe"])
+    assert [table.favourite(name) for name in ("fe", "fe_train_svhn", "pro", "feature")] == [min, min, max, max]
 
 
 def test_data_that_the_paper_has_not_get_no_column_of_the_papers(runs):
