@@ -31,10 +31,10 @@ if kind == "naive":  # every distribution kept for the backward pass, as the equ
 torch.manual_seed(0)
 model = build_model(compose(["method=fadngs", "encoder=resnet18", "warmup=0"]), ["a", "b"])
 start = model.client.shared_state()
-teachers = [
-    {n: w + 0.01 * torch.randn_like(w) if w.is_floating_point() and w.dim() > 1 else w for n, w in start.items()}
-    for _ in range(10)
-]
+teachers = {
+    c: {n: w + 0.01 * torch.randn_like(w) if w.is_floating_point() and w.dim() > 1 else w for n, w in start.items()}
+    for c in range(10)
+}
 public = synthetic(1000, 32)
 peaks, seconds = [], {}
 for epochs, rounds in ((1, 1), (2, 3)):

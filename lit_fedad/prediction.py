@@ -57,16 +57,9 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         )
     federation = build_federation(folder.config(), folder.path, model, data, fabric)
     last = federation.resume() - 1
-    with display.progress("Evaluation") as progress:
-        scored: list[int] = []
-
-        def score(client: Client, number: int) -> Any:
-            state = federation.evaluator.score(client, number)
-            scored.append(number)
-            progress(len(scored), len(federation.clients))
-            return state
-
-        metrics = federation.evaluator.summarise(federation.ask(last, score))
+    with display.progress("Evaluation") as federation.on_visit:
+        metrics = federation.evaluate(last)
+    assert metrics is not None
     path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
     display.metrics_table(metrics)
@@ -271,7 +264,8 @@ def _one_process(config: Config) -> Fabric:
 
 def _same_model(config: Config, result: Mapping[str, Any]) -> Model:
     """The run's model, untrained, on the very backbone it was trained with."""
-    model = build_model(config, result["partition"]["products"])
+    # Where training started from has been trained over, and need not exist any more.
+    model = build_model({**config, "start": None}, result["partition"]["products"])
     then, now = result["backbone"], model.provenance
     if then["sha256"] != now["sha256"]:
         raise UserError(

@@ -95,7 +95,10 @@ def test_every_column_composes():
         for table in (read_table(name)[1] for name in options("table"))
         for label, name in table.columns.items()
     }
-    detection, semantic = {"Wafer", "PCB", "MVTec", "MPDD", "Brain", "X-ray"}, {"CIFAR-100", "SVHN", "Places365"}
+    detection, semantic = (
+        {"Wafer", "PCB", "MVTec", "MPDD", "Brain", "X-ray"},
+        {"CIFAR-100", "SVHN", "Places365"},
+    )
     assert {label for _, label, _ in found} == detection | semantic
     for protocol, _, name in found:
         config = compose([*protocol, f"data={name}", "data.root=images"])
@@ -122,7 +125,9 @@ def test_paper_numbers_have_the_tables_form(name):
 
 def test_the_papers_tables_agree_with_each_other():
     """FedDyMem with all its parts stands in three tables, with one local epoch in a fourth place."""
-    detection, localisation, ablation, epochs = (read_table(name)[1] for name in ("feddymem_1", "feddymem_2", "feddymem_3", "fig8"))
+    detection, localisation, ablation, epochs = (
+        read_table(name)[1] for name in ("feddymem_1", "feddymem_2", "feddymem_3", "fig8")
+    )
     assert [row.label for row in detection.rows] == [row.label for row in localisation.rows]
     full, whole = detection.rows[-1].paper, ablation.rows[-1].paper
     assert {data: numbers[0][0] for data, numbers in full.items()} == {
@@ -146,7 +151,8 @@ def test_fadngs_tables_agree_with_each_other():
 
 def test_other_metrics_than_the_tables(ran):
     report([*words("rows=Local"), "metrics=aupr"], Display())
-    assert {"aupr_last", "aupr_best"} <= set(frame()) and "i_auroc_last" not in set(frame())
+    assert {"aupr_last", "aupr_best"} <= set(frame())
+    assert "i_auroc_last" not in set(frame())
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,9 @@ def test_columns_of_several_experiments_and_data():
 
 
 def test_root_of_a_column_wins_over_that_of_all():
-    found = comparison._columns(read_table("feddymem_1")[1], {"data": "mpdd,mvtec_textures", "root.mpdd": "/m"})
+    found = comparison._columns(
+        read_table("feddymem_1")[1], {"data": "mpdd,mvtec_textures", "root.mpdd": "/m"}
+    )
     runs = plan(read_table("feddymem_1")[1].rows[:1], found, ["data.root=/all"], [0])
     assert [run.config["data"]["root"] for run in runs] == ["/m", "/all"]
 

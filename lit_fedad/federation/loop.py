@@ -194,6 +194,7 @@ class Federation:
     def evaluate(self, round: int) -> dict[str, Any] | None:
         """Scores every client with what the server would send it next; metrics on the first process only."""
         scored = self.clients[:1] if self.client.uniform else self.clients
+        self._visits = max(self._visits, self._visits_done + len(self.mine.intersection(scored)))
         states = self.ask(round, self.evaluator.score, scored)
         if not self.fabric.is_global_zero:
             return None
@@ -321,10 +322,14 @@ class Federation:
                 visits[client] = self._visit(replace(context, client=client), letters[client])
                 self._count_visit()
         visits = collect(self.fabric, visits)
+        refusal = None
         if self.fabric.is_global_zero:
-            self._take_in(report, visits)
+            try:
+                self._take_in(report, visits)
+            except UserError as error:
+                refusal = str(error)
         # Only the first process knows the outcome: a refused round must end all of them.
-        refusal = share(self.fabric, self._refusal(report))
+        refusal = share(self.fabric, refusal)
         if refusal:
             raise UserError(refusal)
         report.participants = share(self.fabric, report.participants)
@@ -361,8 +366,7 @@ class Federation:
         _add(report.bytes_up, {c: len(visit.blob) for c, visit in good.items()})
         _add(report.elements_up, {c: visit.elements for c, visit in good.items()})
         report.warnings += [f"round {report.round}: client {c} left out: {e}" for c, e in failures.items()]
-        if self._refusal(report):
-            return
+        self.participation.settle(len(good), report.failures, report.round)
         sizes = self.data.sizes
         updates = {c: Update(self.channel.unpack(v.blob, self.channel.up), sizes[c]) for c, v in good.items()}
         with all_cores(self.fabric):
@@ -374,13 +378,6 @@ class Federation:
             report.scalars[name] = sum(sizes[c] * value for c, value in known.items()) / total
         if self.server.phase == report.phase:
             report.per_client = scalars
-
-    def _refusal(self, report: RoundReport) -> str | None:
-        try:
-            self.participation.settle(len(report.participants), report.failures, report.round)
-        except UserError as error:
-            return str(error)
-        return None
 
 
 def _add(totals: dict[int, int], counts: Mapping[int, int]) -> None:

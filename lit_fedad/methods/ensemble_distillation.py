@@ -211,7 +211,7 @@ class EnsembleDistillation:
         self,
         task: Contrastive,
         start: Message,
-        teachers: Sequence[Message],
+        teachers: Mapping[int, Message],
         public: Tensor,
         context: Context,
         fabric: Fabric | None,
@@ -222,7 +222,7 @@ class EnsembleDistillation:
             task: The student's form; its densities are those that teachers are weighed by. It is left with the
                 student's weights.
             start: The averaged weights, where the student starts (Eq. 10).
-            teachers: The clients' weights.
+            teachers: The weights of each client.
             public: Public images uint8 [P, 3, S, S].
             context: The round.
             fabric: Device and precision; None for the CPU in single precision.
@@ -236,7 +236,7 @@ class EnsembleDistillation:
         device = fabric.device if fabric else torch.device("cpu")
         task.to(device)
         images = public.to(device)
-        embeddings, weights = self._ask_teachers(task, teachers, images, fabric)
+        embeddings, weights = self._ask_teachers(task, list(teachers.values()), images, fabric)
         task.load_state_dict(start, strict=False)
         draw = context.generator("distillation")
         queues = InstanceQueues(len(teachers), self.queue, embeddings.shape[2], draw, device)
@@ -277,7 +277,7 @@ class EnsembleDistillation:
         report = {
             "distillation_loss": total / max(steps, 1),
             "queue_filled": min(1.0, self.epochs * len(images) / self.queue),
-            **{f"teacher_weight_{number}": float(weight) for number, weight in enumerate(weights)},
+            **{f"teacher_weight_{c}": float(w) for c, w in zip(teachers, weights, strict=True)},
         }
         return student_weights, report
 

@@ -21,7 +21,7 @@ from lit_fedad.methods.ensemble_distillation import EnsembleDistillation, Instan
 from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer, form
 from lit_fedad.tasks.contrastive import Contrastive
 
-MEAN, COVARIANCE, COUNT = "densities.mean", "densities.covariance", "densities.count"
+MEAN, COVARIANCE = "densities.mean", "densities.covariance"
 
 
 class FADngsClient(FedAvgClient):
@@ -83,7 +83,7 @@ class FADngsClient(FedAvgClient):
             return super().send(loader)
         self._embedded = self._embed(self.context.round, loader)
         found = self.task.estimate(self._embedded[1], self.context)
-        return {MEAN: found.mean, COVARIANCE: found.covariance, COUNT: found.count}
+        return {MEAN: found.mean, COVARIANCE: found.covariance}
 
     def _embed(self, round: int, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """The client's embeddings and their positions, with the round whose merged weights made them."""
@@ -187,7 +187,6 @@ class FADngsServer(FedAvgServer):
         return {
             MEAN: TensorSpec((None, width)),
             COVARIANCE: TensorSpec((None, width, width)),
-            COUNT: TensorSpec((None,)),
         }
 
     def broadcast(self, client_id: int) -> Message:
@@ -220,7 +219,7 @@ class FADngsServer(FedAvgServer):
         self._report = {}
         if self.distillation is None or self.public is None or self.task.warming_up:
             return
-        teachers = [update.message for update in updates.values()]
+        teachers = {client: update.message for client, update in updates.items()}
         self.task.load_state_dict(self.density_set, strict=False)
         self.weights, self._report = self.distillation(
             self.task, self.weights, teachers, self.public, self.context, self.fabric

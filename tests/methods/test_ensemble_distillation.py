@@ -217,7 +217,7 @@ def public_images(count: int = 11) -> torch.Tensor:
 def distil(distillation, task, teachers, start=None, public=None, context=None, fabric=None):
     start = message(make(7)) if start is None else start
     public = public_images() if public is None else public
-    return distillation(task, start, teachers, public, context or Context(0, 3), fabric)
+    return distillation(task, start, dict(enumerate(teachers)), public, context or Context(0, 3), fabric)
 
 
 def embedded(state, images, normalise: bool = False) -> torch.Tensor:

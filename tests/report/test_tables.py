@@ -135,7 +135,12 @@ def test_less_may_be_better(runs):
 
 def test_less_is_better_for_single_anomaly_sets_too():
     table = replace(TABLE, lower_is_better=["fe"])
-    assert [table.favourite(name) for name in ("fe", "fe_train_svhn", "pro", "feature")] == [min, min, max, max]
+    assert [table.favourite(name) for name in ("fe", "fe_train_svhn", "pro", "feature")] == [
+        min,
+        min,
+        max,
+        max,
+    ]
 
 
 def test_data_that_the_paper_has_not_get_no_column_of_the_papers(runs):
