@@ -365,7 +365,8 @@ def test_normalisation_layers_follow_the_student_and_judge_teachers_by_their_own
     for seed, state in enumerate(states):
         state["encoder.norm.running_mean"] = rows(6, seed=seed).float()
     task, start = with_densities(make(normalise=True)), message(make(7, normalise=True))
-    found, report = distil(EnsembleDistillation(10, 1, 4), task, states, start, public)
+    distillation = EnsembleDistillation(10, 1, 4, freeze_normalisation=False)
+    found, report = distil(distillation, task, states, start, public)
     with torch.no_grad():
         scores = torch.stack([task.densities(embedded(state, public, normalise=True)) for state in states])
     expected = weights_by_hand(scores.double().numpy())
@@ -375,6 +376,16 @@ def test_normalisation_layers_follow_the_student_and_judge_teachers_by_their_own
     # From the start's statistics, three batches on.
     assert int(found["encoder.norm.num_batches_tracked"]) == 3
     assert not torch.equal(found["encoder.norm.running_mean"], start["encoder.norm.running_mean"])
+
+
+def test_with_frozen_normalisation_equal_teachers_teach_nothing():
+    task, start = with_densities(make(normalise=True)), message(make(7, normalise=True))
+    start["encoder.norm.running_mean"] = rows(6, seed=1).float()
+    for frozen in (True, False):
+        distillation = EnsembleDistillation(10, 2, 4, weight_decay=0.0, freeze_normalisation=frozen)
+        found, _ = distil(distillation, task, [start, start], start, public_images(12))
+        close = [torch.allclose(found[name], entry, atol=1e-6) for name, entry in start.items()]
+        assert all(close) is frozen
 
 
 def test_fewer_public_images_than_a_batch_are_one_batch(teachers):
@@ -387,7 +398,8 @@ def test_fewer_public_images_than_a_batch_are_one_batch(teachers):
 def test_a_last_batch_of_one_image_is_left_out(teachers):
     task, seen = with_densities(make()), {True: [], False: []}
     task.encoder.register_forward_hook(lambda module, inputs, _: seen[module.training].append(len(inputs[0])))
-    distil(EnsembleDistillation(10, epochs=2, batch_size=4), task, teachers, public=public_images(5))
+    distillation = EnsembleDistillation(10, epochs=2, batch_size=4, freeze_normalisation=False)
+    distil(distillation, task, teachers, public=public_images(5))
     assert seen[True] == [4, 4]
 
 
