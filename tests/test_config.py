@@ -157,7 +157,7 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     (tmp_path / "clients.json").write_text("[[0, 1], [2, 3]]")
     given = {"file": [f"partition.path={tmp_path}/clients.json"], "iid": ["partition.clients=3"]}
     small = {"clients": 2, "size": 2, "dominant": 1, "contamination": 0}
-    given["dominant"] = [f"partition.{key}={value}" for key, value in small.items()]
+    given["dominant"] = given["dominant_small"] = [f"partition.{key}={value}" for key, value in small.items()]
     given["dirichlet"] = given["ten_clients"] = ["partition.clients=2", "partition.min_size=1"]
     config = compose(
         [

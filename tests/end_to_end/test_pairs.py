@@ -82,10 +82,7 @@ def words(task_words):
     def make(method, task):
         clients = ["partition.clients=4"] if method not in ("centralised", "nearest_neighbour") else []
         rounds = ["rounds=2", "partition=pooled", "~partition.clients"] if not clients else ["rounds=2"]
-        server = (
-            ["public.count=8", "method.server.distillation.queue=64"] if method in CONTRASTIVE_ONLY else []
-        )
-        own = [*server, "~partition.size"] if server else []
+        own = ["public.count=8", "method.server.distillation.queue=64"] if method in CONTRASTIVE_ONLY else []
         return [
             f"method={method}", *task_words[task], *clients, *rounds, *own, "federation=partial",
             "federation.participation.fraction=0.75", "federation.participation.min_clients=1",

@@ -35,7 +35,8 @@ def test_with_the_original_stem_it_is_torchvisions():
     reference.fc = torch.nn.Identity()
     reference.load_state_dict(encoder.state_dict())
     images = torch.randn(2, 3, 64, 64)
-    assert torch.equal(encoder.eval()(images), reference.eval()(images))
+    # Channels last add up in another order.
+    torch.testing.assert_close(encoder.eval()(images), reference.eval()(images), rtol=1e-4, atol=1e-5)
 
 
 def test_one_image_trains_and_leaves_running_statistics_alone():
