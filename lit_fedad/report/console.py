@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -33,7 +33,7 @@ METRIC_TITLES = {
     "accuracy": "accuracy", "own_accuracy": "own accuracy", "balanced_accuracy": "balanced accuracy",
     "predicted_classes": "classes predicted",
     "auroc": "AUROC", "fe": "FE", "me": "ME",
-    "fe_train": "FE (training threshold)", "me_train": "ME (training threshold)",
+    "fe_train": "FE train", "me_train": "ME train",
 }  # fmt: skip
 
 
@@ -42,12 +42,25 @@ def metric_title(name: str) -> str:
 
     Example:
         >>> metric_title("fe"), metric_title("fe_train_svhn"), metric_title("auroc_svhn")
-        ('FE', 'FE (training threshold) svhn', 'AUROC svhn')
+        ('FE', 'FE train svhn', 'AUROC svhn')
     """
     if name in METRIC_TITLES:
         return METRIC_TITLES[name]
-    family = max((known for known in METRIC_TITLES if name.startswith(f"{known}_")), key=len, default=None)
+    family = _family(name)
     return name if family is None else f"{METRIC_TITLES[family]} {name.removeprefix(f'{family}_')}"
+
+
+def _family(name: str) -> str | None:
+    """The metric that this one is of a single anomaly set."""
+    kin = [known for known in METRIC_TITLES if name.startswith(f"{known}_") and name not in METRIC_TITLES]
+    return max(kin, key=len, default=None)
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    """What the closing tables list, once each: errors of single anomaly sets are left to the files."""
+    return [
+        name for name in dict.fromkeys(names) if _family(name) not in ("fe", "me", "fe_train", "me_train")
+    ]
 
 
 _LINE_WIDTH = 120  # columns of a round line at most
@@ -193,7 +206,7 @@ class Display:
             table.add_column(f"{head} ({stage['round']})", justify="right")
         table.add_column("worst client", justify="right")
         table.add_column("pooled", justify="right")
-        for metric in dict.fromkeys(key for stage in stages.values() for key in stage if key != "round"):
+        for metric in _shown(key for stage in stages.values() for key in stage if key != "round"):
             cells = [stage.get(metric, {}).get("mean") for stage in stages.values()]
             cells += [result["last"].get(metric, {}).get(key) for key in ("worst", "pooled")]
             table.add_row(metric_title(metric), *(_metric(cell).strip() for cell in cells))
@@ -215,7 +228,7 @@ class Display:
         for head in ("mean", "worst client", "pooled"):
             table.add_column(head, justify="right")
         known = [metric for metric in METRIC_TITLES if metric in metrics]
-        for metric in dict.fromkeys([*known, *metrics]):
+        for metric in _shown([*known, *metrics]):
             values = metrics[metric]
             cells = [_metric(values[key]).strip() for key in ("mean", "worst", "pooled")]
             table.add_row(metric_title(metric), *cells)
