@@ -85,6 +85,7 @@ ROWS = sorted(
 
 
 @pytest.mark.parametrize("overrides", ROWS, ids=" ".join)
+@pytest.mark.slow
 def test_every_row_composes(overrides):
     assert compose(overrides)["method"]["name"]
 
@@ -352,6 +353,7 @@ def test_processes_share_the_cores_and_no_more_play_than_jobs(tmp_path, monkeypa
     assert max(int(count) for _, count in told) == 2
 
 
+@pytest.mark.slow
 def test_files_become_the_artifacts_of_one_mlflow_run(desk):
     mlflow = pytest.importorskip("mlflow")
     file = desk / "reports/t/t.md"

@@ -96,6 +96,7 @@ def test_every_file_composes(group, option):
 
 @pytest.mark.parametrize("method", options("method"))
 @pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
+@pytest.mark.slow
 def test_every_method_builds_in_small(method, preset):
     words = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
     model = build_model(compose(words), ["a", "b"])

@@ -108,6 +108,7 @@ def test_a_run_leaves_its_pictures_and_its_report(finished):
     assert all(np.asarray(Image.open(folder / "figures" / name)).std() > 1 for name in ALL)
 
 
+@pytest.mark.slow
 def test_a_run_continued_after_its_last_round_has_all_pictures_again(finished, drawn):
     folder, result = finished
     text = (folder / "result.json").read_text()
@@ -134,6 +135,7 @@ def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
 @pytest.mark.parametrize(
     "words", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
 )
+@pytest.mark.slow
 def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, drawn, tmp_path):
     federation, data, fabric = played(tmp_path, *words, "contrastive_loss=crad", *SMALL)
     thresholds = dict.fromkeys(federation.clients, 1.0)
@@ -145,6 +147,7 @@ def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, 
     assert judge == "decisions of client 0"
 
 
+@pytest.mark.slow
 def test_any_task_with_features_is_laid_out(drawn, tmp_path):
     federation, data, fabric = played(
         tmp_path,
@@ -290,6 +293,7 @@ def test_a_collapsed_representation_does_not_end_a_run(tmp_path):
     assert np.isfinite(embed_in_the_plane(np.ones((40, 8)))).all()
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
     """Files of the run's own size score as in memory; others are brought to it; no heatmap is drawn."""
     folder, _ = finished

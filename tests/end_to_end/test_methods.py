@@ -99,7 +99,7 @@ def test_semantic_method_trains_and_writes_its_files(lab, method):
     assert stored["exchanges"] == [0, 1, 2]
     assert "distillation_loss" in stored["scalars"][2]
     assert "distillation_loss" not in stored["scalars"][1]
-    sets = ("cells", "strokes", "saddles")
+    sets = ("stripes", "dots", "zigzag")
     for chosen in ("first", "last", "best"):
         for metric in SemanticEvaluator.metrics:
             values = stored[chosen][metric]
@@ -183,6 +183,7 @@ def test_methods_differ_where_they_should(lab):
 
 
 @pytest.mark.parametrize(("coding", "share"), [("half", 1 / 2), ("byte", 1 / 4)])
+@pytest.mark.slow
 def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
     # Slots beyond the two rows of minima and steps that a byte-coded matrix carries.
     settings = ("method=feddymem_literal", "task.grid=16", "evaluation.pictures=0", "rounds=1")
