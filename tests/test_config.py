@@ -106,6 +106,7 @@ def test_every_method_builds_in_small(method, preset):
         assert not any(p.requires_grad for p in model.backbone.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "backbone"),
     [*((e, None) for e in options("experiment")), *(("paper", b) for b in options("backbone"))],

@@ -257,6 +257,7 @@ def _fill_at_once(folder: Path, samples: list[Sample], start) -> None:
     assert_close(values(cache, samples), expected(samples))
 
 
+@pytest.mark.slow
 def test_two_processes_fill_at_once(tmp_path, samples):
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(2)

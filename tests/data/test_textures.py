@@ -158,6 +158,7 @@ def test_the_slower_of_two_painters_takes_the_set_of_the_faster(tmp_path, monkey
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(tmp_path):
     program = f"from lit_fedad.data.textures import textures; textures({str(tmp_path)!r}, **{SMALL})"
     painters = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]

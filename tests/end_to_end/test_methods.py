@@ -22,15 +22,7 @@ def strict_json(path):
 
 
 # Those that every quick run plays; the others in the slow tests, here and, with every task, in test_pairs.py.
-QUICK = (
-    "fedavg",
-    "feddymem",
-    "feddymem_close",
-    "feddymem_literal",
-    "federated_patchcore",
-    "local",
-    "nearest_neighbour",
-)
+QUICK = ("fedavg", "feddymem", "local")
 
 # On semantic sets, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")

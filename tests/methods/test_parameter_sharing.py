@@ -85,6 +85,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_
 
 
 @pytest.mark.parametrize("play", HEADLESS, indirect=True)
+@pytest.mark.slow
 def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exactly):
     data = {client: make_loader(3 + client, seed=client, batch_size=3) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True}
