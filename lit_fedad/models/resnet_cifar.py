@@ -40,7 +40,7 @@ class ResNetCifar(ResNet):
         blocks = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
         super().__init__(BasicBlock, blocks, norm_layer=BatchNorm)
         self.fc = nn.Identity()
-        if stem == "cifar" or channels != self.conv1.out_channels:
+        if stem == "cifar" or channels != 64:
             side, stride = (3, 1) if stem == "cifar" else (7, 2)
             self.conv1 = nn.Conv2d(3, channels, side, stride, side // 2, bias=False)
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
