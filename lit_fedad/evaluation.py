@@ -42,7 +42,7 @@ class AnomalyEvaluator:
 
     Args:
         loader: Test batches in a fixed order.
-        pixel: Whether masks are there, so that pixel metrics are defined.
+        pixel: Whether masks are there; pixel metrics are then measured of tasks that localise.
         fabric: Moves batches and sets precision.
     """
 
@@ -53,14 +53,13 @@ class AnomalyEvaluator:
 
     def score(self, client: Client, number: int) -> AnomalyMetrics:
         """Mergeable metric state of one client."""
-        metrics = AnomalyMetrics(pixel=self.pixel)
-        for batch in self.loader:
+        metrics = AnomalyMetrics(pixel=False)
+        for number, batch in enumerate(self.loader):
             prediction = predict_batch(client, batch, self.fabric)
-            pixels = (
-                (prediction.anomaly_map.cpu(), batch["mask"])
-                if self.pixel and prediction.anomaly_map is not None
-                else ()
-            )
+            maps = prediction.anomaly_map if self.pixel else None
+            if number == 0:
+                metrics = AnomalyMetrics(pixel=maps is not None)
+            pixels = () if maps is None else (maps.cpu(), batch["mask"])
             metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)
         return metrics
 

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from lit_fedad.contracts import Prediction
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.semantic import SemanticDataset
-from lit_fedad.evaluation import SemanticEvaluator, image_scores
+from lit_fedad.evaluation import AnomalyEvaluator, SemanticEvaluator, image_scores
 
 NORMAL, SETS = 2, ("cats", "dogs")
 LABELS = np.array([0, 1, 1, 0, 1, 0, 2, 2, 2, 3, 3, 3, 3])  # of the test images: two classes and two sets
@@ -139,3 +139,29 @@ def test_scoring_draws_no_random_numbers(evaluator):
     before = torch.get_rng_state()
     evaluator().score(Client(), 0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Localiser:
+    """Scores an image by its mean, and each pixel by its mean over the channels where maps are wanted."""
+
+    def __init__(self, maps):
+        self.maps = maps
+
+    def predict_step(self, batch):
+        values = batch["image"].mean(1)
+        return Prediction(values.mean((1, 2)), values if self.maps else None)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("maps", [True, False])
+def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
+    images = pictures(12, 3).float() / 255
+    labels = torch.arange(12) % 2
+    mask = (images[:, 0] > 0.5).byte() * labels[:, None, None].byte()
+    batches = [
+        {"image": images[i : i + 5], "label": labels[i : i + 5], "mask": mask[i : i + 5]} for i in (0, 5, 10)
+    ]
+    evaluator = AnomalyEvaluator(batches, masks, Fabric(accelerator="cpu", devices=1))
+    found = evaluator.summarise({0: evaluator.score(Localiser(maps), 0)})
+    assert ("p_auroc" in found) == ("pro" in found) == (masks and maps)
+    assert found["i_auroc"]["mean"] == pytest.approx(roc_auc_score(labels, images.mean((1, 2, 3))))
