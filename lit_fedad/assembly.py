@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
+from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
@@ -140,8 +141,11 @@ def build_public(config: Config, images: Images) -> Tensor | None:
         return None
     public: Tensor = build(config["public"])
     if isinstance(images, LabelledSet):
-        for private in (images.train_images, images.test_images):
-            refuse_overlap(public, private, images.name)
+        private = [images.train_images, images.test_images]
+    else:  # at the public images' size, as `public=folder` would have read them
+        private = [read_images([sample.path for sample in (*images.train, *images.test)], public.shape[-1])]
+    for part in private:
+        refuse_overlap(public, part, images.name)
     return public
 
 
