@@ -65,14 +65,18 @@ class Context:
     exchange: int = 0
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator that depends on nothing but seed, purpose, round and client."""
-        return generator(self.seed, purpose, self.round, self.client)
+        """A CPU generator that depends on nothing but seed, purpose, round, exchange and client."""
+        return generator(self.seed, self._named(purpose), self.round, self.client)
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
         """Seeds torch's global generators for a block and restores them afterwards."""
-        with seeded(self.seed, purpose, self.round, self.client):
+        with seeded(self.seed, self._named(purpose), self.round, self.client):
             yield
+
+    def _named(self, purpose: str) -> str:
+        """Apart from what the first exchange of the round drew for the same purpose."""
+        return f"{purpose}, exchange {self.exchange}" if self.exchange else purpose
 
 
 class Prediction(NamedTuple):

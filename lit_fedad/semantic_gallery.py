@@ -308,7 +308,8 @@ def _scores(mean: Tensor, covariance: Tensor, z: Tensor) -> Tensor:
 
 def _last_exchange(client: Client) -> Context:
     """Where the client last estimated densities, so that clusters are drawn alike."""
-    return replace(client.context, round=client.context.round - 1)
+    round = client.context.round - 1
+    return replace(client.context, round=round, exchange=len(client.exchanges) - 1 if round > 0 else 0)
 
 
 def _generator(federation: Federation, purpose: str) -> torch.Generator:

@@ -72,13 +72,13 @@ def test_byte_keeps_constant_channels():
     assert torch.equal(codec.decode(codec.encode({"memory": bank}, CONTEXT))["memory"], bank)
 
 
-def test_noise_depends_on_round_and_client_alone():
+def test_noise_depends_on_round_exchange_and_client_alone():
     sent = {"memory": torch.zeros(2000)}
     noise = GaussianNoise(std=0.5)
     first, again = noise.encode(sent, CONTEXT), noise.encode(sent, CONTEXT)
-    other = noise.encode(sent, Context(seed=0, round=1, client=3))
     assert torch.equal(first["memory"], again["memory"])
-    assert not torch.equal(first["memory"], other["memory"])
+    for other in (Context(0, 1, client=3), Context(0, 2, client=2), Context(0, 1, client=2, exchange=1)):
+        assert not torch.equal(first["memory"], noise.encode(sent, other)["memory"])
     assert float(first["memory"].std()) == pytest.approx(0.5, rel=0.1)
 
 
