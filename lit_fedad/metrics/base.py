@@ -18,6 +18,8 @@ class MergeableMetric(Metric):
     full_state_update = False
     is_differentiable = False
     higher_is_better = True
+    lower_is_better: frozenset[str] = frozenset()
+    """Those of the values it gives of which less is better."""
 
     def __init__(self, *settings: object) -> None:
         # `merge_state` of torchmetrics keeps the value cached by an earlier `compute`, which would go stale.

@@ -5,7 +5,7 @@ widely when clients score on different scales, so both are reported under their 
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Protocol, TypedDict
 
@@ -16,6 +16,8 @@ from lit_fedad.errors import UserError
 
 class ClientMetrics(Protocol):
     """What a `MergeableMetric` needs to be summarised, such as `AnomalyMetrics`."""
+
+    lower_is_better: frozenset[str]
 
     def reset(self) -> None:
         """Forgets all samples."""
@@ -42,8 +44,8 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     Nothing is gathered from other processes: bring the clients' metrics together first.
 
     Args:
-        per_client: Metrics of every client by client id, of equal settings; left unchanged. If they name
-            values in an attribute `lower_is_better`, the worst of those is the maximum.
+        per_client: Metrics of every client by client id, of equal settings; left unchanged. The worst
+            of the values that they name as `lower_is_better` is the maximum.
 
     Returns:
         For every name that `compute_local` returns, plain floats: the mean and the worst (the minimum) over
@@ -71,12 +73,11 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     for client, metrics in sorted(per_client.items()):
         pooled.merge_state(metrics)
         values[client] = {name: float(value) for name, value in metrics.compute_local().items()}
-    lower_is_better: Collection[str] = getattr(pooled, "lower_is_better", ())
     return {
         name: _summary(
             {client: of_client[name] for client, of_client in values.items()},
             float(value),
-            max if name in lower_is_better else min,
+            max if name in pooled.lower_is_better else min,
         )
         for name, value in pooled.compute_local().items()
     }
