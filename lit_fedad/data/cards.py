@@ -138,6 +138,12 @@ _CIFAR100 = Source(
     UNSTATED,
     "Krizhevsky, Learning multiple layers of features from tiny images, 2009",
 )
+_TINY_IMAGENET = Source(
+    "Tiny ImageNet",
+    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    UNSTATED,
+    "Le and Yang, Tiny ImageNet visual recognition challenge, 2015",
+)
 _SVHN = Source(
     "SVHN, cropped digits",
     "http://ufldl.stanford.edu/housenumbers",
@@ -220,6 +226,9 @@ CARDS: dict[str, Card] = {
         "one set of MedIAnomaly", "detection", (_medianomaly("RSNA, VinCXR, BrainTumor and LAG"),)
     ),
     "cifar10": Card("CIFAR-10", "classification", (_CIFAR10,)),
+    "cifar100": Card("CIFAR-100, fine labels", "classification", (_CIFAR100,)),
+    "tiny_imagenet": Card("Tiny ImageNet, 200 classes", "classification", (_TINY_IMAGENET,)),
+    "motif_classes": Card("drawn motifs, ten classes", "classification", (_DRAWN,)),
     "motifs": Card("drawn motifs, ten normal families and three others", "semantic detection", (_DRAWN,)),
     "semantic_cifar10": Card("CIFAR-10 against CIFAR-100", "semantic detection", (_CIFAR10, _CIFAR100)),
     "semantic_cifar10_svhn": Card("CIFAR-10 against SVHN", "semantic detection", (_CIFAR10, _SVHN)),

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from lit_fedad.data.labelled import HALF, LabelledSet
+from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.errors import UserError
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+CIFAR100_MEAN = (0.5071, 0.4865, 0.4409)
+CIFAR100_STD = (0.2673, 0.2564, 0.2762)
 
 
 def cifar10(
@@ -43,8 +45,8 @@ def cifar100(
     root: str | Path,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
-    mean: Sequence[float] = HALF,
-    std: Sequence[float] = HALF,
+    mean: Sequence[float] = CIFAR100_MEAN,
+    std: Sequence[float] = CIFAR100_STD,
     seed: int = 0,
 ) -> LabelledSet:
     """Reads CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels in 100 (fine) classes.
@@ -53,8 +55,8 @@ def cifar100(
         root: The folder that holds ``cifar-100-python``.
         train_per_class: As in `LabelledSet.subset`.
         test_per_class: As in `LabelledSet.subset`.
-        mean: Mean of the three channels.
-        std: Standard deviation of the three channels.
+        mean: Mean of the three channels; by default that of the training images.
+        std: Standard deviation of the three channels; by default that of the training images.
         seed: As in `LabelledSet.subset`.
 
     Raises:

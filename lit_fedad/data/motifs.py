@@ -1,4 +1,4 @@
-"""The embedded set of semantic anomalies: drawn motifs, ten families normal and three anomalous.
+"""The embedded sets of whole images: drawn motifs, ten families normal and three anomalous, or ten to be told apart.
 
 A motif is a field of values in [0, 1] over the picture that blends two random colours. All colours, positions and
 scales are random, so only the form tells families apart. Light falls from above, as in photographs: a picture that
@@ -58,6 +58,28 @@ def motifs(
         for name, motif in ANOMALOUS.items()
     }
     return join(replace(normal, mean=mean, std=std), anomalies, "motifs")
+
+
+def motif_classes(
+    train_per_class: int = 200, test_per_class: int = 50, size: int = 32, seed: int = 0
+) -> LabelledSet:
+    """Draws the ten normal families as classes to learn: a stand-in for CIFAR-10.
+
+    Args:
+        train_per_class: Training images of each class.
+        test_per_class: Test images of each class.
+        size: Side in pixels.
+        seed: As in `motifs`; the same numbers and seed give its normal images.
+
+    Raises:
+        UserError: A number is too small.
+    """
+    if size < 8 or min(train_per_class, test_per_class) < 1:
+        raise UserError(
+            f"motif_classes train_per_class={train_per_class}, test_per_class={test_per_class}, size={size}:"
+            " give at least 1, 1 and 8"
+        )
+    return _drawn("motif_classes", NORMAL, (train_per_class, test_per_class), size, seed)
 
 
 def _drawn(

@@ -14,7 +14,7 @@ def test_cards_are_complete(name):
     for source in card.sources:
         assert all((source.title, source.address, source.licence, source.paper))
         assert urlsplit(source.address).scheme in (
-            ("",) if name in ("textures", "motifs") else ("http", "https")
+            ("",) if name in ("textures", "motifs", "motif_classes") else ("http", "https")
         )
     for counts in card.counts.values():
         assert min(counts) > 0

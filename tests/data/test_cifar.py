@@ -9,7 +9,7 @@ import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from lit_fedad.config import build, compose
-from lit_fedad.data.cifar import CIFAR10_MEAN, CIFAR10_STD, cifar10, cifar100
+from lit_fedad.data.cifar import CIFAR10_MEAN, CIFAR10_STD, CIFAR100_MEAN, CIFAR100_STD, cifar10, cifar100
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.errors import UserError
 
@@ -34,6 +34,7 @@ def written(tmp_path, monkeypatch):
                         name,
                         {
                             "data": np.arange(rows * 3072).reshape(rows, 3072).astype(np.uint8) + rows,
+                            "coarse_labels": [names] * rows,  # only CIFAR-100 has them; never read
                             labels: [(rows + i) % names for i in range(rows)],
                         },
                     ),
@@ -43,7 +44,7 @@ def written(tmp_path, monkeypatch):
 
         monkeypatch.setattr(source, "train_list", listed(parts))
         monkeypatch.setattr(source, "test_list", listed(test))
-        meta = {source.meta["key"]: [f"class {i}" for i in range(names)]}
+        meta = {source.meta["key"]: [f"class {i}" for i in range(names)], "coarse_label_names": ["coarse"]}
         monkeypatch.setattr(source, "meta", {**source.meta, "md5": dump(source.meta["filename"], meta)})
         return tmp_path
 
@@ -70,13 +71,28 @@ def test_cifar10_is_read(small_cifar10):
     assert (images.mean, images.std) == (CIFAR10_MEAN, CIFAR10_STD)
 
 
-def test_cifar100_is_read_with_fine_labels(written):
-    root = written(CIFAR100, {"train": 6}, {"test": 2}, "fine_labels", 4)
-    images = cifar100(root, train_per_class=1)
+@pytest.fixture
+def small_cifar100(written):
+    return written(CIFAR100, {"train": 6}, {"test": 2}, "fine_labels", 4)
+
+
+def test_cifar100_is_read_with_fine_labels(small_cifar100):
+    images = cifar100(small_cifar100)
     assert images.name == "cifar100"
-    assert sorted(images.train_labels.tolist()) == [0, 1, 2, 3]
-    assert images.test_images.shape == (2, 3, 32, 32)
-    assert images.mean == (0.5, 0.5, 0.5)
+    assert images.classes == ("class 0", "class 1", "class 2", "class 3")
+    assert images.train_labels.tolist() == [2, 3, 0, 1, 2, 3]
+    assert images.test_labels.tolist() == [2, 3]
+    rows = (np.arange(6 * 3072).reshape(6, 3072) + 6).astype(np.uint8)
+    assert np.array_equal(images.train_images.numpy(), rows.reshape(6, 3, 32, 32))
+    assert (images.mean, images.std) == (CIFAR100_MEAN, CIFAR100_STD)
+    assert sorted(cifar100(small_cifar100, train_per_class=1).train_labels.tolist()) == [0, 1, 2, 3]
+
+
+def test_the_configuration_of_cifar100_builds_what_the_function_gives(small_cifar100):
+    config = compose(["data=cifar100", f"data.root={small_cifar100}", "data.test_per_class=1"])
+    images, expected = build(config["data"]), cifar100(small_cifar100, test_per_class=1)
+    assert torch.equal(images.test_images, expected.test_images)
+    assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
 
 
 def test_the_configuration_builds_what_the_function_gives(small_cifar10):

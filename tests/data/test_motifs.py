@@ -1,14 +1,15 @@
-"""The embedded semantic set: drawn quickly, by seed, and told apart by form alone."""
+"""The embedded motifs: drawn quickly, by seed, and told apart by form alone."""
 
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.svm import SVC
 
 from lit_fedad.config import build, compose
-from lit_fedad.data.motifs import ANOMALOUS, NORMAL, motifs
+from lit_fedad.data.motifs import ANOMALOUS, NORMAL, motif_classes, motifs
 from lit_fedad.data.partition import DominantClass
 from lit_fedad.errors import UserError
 
@@ -38,6 +39,25 @@ def test_a_motif_depends_on_the_seed_and_on_no_other(images):
     fewer = motifs(train_per_set=0, test_per_set=5)
     assert torch.equal(fewer.train_images, images.train_images[:1200])
     assert torch.equal(fewer.test_images[:400], images.test_images[:400])
+
+
+def test_the_classes_are_the_normal_families(images):
+    classes = motif_classes(train_per_class=120, test_per_class=40)
+    assert (classes.name, classes.kind, classes.classes) == ("motif_classes", "classification", tuple(NORMAL))
+    normal = (images.train_labels < 10, images.test_labels < 10)
+    assert torch.equal(classes.train_images, images.train_images[normal[0]])
+    assert torch.equal(classes.train_labels, images.train_labels[normal[0]])
+    assert torch.equal(classes.test_images, images.test_images[normal[1]])
+    assert torch.equal(classes.test_labels, images.test_labels[normal[1]])
+
+
+def test_a_line_through_the_pixels_tells_classes_apart_poorly_but_above_chance():
+    classes = motif_classes()
+    assert classes.train_labels.bincount().tolist() == [200] * 10
+    assert classes.test_labels.bincount().tolist() == [50] * 10
+    train, test = (part.flatten(1).numpy() / 255 for part in (classes.train_images, classes.test_images))
+    learnt = RidgeClassifier(alpha=1000).fit(train, classes.train_labels)
+    assert 0.13 < learnt.score(test, classes.test_labels) < 0.3
 
 
 def colours(pixels):
@@ -93,3 +113,16 @@ def test_numbers_too_small_are_refused(wrong):
     ((key, value),) = wrong.items()
     with pytest.raises(UserError, match=f"motifs.*{key}={value}"):
         motifs(**wrong)
+
+
+def test_the_configuration_of_the_classes_builds_what_the_function_gives():
+    images, expected = build(compose(["data=motif_classes", "data.size=8"])["data"]), motif_classes(size=8)
+    assert torch.equal(images.train_images, expected.train_images)
+    assert torch.equal(images.test_images, expected.test_images)
+
+
+@pytest.mark.parametrize("wrong", [{"size": 7}, {"train_per_class": 0}, {"test_per_class": 0}])
+def test_numbers_of_classes_too_small_are_refused(wrong):
+    ((key, value),) = wrong.items()
+    with pytest.raises(UserError, match=f"motif_classes.*{key}={value}"):
+        motif_classes(**wrong)

@@ -1,0 +1,159 @@
+"""Tiny ImageNet as distributed: a small tree of the official form."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_fedad.config import build, compose
+from lit_fedad.data.labelled import LabelledDataset
+from lit_fedad.data.partition import Dirichlet
+from lit_fedad.data.tiny_imagenet import TINY_IMAGENET_MEAN, TINY_IMAGENET_STD, tiny_imagenet
+from lit_fedad.errors import UserError
+
+WNIDS = ["n03", "n01", "n04", "n02"]
+WORDS = {
+    "n00": "entity",
+    "n01": "goldfish, Carassius auratus",
+    "n02": "crane",
+    "n03": "European fire salamander, Salamandra salamandra",
+    "n04": "crane, construction crane",
+}
+
+
+def picture(path, grey_level):
+    """A photograph in colour, or in grey where the level is odd."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (64, 64) if grey_level % 2 else (64, 64, 3)
+    Image.fromarray(np.full(shape, grey_level, np.uint8)).save(path, quality=95)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Image i of a class in wnids.txt has the level 40 + 50 label + i; validation images come in turn."""
+    folder = tmp_path / "tiny-imagenet-200"
+    for label, wnid in enumerate(WNIDS):
+        for i in range(3):
+            picture(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", 40 + 50 * label + i)
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t9\t9\n")
+    rows = []
+    for i, wnid in enumerate(sorted(WNIDS) * 2):
+        picture(folder / "val" / "images" / f"val_{i}.JPEG", 100 + i)
+        rows.append(f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
+    (folder / "wnids.txt").write_text("\n".join(WNIDS))
+    (folder / "words.txt").write_text("".join(f"{wnid}\t{words}\n" for wnid, words in WORDS.items()))
+    return folder
+
+
+def levels(images):
+    """The one grey level of each image."""
+    assert images.dtype == torch.uint8
+    assert images.shape[1:] == (3, 64, 64)
+    first = images[:, 0, 0, 0]
+    assert torch.equal(images, first.view(-1, 1, 1, 1).expand_as(images))
+    return first.tolist()
+
+
+def test_a_tree_is_read(folder):
+    images = tiny_imagenet(folder.parent)
+    assert (images.name, images.kind) == ("tiny_imagenet", "classification")
+    assert images.classes == ("European fire salamander", "goldfish", "n04", "n02")  # two cranes
+    assert images.train_labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert levels(images.train_images) == [40, 41, 42, 90, 91, 92, 140, 141, 142, 190, 191, 192]
+    assert images.test_labels.tolist() == [1, 3, 0, 2, 1, 3, 0, 2]
+    assert levels(images.test_images) == list(range(100, 108))
+    assert (images.mean, images.std) == (TINY_IMAGENET_MEAN, TINY_IMAGENET_STD)
+
+
+def test_colours_are_those_of_the_file(folder):
+    file = folder / "train" / "n03" / "images" / "n03_0.JPEG"
+    ramp = np.linspace(0, 255, 64 * 64 * 3).reshape(64, 64, 3).astype(np.uint8)
+    Image.fromarray(ramp[:, :, ::-1]).save(file)
+    read = tiny_imagenet(folder).train_images[0].permute(1, 2, 0).numpy()
+    assert np.array_equal(read, np.asarray(Image.open(file)))
+
+
+def test_the_root_may_be_the_folder_itself(folder):
+    inside, around = tiny_imagenet(folder), tiny_imagenet(folder.parent)
+    assert torch.equal(inside.train_images, around.train_images)
+
+
+def test_classes_without_words_keep_their_number(folder):
+    (folder / "words.txt").write_text("n03\tsalamander\n")
+    assert tiny_imagenet(folder).classes == ("salamander", "n01", "n04", "n02")
+
+
+def test_a_subset_is_that_of_the_whole_and_nothing_else_is_read(folder):
+    expected = tiny_imagenet(folder).subset(train_per_class=2, test_per_class=1, seed=3)
+    drawn = set(levels(expected.train_images))
+    for label, wnid in enumerate(WNIDS):
+        for i in range(3):
+            if 40 + 50 * label + i not in drawn:
+                (folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG").write_bytes(b"rubbish")
+    images = tiny_imagenet(folder, train_per_class=2, test_per_class=1, seed=3)
+    assert torch.equal(images.train_images, expected.train_images)
+    assert torch.equal(images.train_labels, expected.train_labels)
+    assert torch.equal(images.test_images, expected.test_images)
+    assert torch.equal(images.test_labels, expected.test_labels)
+
+
+def test_the_configuration_builds_what_the_function_gives(folder):
+    config = compose(["data=tiny_imagenet", f"data.root={folder.parent}", "data.train_per_class=2"])
+    images, expected = build(config["data"]), tiny_imagenet(folder, train_per_class=2)
+    assert torch.equal(images.train_images, expected.train_images)
+    assert (tuple(images.mean), tuple(images.std)) == (expected.mean, expected.std)
+    batch = LabelledDataset(images.test_images, images.test_labels, images.mean, images.std)[2]
+    assert batch["image"][1, 5, 5].item() == pytest.approx((102 / 255 - 0.4481) / 0.2691, abs=1e-5)
+    partition = Dirichlet(clients=2, alpha=1, min_size=1)(images, 0)
+    assert partition.counts(images).sum(axis=0).tolist() == [2] * 4
+
+
+def refused(message, root, **keys):
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        tiny_imagenet(root, **keys)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["wnids.txt", "words.txt", "val/val_annotations.txt"])
+def test_lists_that_are_missing_or_empty_are_named(folder, name):
+    (folder / name).write_text("")
+    refused(f"{folder / name}: is empty; unpack http://", folder)
+    (folder / name).unlink()
+    refused(f"{folder / name}: cannot be read; unpack http://", folder.parent)
+
+
+def test_a_root_without_the_set_is_named(tmp_path):
+    refused(f"{tmp_path / 'wnids.txt'}: cannot be read", tmp_path)
+
+
+@pytest.mark.parametrize("row", ["val_0.JPEG", "val_0.JPEG\tn05\t0\t0\t9\t9", "", "\x00\xff"])
+def test_a_damaged_annotation_is_named(folder, row):
+    file = folder / "val" / "val_annotations.txt"
+    file.write_text(f"{file.read_text()}{row}\n")
+    refused(f"{file}: line 9 names no image and class of wnids.txt", folder)
+
+
+def test_a_class_without_images_is_named(folder):
+    images = folder / "train" / "n04" / "images"
+    images.rename(folder / "elsewhere")
+    refused(f"{images}: holds no image (*.JPEG)", folder)
+
+
+@pytest.mark.parametrize("name", ["train/n01/images/n01_1.JPEG", "val/images/val_5.JPEG"])
+def test_a_truncated_image_is_named(folder, name):
+    file = folder / name
+    file.write_bytes(file.read_bytes()[:200])
+    refused(f"{file}: cannot be read as an image", folder)
+
+
+def test_a_missing_validation_image_is_named(folder):
+    (folder / "val" / "images" / "val_7.JPEG").unlink()
+    refused(f"{folder / 'val' / 'images' / 'val_7.JPEG'}: no such image file", folder)
+
+
+def test_limits_and_norms_are_checked(folder):
+    refused("train_per_class=0: give at least 1", folder, train_per_class=0)
+    refused("tiny_imagenet mean=[0.5]", folder, mean=[0.5])
