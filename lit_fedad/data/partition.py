@@ -1,10 +1,11 @@
 """How the training images are dealt to the clients."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +24,43 @@ class Partition:
 
     Attributes:
         clients: For every client the indices of its images in ``ImageSet.train``, in ascending order.
+        stages: For every client its tasks in the order in which they come, each the ascending indices of its
+            images; ``clients`` is their union. None where all images are there from the start.
+        reserved: Ascending indices of images that no client holds because the server keeps them.
     """
 
     clients: tuple[tuple[int, ...], ...]
+    _: KW_ONLY
+    stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    reserved: tuple[int, ...] = ()
+
+    @classmethod
+    def in_stages(
+        cls, stages: Iterable[Iterable[Iterable[int]]], reserved: Iterable[int] = ()
+    ) -> "Partition":
+        """The partition of clients whose images arrive task after task.
+
+        Args:
+            stages: For every client the image indices of each of its tasks, in any order within a task.
+            reserved: Indices of the images that the server keeps.
+
+        Example:
+            >>> Partition.in_stages([[[4, 0], [2]], [[1]]], reserved=[3]).clients
+            ((0, 2, 4), (1,))
+        """
+        tasks = tuple(tuple(_ascending(task) for task in client) for client in stages)
+        clients = tuple(_ascending(set(chain.from_iterable(client))) for client in tasks)
+        return cls(clients, stages=tasks, reserved=_ascending(reserved))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of images of every client."""
         return tuple(map(len, self.clients))
+
+    @property
+    def tasks(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The stages; without any, one a client that holds all its images."""
+        return tuple((indices,) for indices in self.clients) if self.stages is None else self.stages
 
     def counts(self, image_set: Images) -> np.ndarray:
         """Counts the images of every client and product type.
@@ -38,25 +68,36 @@ class Partition:
         Returns:
             int64 [clients, products], products in the order of ``image_set.products``.
         """
-        column = {product: j for j, product in enumerate(image_set.products)}
-        counts = np.zeros((len(self.clients), len(column)), dtype=np.int64)
-        for row, indices in zip(counts, self.clients, strict=True):
-            for index in indices:
-                row[column[image_set.train[index].product]] += 1
-        return counts
+        return _count(self.clients, image_set)
+
+    def stage_counts(self, image_set: Images) -> list[np.ndarray]:
+        """Counts the images of every stage and product type.
+
+        Returns:
+            For every client int64 [stages, products], products in the order of ``image_set.products``.
+        """
+        rows = _count(list(chain.from_iterable(self.tasks)), image_set)
+        return np.split(rows, np.cumsum([len(stages) for stages in self.tasks])[:-1])
 
     def save(self, path: str | Path) -> None:
         """Writes the index lists as JSON, a form that ``FromFile`` reads back."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        rows = ",\n  ".join(json.dumps(indices) for indices in self.clients)
-        Path(path).write_text(f'{{"clients": [\n  {rows}\n]}}\n')
+        key, clients = ("clients", self.clients) if self.stages is None else ("stages", self.stages)
+        rows = ",\n  ".join(map(json.dumps, clients))
+        reserved = f', "reserved": {json.dumps(self.reserved)}' if self.reserved else ""
+        Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{reserved}}}\n')
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
-        """Reads index lists from JSON: ``{"clients": [[...], ...]}``, or the list of lists alone.
+        """Reads index lists from JSON.
+
+        The file holds ``{"clients": [[...], ...]}`` or the list of lists alone; for images that arrive in stages
+        ``{"stages": [[[...], ...], ...]}``, one list a client with one list a stage. An object may have a list
+        ``"reserved"``.
 
         Raises:
-            UserError: The file is missing or does not hold one list of whole numbers a client.
+            UserError: The file is missing or does not hold one list of whole numbers a client, or a client and
+                stage.
         """
         try:
             content = json.loads(Path(path).read_text())
@@ -68,20 +109,36 @@ class Partition:
             raise UserError(
                 f"{path}: is not JSON ({error}); write one list of image indices a client"
             ) from error
-        clients = content.get("clients") if isinstance(content, dict) else content
+        if not isinstance(content, dict):
+            content = {"clients": content}
+        if "clients" in content and "stages" in content:
+            raise UserError(f"{path}: holds both clients and stages; keep one of the two")
+        clients = content.get("clients", content.get("stages"))
         if not isinstance(clients, list):
             raise UserError(f"{path}: holds no list of clients; write one list of image indices a client")
-        for client, indices in enumerate(clients):
-            # type(), for JSON's true and false are whole numbers to isinstance.
-            if not isinstance(indices, list) or any(type(index) is not int for index in indices):
-                raise UserError(
-                    f"{path}: client {client} is not a list of whole numbers; list its image indices"
-                )
-        return cls._of(clients)
+        reserved = _whole_numbers(content.get("reserved", []), f"{path}: reserved")
+        if "clients" in content:
+            own = [_whole_numbers(own, f"{path}: client {client}") for client, own in enumerate(clients)]
+            return cls(tuple(map(_ascending, own)), reserved=_ascending(reserved))
+        for client, tasks in enumerate(clients):
+            if not isinstance(tasks, list) or not tasks:
+                raise UserError(f"{path}: client {client} has no list of stages; write one list a stage")
+            for stage, indices in enumerate(tasks):
+                _whole_numbers(indices, f"{path}: stage {stage} of client {client}")
+        return cls.in_stages(clients, reserved)
 
     @classmethod
     def _of(cls, clients: Iterable[Iterable[int]]) -> "Partition":
-        return cls(tuple(tuple(sorted(map(int, indices))) for indices in clients))
+        return cls(tuple(map(_ascending, clients)))
+
+    def _lists(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Every list of indices, with whose it is."""
+        for client, tasks in enumerate(self.tasks):
+            for stage, indices in enumerate(tasks):
+                owner = f"client {client}"
+                yield (owner if self.stages is None else f"stage {stage} of {owner}"), indices
+        if self.reserved:
+            yield "the server (reserved)", self.reserved
 
 
 Strategy = Callable[[Images, int], Partition]
@@ -306,7 +363,8 @@ class FromFile:
         clients: Number of clients the file must hold; None takes any.
 
     Raises:
-        UserError: The file cannot be read, an index is out of range or used twice, or a client has no images.
+        UserError: The file cannot be read, an index is out of range or used twice, or a client or stage has no
+            images.
     """
 
     path: str | Path
@@ -321,28 +379,49 @@ class FromFile:
             raise UserError(
                 f"{self.path}: holds {len(partition.clients)} clients, expected {expected}; change either"
             )
-        owner: dict[int, int] = {}
-        for client, indices in enumerate(partition.clients):
+        owner: dict[int, str] = {}
+        for holder, indices in partition._lists():
             if not indices:
-                raise UserError(f"{self.path}: client {client} has no images; give it some or remove it")
+                raise UserError(f"{self.path}: {holder} has no images; give it some or remove it")
             for index in indices:
                 if not 0 <= index < images:
                     raise UserError(
-                        f"{self.path}: client {client} lists image {index}, but {image_set.name} has images"
+                        f"{self.path}: {holder} lists image {index}, but {image_set.name} has images"
                         f" 0 to {images - 1}; correct it, or give the set that the file was made for"
                     )
                 if index in owner:
                     raise UserError(
-                        f"{self.path}: image {index} is listed for client {owner[index]} and again for client"
-                        f" {client}; keep one of the two"
+                        f"{self.path}: image {index} is listed for {owner[index]} and again for {holder};"
+                        " keep one of the two"
                     )
-                owner[index] = client
+                owner[index] = holder
         return partition
 
 
 def _check_clients(clients: int) -> None:
     if clients < 1:
         raise UserError(f"partition clients={clients}: give at least 1")
+
+
+def _ascending(indices: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(map(int, indices)))
+
+
+def _count(groups: Sequence[Sequence[int]], image_set: Images) -> np.ndarray:
+    """Images of every group and product type, int64 [groups, products]."""
+    column = {product: j for j, product in enumerate(image_set.products)}
+    counts = np.zeros((len(groups), len(column)), dtype=np.int64)
+    for row, indices in zip(counts, groups, strict=True):
+        for index in indices:
+            row[column[image_set.train[index].product]] += 1
+    return counts
+
+
+def _whole_numbers(indices: Any, where: str) -> list[int]:
+    # type(), for JSON's true and false are whole numbers to isinstance.
+    if not isinstance(indices, list) or any(type(index) is not int for index in indices):
+        raise UserError(f"{where} is not a list of whole numbers; list its image indices")
+    return indices
 
 
 def _indices_by_product(image_set: Images) -> list[list[int]]:

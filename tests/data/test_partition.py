@@ -178,6 +178,56 @@ def test_save_and_load_round_trip(tmp_path):
     assert FromFile(tmp_path / "new" / "partition.json")(images, 99) == partition
 
 
+def test_without_stages_a_client_has_one_task():
+    partition = Partition(((0, 2), (1,)))
+    assert partition.stages is None
+    assert partition.reserved == ()
+    assert partition.tasks == (((0, 2),), ((1,),))
+    images = image_set(2, 1)
+    assert [counts.tolist() for counts in partition.stage_counts(images)] == [[[2, 0]], [[0, 1]]]
+
+
+def test_in_stages_orders_images_and_unites_them():
+    partition = Partition.in_stages([[[5, 2], np.array([0])], [[4, 1]]], reserved=[7, 3])
+    assert partition.stages == (((2, 5), (0,)), ((1, 4),))
+    assert partition.tasks == partition.stages
+    assert partition.clients == ((0, 2, 5), (1, 4))
+    assert partition.reserved == (3, 7)
+    assert partition.sizes == (3, 2)
+    numbers = [*partition.clients[0], *partition.stages[0][1], *partition.reserved]
+    assert {type(number) for number in numbers} == {int}
+
+
+def test_counts_of_stages_agree_with_counting_by_hand():
+    images = image_set(12, 9, 6)
+    order = np.random.default_rng(0).permutation(27)
+    partition = Partition.in_stages([np.split(order[:15], [4, 5]), [order[15:17]], np.split(order[17:], [8])])
+    counts = partition.stage_counts(images)
+    assert [rows.shape for rows in counts] == [(3, 3), (1, 3), (2, 3)]
+    assert all(rows.dtype == np.int64 for rows in counts)
+    for rows, tasks in zip(counts, partition.stages, strict=True):
+        for row, task in zip(rows, tasks, strict=True):
+            by_hand = Counter(images.train[index].product for index in task)
+            assert [by_hand[product] for product in images.products] == row.tolist()
+    assert partition.counts(images).tolist() == [rows.sum(axis=0).tolist() for rows in counts]
+
+
+@pytest.mark.parametrize(
+    ("partition", "content"),
+    [
+        (Partition(((0, 2), (1,))), {"clients": [[0, 2], [1]]}),
+        (Partition(((0,), (1,)), reserved=(3, 4)), {"clients": [[0], [1]], "reserved": [3, 4]}),
+        (Partition.in_stages([[[0], [2]], [[1]]]), {"stages": [[[0], [2]], [[1]]]}),
+        (Partition.in_stages([[[2], [0]]], [1, 3]), {"stages": [[[2], [0]]], "reserved": [1, 3]}),
+    ],
+)
+def test_what_a_file_holds(tmp_path, partition, content):
+    partition.save(tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text()) == content
+    assert Partition.load(tmp_path / "p.json") == partition
+    assert FromFile(tmp_path / "p.json")(image_set(5), 0) == partition
+
+
 def test_from_file_reads_a_plain_list_and_may_leave_images_out(tmp_path):
     path = tmp_path / "p.json"
     path.write_text("[[4, 0], [2]]")
@@ -199,6 +249,40 @@ def test_from_file_reads_a_plain_list_and_may_leave_images_out(tmp_path):
         ([0, 1], "client 0 is not a list of whole numbers"),
         ({"client": [[0]]}, "holds no list of clients"),
         ("nonsense", "holds no list of clients"),
+        (
+            {"stages": [[[0], [1]], [[2], [1]]]},
+            "1 is listed for stage 1 of client 0 .* for stage 1 of client 1",
+        ),
+        (
+            {"stages": [[[0], [0]]]},
+            "image 0 is listed for stage 0 of client 0 and again for stage 1 of client 0",
+        ),
+        (
+            {"stages": [[[0, 0]]]},
+            "image 0 is listed for stage 0 of client 0 and again for stage 0 of client 0",
+        ),
+        ({"stages": [[[0]], [[1], [5]]]}, "stage 1 of client 1 lists image 5.* 0 to 4"),
+        ({"stages": [[[0]], [[-1]]]}, "stage 0 of client 1 lists image -1"),
+        ({"stages": [[[0]], [[1], []]]}, "stage 1 of client 1 has no images"),
+        ({"stages": [[[0]], []]}, "client 1 has no list of stages"),
+        ({"stages": [[[0]], 1]}, "client 1 has no list of stages"),
+        ({"stages": [[0]]}, "stage 0 of client 0 is not a list of whole numbers"),
+        ({"stages": [[[0], [True]]]}, "stage 1 of client 0 is not a list of whole numbers"),
+        ({"stages": 1}, "holds no list of clients"),
+        ({"stages": []}, "holds 0 clients"),
+        ({"stages": [[[0]]], "clients": [[0]]}, "holds both clients and stages"),
+        ({"clients": [[[0]]]}, "client 0 is not a list of whole numbers"),
+        (
+            {"clients": [[0]], "reserved": [0]},
+            r"image 0 is listed for client 0 and again for the server \(reserved",
+        ),
+        (
+            {"stages": [[[0], [1]]], "reserved": [1]},
+            "listed for stage 1 of client 0 and again for the server",
+        ),
+        ({"stages": [[[0]]], "reserved": [2, 2]}, "image 2 is listed for the server .* again for the server"),
+        ({"stages": [[[0]]], "reserved": [5]}, r"the server \(reserved\) lists image 5.* 0 to 4"),
+        ({"stages": [[[0]]], "reserved": 3}, "reserved is not a list of whole numbers"),
     ],
 )
 def test_from_file_faults_are_one_line(tmp_path, content, message):
