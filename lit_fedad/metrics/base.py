@@ -1,4 +1,4 @@
-"""What all metrics here share: states that merge, and lists of samples that may be empty."""
+"""What the metrics here share: states that merge, lists of samples that may be empty, and checks of batches."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+
+from lit_fedad.errors import UserError
 
 
 class MergeableMetric(Metric):
@@ -65,4 +67,23 @@ def check_same_shape(scores: Tensor, labels: Tensor) -> None:
     if scores.shape != labels.shape:
         raise ValueError(
             f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)} must have the same shape"
+        )
+
+
+def check_logits(logits: Tensor, labels: Tensor, classes: int) -> None:
+    """Refuse logits and labels that are no batch [B, K] and [B] of K classes; -inf rules a class out.
+
+    Raises:
+        ValueError: If shapes differ, or a label is not in 0 .. K - 1.
+        UserError: If a logit is NaN.
+    """
+    if logits.shape != (*labels.shape, classes) or labels.ndim != 1:
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be [B, {classes}] and [B]"
+        )
+    if ((labels < 0) | (labels >= classes)).any():
+        raise ValueError(f"labels must lie in 0 .. {classes - 1}")
+    if logits.isnan().any():
+        raise UserError(
+            "logits hold NaN: the model has diverged; lower the learning rate or check its inputs"
         )

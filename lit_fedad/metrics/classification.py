@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_fedad.errors import UserError
-from lit_fedad.metrics.base import MergeableMetric
+from lit_fedad.metrics.base import MergeableMetric, check_logits
 
 
 class ClassificationMetrics(MergeableMetric):
@@ -54,17 +53,7 @@ class ClassificationMetrics(MergeableMetric):
             ValueError: If shapes differ, or a label is not in 0 .. K - 1.
             UserError: If a logit is NaN.
         """
-        if logits.shape != (*labels.shape, self.classes) or labels.ndim != 1:
-            raise ValueError(
-                f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} must be"
-                f" [B, {self.classes}] and [B]"
-            )
-        if ((labels < 0) | (labels >= self.classes)).any():
-            raise ValueError(f"labels must lie in 0 .. {self.classes - 1}")
-        if logits.isnan().any():
-            raise UserError(
-                "logits hold NaN: the model has diverged; lower the learning rate or check its inputs"
-            )
+        check_logits(logits, labels, self.classes)
         guesses = logits.argmax(dim=1)
         self.correct = self.correct + self._counts(labels[guesses == labels])
         self.total = self.total + self._counts(labels)

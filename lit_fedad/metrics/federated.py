@@ -74,7 +74,7 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
         pooled.merge_state(metrics)
         values[client] = {name: float(value) for name, value in metrics.compute_local().items()}
     return {
-        name: _summary(
+        name: summary(
             {client: of_client[name] for client, of_client in values.items()},
             float(value),
             max if name in pooled.lower_is_better else min,
@@ -83,7 +83,8 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     }
 
 
-def _summary(per_client: dict[int, float], pooled: float, worst: Callable[[list[float]], float]) -> Summary:
+def summary(per_client: dict[int, float], pooled: float, worst: Callable[[list[float]], float]) -> Summary:
+    """Mean and worst of what is defined, with the pooled value given."""
     defined = [value for value in per_client.values() if not math.isnan(value)]
     return {
         "mean": math.fsum(defined) / len(defined) if defined else math.nan,
