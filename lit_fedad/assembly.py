@@ -22,18 +22,21 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet
+from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import AccuracyEvaluator, AnomalyEvaluator, SemanticEvaluator
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.loop import Evaluator, Federation
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.randomness import seeded
 from lit_fedad.report.console import Display
 from lit_fedad.runs import RunFolder
+from lit_fedad.stream_evaluation import StreamAccuracyEvaluator
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
 
@@ -149,13 +152,43 @@ def build_public(config: Config, images: Images) -> Tensor | None:
     return public
 
 
-def build_model(config: Config, products: Sequence[str], public: Tensor | None = None) -> Model:
+def build_partition(config: Config, images: Images) -> Partition:
+    """Deals the training images to clients, and to their tasks where these come one after another."""
+    partition: Partition = build(config["partition"])(images, config["seed"])
+    return partition
+
+
+def build_teaching(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
+    """The images that the partition keeps for a method's server, if it takes any.
+
+    Raises:
+        UserError: If there are none.
+    """
+    if not takes(config["method"]["server"], "teaching"):
+        return None
+    assert isinstance(images, LabelledSet)
+    kept = list(partition.reserved)
+    if not kept:
+        raise UserError(
+            f"method {config['method']['name']} teaches its server with labelled images that no client holds:"
+            " give partition=task_stream partition.teaching=100 (of each class)"
+        )
+    return LabelledDataset(images.train_images[kept], images.train_labels[kept], images.mean, images.std)
+
+
+def build_model(
+    config: Config,
+    products: Sequence[str],
+    public: Tensor | None = None,
+    teaching: LabelledDataset | None = None,
+) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
     Args:
         config: The configuration.
         products: Product types or classes of the data set.
         public: From `build_public`; without it a server that wants public images can answer, but not learn.
+        teaching: From `build_teaching`; likewise.
     """
     # Before the task is built: a method's settings for its own task fit no other.
     locate(config["method"]["client"]["_target_"]).check_task(locate(config["task"]["_target_"]))
@@ -171,10 +204,11 @@ def build_model(config: Config, products: Sequence[str], public: Tensor | None =
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
+        kept = {"public": public, "teaching": teaching}
         server = build(
             config["method"]["server"],
             client=client,
-            **({"public": public} if takes(config["method"]["server"], "public") else {}),
+            **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
         )
     client.eval()
     return Model(given.get("backbone"), task, client, server)
@@ -204,15 +238,19 @@ def start_from(task: Task, run: str) -> None:
     task.load_state_dict(fitting, strict=False)
 
 
-def build_data(config: Config, images: Images, model: Model, fabric: Fabric, display: Display) -> Data:
-    """Deals images to clients, and computes frozen features that are not cached yet."""
-    partition: Partition = build(config["partition"])(images, config["seed"])
+def build_data(
+    config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric, display: Display
+) -> Data:
+    """Prepares images to be read, and computes frozen features that are not cached yet."""
     if isinstance(images, LabelledSet):
         transform, train, test = _labelled_data(config, images)
     else:
         transform, train, test = _image_data(config, images, model.backbone, fabric, display)
-    module = FederatedDataModule(
-        train, test, partition.clients, config["batch_size"], config["evaluation"]["batch_size"]
+    sizes = config["batch_size"], config["evaluation"]["batch_size"]
+    module = (
+        FederatedDataModule(train, test, partition.clients, *sizes)
+        if partition.stages is None
+        else StreamDataModule(train, test, partition.stages, config["rounds"], config["schedule"], *sizes)
     )
     return Data(images, partition, transform, module)
 
@@ -262,9 +300,12 @@ def _image_data(
     return transform, train, test
 
 
-def build_evaluator(config: Config, data: Data, fabric: Fabric) -> Evaluator:
+def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
     """What judges clients on this kind of data."""
     loader = data.module.test_dataloader()
+    if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
+        counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
+        return StreamAccuracyEvaluator(loader, data.module, counts, client, fabric, client_test)
     if isinstance(data.images, SemanticSet):
         quantile = config["evaluation"]["threshold_quantile"]
         return SemanticEvaluator(
@@ -281,7 +322,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         server=model.server,
         client=model.client,
         data=data.module,
-        evaluator=build_evaluator(config, data, fabric),
+        evaluator=build_evaluator(config, data, model.client, fabric),
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],

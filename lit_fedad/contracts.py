@@ -57,12 +57,14 @@ class Context:
         round: Set-up exchanges count up to 0, training rounds from 1.
         client: Client number; None on the server.
         exchange: Which exchange of the round, from 0.
+        stage: Which of the client's tasks, from 0, where its images come task after task.
     """
 
     seed: int
     round: int
     client: int | None = None
     exchange: int = 0
+    stage: int = 0
 
     def generator(self, purpose: str) -> torch.Generator:
         """A CPU generator that depends on nothing but seed, purpose, round, exchange and client."""
@@ -86,11 +88,13 @@ class Prediction(NamedTuple):
         image_score: One score an image [B].
         anomaly_map: One score a pixel [B, H, W]; None for tasks that do not localise.
         logits: Class logits [B, K] of classification tasks.
+        others: Logits [B, K] of the method's other classifiers (`Client.classifiers`), by name.
     """
 
     image_score: Tensor
     anomaly_map: Tensor | None = None
     logits: Tensor | None = None
+    others: Mapping[str, Tensor] = {}
 
 
 class Task(L.LightningModule):
@@ -213,12 +217,17 @@ class Client(L.LightningModule):
 
     Attributes:
         needs: What kind of task the method works with.
+        own_model: Whether what a client has just trained is a model of its own; False where only the server makes
+            models that are meant to predict (CReFF, FEDIC).
+        classifiers: Names of the method's classifiers beside the main one; predictions carry the logits of each.
 
     Raises:
         UserError: If the method cannot work with this task, or there is no epoch to train.
     """
 
     needs: type[Task] = Task
+    own_model: bool = True
+    classifiers: tuple[str, ...] = ()
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
@@ -256,6 +265,18 @@ class Client(L.LightningModule):
     def deploy(self) -> None:
         """Makes the task what predicts, where that is not what trains. Called after `receive`, never before `fit`."""
 
+    def lend(self) -> Message:
+        """What the server's model lacks to predict, lent for evaluation alone: not a message of the method."""
+        return {}
+
+    def deploy_shared(self, lent: Message) -> None:
+        """Makes the task the server's model. Called after `receive`, never before `fit`.
+
+        Args:
+            lent: The mean, by data size, over what all clients `lend`.
+        """
+        self.task.load_state_dict(lent, strict=False)
+
     def adapt(self, loader: DataLoader) -> None:
         """Renews what depends on weights just taken over and on local data. Called before `fit`, and after `deploy`.
 
@@ -282,6 +303,11 @@ class Client(L.LightningModule):
     def uniform(self) -> bool:
         """Whether all clients predict alike, so that scoring one of them scores all."""
         return False
+
+    @property
+    def uniform_server(self) -> bool:
+        """Whether the server's model is the same for all clients (`deploy_shared`)."""
+        return self.uniform
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """One local step; the task's, unless the method adds to it."""

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Prediction
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.classification import ClassificationMetrics
 from lit_fedad.metrics.federated import Summary, summarise
@@ -29,6 +30,7 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
         prediction.image_score.float(),
         None if maps is None else maps.float(),
         None if logits is None else logits.float(),
+        {name: other.float() for name, other in prediction.others.items()},
     )
 
 
@@ -37,7 +39,7 @@ def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
     return torch.cat([predict_batch(client, batch, fabric).image_score.cpu() for batch in loader])
 
 
-class AnomalyEvaluator:
+class AnomalyEvaluator(Evaluator):
     """Evaluates every client on the union of all test images (FedDyMem, Eq. 4).
 
     Args:
@@ -72,7 +74,7 @@ class AnomalyEvaluator:
         return summarise(states)
 
 
-class AccuracyEvaluator:
+class AccuracyEvaluator(Evaluator):
     """Evaluates every client's accuracy on the whole test set, and on one with the client's own class frequencies.
 
     Args:
@@ -108,7 +110,7 @@ class AccuracyEvaluator:
         return summarise(states)
 
 
-class SemanticEvaluator:
+class SemanticEvaluator(Evaluator):
     """Evaluates every client against whole sets of anomalous images (FADngs, experiments).
 
     Args:

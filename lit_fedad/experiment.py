@@ -20,7 +20,9 @@ from lit_fedad.assembly import (
     build_federation,
     build_images,
     build_model,
+    build_partition,
     build_public,
+    build_teaching,
 )
 from lit_fedad.config import Config, call
 from lit_fedad.data.semantic import SemanticSet
@@ -80,8 +82,10 @@ def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
 def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     run, first = RunFolder.of(config), fabric.is_global_zero
     images = build_images(config)
-    model = build_model(config, images.products, build_public(config, images))
-    data = build_data(config, images, model, fabric, display)
+    partition = build_partition(config, images)
+    public, teaching = build_public(config, images), build_teaching(config, images, partition)
+    model = build_model(config, images.products, public, teaching)
+    data = build_data(config, images, partition, model, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)
     tracker = _open_tracker(config, run, model, data, first)
     federation.on_round = _Reporter(federation, display, tracker)
@@ -116,7 +120,10 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
 
 
 # Other metrics have their rows in the closing table; a fourth would crowd the bytes out of the line.
-_LINE = ("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr")
+_LINE = (
+    *("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr"),
+    *("selection_accuracy", "global_accuracy", "local_accuracy"),
+)
 
 
 def _judge_images(

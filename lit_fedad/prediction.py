@@ -13,7 +13,15 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import Model, build_data, build_federation, build_images, build_model, image_transform
+from lit_fedad.assembly import (
+    Model,
+    build_data,
+    build_federation,
+    build_images,
+    build_model,
+    build_partition,
+    image_transform,
+)
 from lit_fedad.config import Config
 from lit_fedad.contracts import Client
 from lit_fedad.data.sample import IMAGE_SUFFIXES
@@ -50,7 +58,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     display, fabric = Display(), _one_process(config)
     model = _same_model(config, result)
     images = build_images(config)
-    data = build_data(config, images, model, fabric, display)
+    data = build_data(config, images, build_partition(config, images), model, fabric, display)
     if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
         raise UserError(
             f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"

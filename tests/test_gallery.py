@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from lit_fedad import gallery
-from lit_fedad.assembly import build_data, build_federation, build_model
+from lit_fedad.assembly import build_data, build_federation, build_model, build_partition
 from lit_fedad.config import build
 from lit_fedad.contracts import Prediction
 from lit_fedad.federation.loop import RoundReport
@@ -42,7 +42,7 @@ def restored(tiny_run):
     images = build(config["data"])
     with pytest.warns(UserWarning, match="RANDOM"):
         model = build_model(config, images.products)
-    data = build_data(config, images, model, fabric, Display(quiet=True))
+    data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     federation = build_federation(config, tiny_run, model, data, fabric)
     federation.resume()
     return federation, data, fabric

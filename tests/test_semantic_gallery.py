@@ -13,7 +13,14 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from lit_fedad import semantic_gallery
-from lit_fedad.assembly import build_data, build_federation, build_images, build_model, build_public
+from lit_fedad.assembly import (
+    build_data,
+    build_federation,
+    build_images,
+    build_model,
+    build_partition,
+    build_public,
+)
 from lit_fedad.config import compose
 from lit_fedad.contracts import Context
 from lit_fedad.evaluation import image_scores
@@ -59,7 +66,7 @@ def played(out, *words):
     config, fabric = compose([*words, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
     model = build_model(config, images.products, build_public(config, images))
-    data = build_data(config, images, model, fabric, Display(quiet=True))
+    data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     federation = build_federation(config, out, model, data, fabric)
     federation.run()
     return federation, data, fabric
@@ -315,7 +322,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
     config, fabric = RunFolder(folder).config(), make_fabric(accelerator="cpu")
     model = build_model(config, images.products)
     model.restore(folder, config, 1)
-    data = build_data(config, images, model, fabric, Display(quiet=True))
+    data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     loader = DataLoader([data.module.test.__getitems__([0, 60])], batch_size=None)
     expected = image_scores(model.client, loader, fabric)
     assert [float(row["score"]) for row in rows[:2]] == pytest.approx(expected.tolist(), rel=1e-3)

@@ -112,9 +112,14 @@ class FederatedDataModule(L.LightningDataModule):
         client: The client whose images ``train_dataloader`` gives; None for those of all clients.
         num_workers: Processes that read images. Cached features need none.
 
+    Attributes:
+        milestones: Rounds after which clients go on to other images: none, here all images are there from the start.
+
     Raises:
         UserError: If the partition names an image, or ``client`` a client, that does not exist.
     """
+
+    milestones: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -146,6 +151,15 @@ class FederatedDataModule(L.LightningDataModule):
     def sizes(self) -> dict[int, int]:
         """Number of training images by client."""
         return {client: len(indices) for client, indices in enumerate(self.partition)}
+
+    @property
+    def stages(self) -> dict[int, int]:
+        """Which of its tasks each client is at: there is but one."""
+        return dict.fromkeys(range(len(self.partition)), 0)
+
+    def at(self, round: int) -> "FederatedDataModule":
+        """What the clients hold in a round: the same in every."""
+        return self
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled batches of one client, or of all clients together."""

@@ -152,8 +152,11 @@ class LabelledDataset(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        image = self._images[index].float().sub_(self._mean).div_(self._std)
-        return Batch(image=image, label=self._labels[index], index=index)
+        return Batch(image=self.normalise(self._images[index]), label=self._labels[index], index=index)
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """What a task sees of images: from uint8 [N, 3, H, W] to float32."""
+        return images.float().sub_(self._mean).div_(self._std)
 
     def __getitem__(self, index: int) -> Batch:
         """Returns one item, without the batch dimension."""

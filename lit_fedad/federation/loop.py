@@ -11,11 +11,13 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Context, Server, Update
+from lit_fedad.contracts import Client, Context, Message, Server, Update
 from lit_fedad.errors import UserError
+from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.participation import Participation
 from lit_fedad.federation.processes import all_cores, collect, deal, share
 
@@ -26,30 +28,22 @@ class ClientData(Protocol):
     """Training data by client."""
 
     @property
+    def milestones(self) -> frozenset[int]:
+        """Rounds after which clients go on to other tasks: these are evaluated."""
+
+    @property
+    def stages(self) -> Mapping[int, int]:
+        """Which of its tasks each client is at, where there are several."""
+
+    @property
     def sizes(self) -> Mapping[int, int]:
         """Training images by client."""
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
         """Training batches of a client."""
 
-
-class Evaluator(Protocol):
-    """Scores clients; knows data and metrics, so that the federation need not.
-
-    Attributes:
-        metrics: Names of the metrics; the first says which round is best.
-    """
-
-    metrics: tuple[str, ...]
-
-    def score(self, client: Client, number: int) -> Any:
-        """Mergeable metric state of one client."""
-
-    def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
-        """The states of clients that all predict as the one that was scored."""
-
-    def summarise(self, states: dict[int, Any]) -> dict[str, Any]:
-        """Metrics from the states of all clients."""
+    def at(self, round: int) -> ClientData:
+        """What the clients hold in a round."""
 
 
 @dataclass
@@ -67,6 +61,7 @@ class RoundReport:
         bytes_down: Bytes that each client was sent.
         elements_up: Numbers that each client sent.
         seconds: Wall-clock time without evaluation.
+        trained: What the evaluator made of clients with the weights that they had just trained, where it asked.
         metrics: Evaluation after this round; None where none was due.
         warnings: Lines for the user.
     """
@@ -81,6 +76,7 @@ class RoundReport:
     bytes_down: dict[int, int] = field(default_factory=dict)
     elements_up: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
+    trained: dict[int, Any] = field(default_factory=dict)
     metrics: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -92,6 +88,7 @@ class Visit:
     blob: bytes = b""
     elements: int = 0
     scalars: dict[str, float] = field(default_factory=dict)
+    trained: Any = None
     error: str | None = None
 
 
@@ -171,6 +168,9 @@ class Federation:
             report = self.play(round)
             if self.fabric.is_global_zero:
                 self.history.append(report)
+            if self._evaluation_due(round):
+                report.metrics = self.evaluate(round)
+            if self.fabric.is_global_zero:
                 self.on_round(report)
             self.save(round)
         return self.history
@@ -187,23 +187,20 @@ class Federation:
             report.scalars.update(self.server.diagnostics())
             report.warnings += self.server.warnings()
         report.seconds = time.perf_counter() - began
-        if self._evaluation_due(round):
-            report.metrics = self.evaluate(round)
         return report
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
-        """Scores every client with what the server would send it next; metrics on the first process only."""
-        scored = self.clients[:1] if self.client.uniform else self.clients
-        self._visits = max(self._visits, self._visits_done + len(self.mine.intersection(scored)))
-        states = self.ask(round, self.evaluator.score, scored)
-        if not self.fabric.is_global_zero:
-            return None
-        if self.client.uniform:
-            states = self.evaluator.spread(states[scored[0]], self.clients)
-        return self.evaluator.summarise(states)
+        """Scores the clients after a round, the last one played; metrics on the first process only."""
+        asked = self.evaluator.asked(self.client, self.clients)
+        self._visits = max(self._visits, self._visits_done + len(self.mine.intersection(asked)))
+        return self.evaluator.evaluate(self, round)
 
     def ask(
-        self, round: int, question: Callable[[Client, int], T], clients: list[int] | None = None
+        self,
+        round: int,
+        question: Callable[[Client, int], T],
+        clients: list[int] | None = None,
+        lent: Message | None = None,
     ) -> dict[int, T]:
         """Puts a question to clients, as they predict after a round with what the server would send them next.
 
@@ -211,25 +208,39 @@ class Federation:
             round: The last round played.
             question: Called with the live client and its number.
             clients: Whom to ask; None for every client.
+            lent: Given, clients predict as the server's model does, completed by this (`Client.deploy_shared`).
 
         Returns:
             Answers by client, on the first process only.
         """
         context = Context(self.seed, round + 1)
         self.server.begin(context)
+        data = self.data.at(round)
         asked = self.clients if clients is None else clients
         letters = self._letters(asked, context)
         answers = {}
         for client in sorted(self.mine.intersection(asked)):
-            self.enter(replace(context, client=client), letters[client])
-            self.client.deploy()
-            self.client.adapt(self._fixed_order(client))
-            if round == self.rounds:
+            self.enter(replace(context, client=client, stage=data.stages[client]), letters[client])
+            if lent is None:
+                self.client.deploy()
+            else:
+                self.client.deploy_shared(lent)
+            self.client.adapt(_fixed_order(data, client))
+            if round == self.rounds and lent is None:
                 # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
                 self.pool.put(client, self.client.personal_state())
             answers[client] = question(self.client, client)
             self._count_visit()
         return collect(self.fabric, answers)
+
+    def lent(self, round: int) -> Message:
+        """The mean over what clients lend to the server's model after a round, on every process."""
+        if not self.client.lend():
+            return {}
+        sizes = self.data.at(round).sizes
+        lent = self.ask(round, lambda client, _: client.lend())
+        mean = weighted_mean({c: Update(own, sizes[c]) for c, own in lent.items()}) if lent else {}
+        return share(self.fabric, mean)
 
     def over_processes(self, value: T) -> list[T]:
         """A value of every process, on the first one only."""
@@ -272,23 +283,30 @@ class Federation:
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
-    def _fixed_order(self, client: int) -> DataLoader:
-        return self.data.client_loader(client, torch.Generator(), shuffle=False)
-
     def _exchanges(self, round: int) -> int:
         return len(self.server.exchanges) if round > 0 else 1
 
     def _visits_in(self, round: int) -> int:
         picked = self.mine.intersection(self.participation.pick(self.clients, Context(self.seed, round)))
-        scored = set(self.clients[:1] if self.client.uniform else self.clients)
-        return len(picked) * self._exchanges(round) + len(self.mine & scored) * self._evaluation_due(round)
+        asked = self.mine.intersection(self.evaluator.asked(self.client, self.clients))
+        return len(picked) * self._exchanges(round) + len(asked) * self._evaluation_due(round)
 
     def _count_visit(self) -> None:
         self._visits_done += 1
         self.on_visit(self._visits_done, max(self._visits, self._visits_done))
 
     def _evaluation_due(self, round: int) -> bool:
-        return round >= 0 and (round % self.evaluate_every == 0 or round == self.rounds)
+        return round >= 0 and (
+            round % self.evaluate_every == 0 or round == self.rounds or round in self.data.milestones
+        )
+
+    def _last_before_evaluation(self, client: int, round: int) -> bool:
+        """Whether a client is not visited again before the next evaluation."""
+        while not self._evaluation_due(round):
+            round += 1
+            if client in self.participation.pick(self.clients, Context(self.seed, round)):
+                return False
+        return True
 
     def _letters(self, clients: list[int], context: Context) -> dict[int, bytes]:
         """The server's serialised messages by client, on every process; equal messages are packed once."""
@@ -338,20 +356,26 @@ class Federation:
         """One client's part of an exchange; a failure is brought back, not raised, so that the policy can decide."""
         visit = Visit()
         assert context.client is not None
-        client = context.client
+        client, data = context.client, self.data.at(context.round)
+        context = replace(context, stage=data.stages[client])
         try:
             self.enter(context, letter)
-            if self.client.phase == "train":
-                self.client.adapt(self._fixed_order(client))
-                loader = self.data.client_loader(client, context.generator("batches"))
+            trains = self.client.phase == "train"
+            if trains:
+                self.client.adapt(_fixed_order(data, client))
+                loader = data.client_loader(client, context.generator("batches"))
                 with context.seeded("fit"):
                     visit.scalars = self.client.fit(loader, self.fabric)
             with context.seeded("send"):
-                message = self.client.send(self._fixed_order(client))
+                message = self.client.send(_fixed_order(data, client))
             payload = self.server.upload_payload()
             visit.blob = self.channel.pack(message, payload, self.channel.up, context, "the client")
             visit.elements = elements(message)
             self.pool.put(client, self.client.personal_state())
+            wanted = trains and self.evaluator.after_fit and self.client.own_model
+            if wanted and self._last_before_evaluation(client, context.round):
+                self.client.deploy()
+                visit.trained = self.evaluator.score(self.client, client)
         except UserError as error:
             visit.error = str(error)
         except (RuntimeError, ValueError, OSError, ArithmeticError) as error:
@@ -367,7 +391,8 @@ class Federation:
         _add(report.elements_up, {c: visit.elements for c, visit in good.items()})
         report.warnings += [f"round {report.round}: client {c} left out: {e}" for c, e in failures.items()]
         self.participation.settle(len(good), report.failures, report.round)
-        sizes = self.data.sizes
+        report.trained |= {c: visit.trained for c, visit in good.items() if visit.trained is not None}
+        sizes = self.data.at(report.round).sizes
         updates = {c: Update(self.channel.unpack(v.blob, self.channel.up), sizes[c]) for c, v in good.items()}
         with all_cores(self.fabric):
             self.server.aggregate(updates)
@@ -378,6 +403,10 @@ class Federation:
             report.scalars[name] = sum(sizes[c] * value for c, value in known.items()) / total
         if self.server.phase == report.phase:
             report.per_client = scalars
+
+
+def _fixed_order(data: ClientData, client: int) -> DataLoader:
+    return data.client_loader(client, torch.Generator(), shuffle=False)
 
 
 def _add(totals: dict[int, int], counts: Mapping[int, int]) -> None:

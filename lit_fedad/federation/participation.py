@@ -1,7 +1,7 @@
 """Who takes part in a round, and what happens when one of them fails."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,15 +19,19 @@ class Participation:
         min_clients: Fewest clients a round needs, picked and finished.
         on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
             round as long as `min_clients` remain.
+        hold: Rounds in a row for which the same clients are picked.
     """
 
     fraction: float = 1.0
     min_clients: int = 1
     on_failure: Literal["fail", "skip"] = "fail"
+    hold: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"federation.participation.fraction={self.fraction} must be in (0, 1]")
+        if self.hold < 1:
+            raise UserError(f"federation.participation.hold={self.hold} must be at least 1")
         if self.on_failure not in ("fail", "skip"):
             raise UserError(
                 f"federation.participation.on_failure='{self.on_failure}' must be 'fail' or 'skip'"
@@ -48,7 +52,8 @@ class Participation:
         count = max(self.min_clients, round(self.fraction * len(clients)))
         if context.round <= 0 or count >= len(clients):
             return sorted(clients)
-        order = torch.randperm(len(clients), generator=context.generator("participation"))
+        first = replace(context, round=context.round - (context.round - 1) % self.hold)
+        order = torch.randperm(len(clients), generator=first.generator("participation"))
         return sorted(clients[i] for i in order[:count].tolist())
 
     def settle(self, finished: int, failures: dict[int, str], round: int) -> None:

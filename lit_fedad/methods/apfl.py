@@ -45,6 +45,11 @@ class APFLClient(FedAvgClient):
         """Every client predicts with its own mixture."""
         return False
 
+    @property
+    def uniform_server(self) -> bool:
+        """The shared model is the same for all."""
+        return super().uniform
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One optimiser for w and v."""
         optimizer = self.task.configure_optimizers()

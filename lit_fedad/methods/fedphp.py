@@ -59,6 +59,11 @@ class FedPHPClient(FedAvgClient):
         """Every client predicts with its own model."""
         return False
 
+    @property
+    def uniform_server(self) -> bool:
+        """The shared model is the same for all."""
+        return super().uniform
+
     def deploy(self) -> None:
         """Predicts with the inherited model."""
         self.task.load_state_dict(self.inherited, strict=False)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from lit_fedad.contracts import Task
+from lit_fedad.contracts import Message, Task
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 
 
 class FedRepClient(FedAvgClient):
-    """A client: trains its own head on the fixed representation, then the representation under the fixed head.
+    """A client: trains its own head on the fixed representation, and the representation under the fixed head.
+
+    The server's model is the representation under the mean of the clients' heads, which are lent for evaluation.
 
     Args:
         task: What the client learns; it needs a head, that is modules between its features and its output.
         head_epochs: Passes that train the head.
-        base_epochs: Passes that train the representation, after those.
+        base_epochs: Passes that train the representation.
+        base_first: Whether these come before those of the head.
 
     Raises:
         UserError: If the task has no head.
     """
 
-    def __init__(self, task: Task, head_epochs: int = 10, base_epochs: int = 1) -> None:
+    def __init__(
+        self, task: Task, head_epochs: int = 10, base_epochs: int = 1, base_first: bool = False
+    ) -> None:
         super().__init__(task, head_epochs + base_epochs)
-        self.head_epochs = head_epochs
+        self.head_epochs, self.base_epochs, self.base_first = head_epochs, base_epochs, base_first
         head = tuple(f"{module}." for module in task.output_modules)
         self.head = [p for name, p in task.named_parameters() if name.startswith(head)]
         self.base = [
@@ -43,9 +48,29 @@ class FedRepClient(FedAvgClient):
         head = tuple(f"{module}." for module in self.task.output_modules)
         return [name for name in super().shared_keys() if not name.startswith(head)]
 
+    @property
+    def uniform_server(self) -> bool:
+        """With the mean head."""
+        return True
+
+    def lend(self) -> Message:
+        """The head."""
+        shared = set(self.shared_keys())
+        return {
+            name: entry.detach().cpu()
+            for name, entry in self.task.learned_state().items()
+            if name not in shared
+        }
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether this epoch trains the representation, not the head."""
+        first = self.base_epochs if self.base_first else self.head_epochs
+        return (self.epoch < first) == self.base_first
+
     def on_train_epoch_start(self) -> None:
         """Frees the part whose turn it is, and fixes the other."""
-        self._free(head=self.epoch < self.head_epochs, base=self.epoch >= self.head_epochs)
+        self._free(head=not self.trains_base, base=self.trains_base)
 
     def on_train_end(self) -> None:
         """Leaves nothing fixed."""

@@ -40,6 +40,7 @@ class Classifier(Task):
         super().__init__()
         self.encoder = encoder
         self.width: int = encoder.width  # type: ignore[assignment]
+        self.classes = classes
         self.classifier = nn.Linear(self.width, classes)
         self.augment = augment
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay

@@ -14,6 +14,7 @@ from lit_fedad.contracts import Client, Prediction, Server, Task, TensorSpec
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.participation import Participation
 
@@ -97,6 +98,15 @@ class ToyData:
     def sizes(self):
         return {client: len(values) for client, values in self.values.items()}
 
+    @property
+    def stages(self):
+        return dict.fromkeys(self.sizes, 0)
+
+    milestones = frozenset()
+
+    def at(self, round):
+        return self
+
     def client_loader(self, client, generator, shuffle=True):
         values = torch.tensor(self.values[client])
         if shuffle:
@@ -104,7 +114,7 @@ class ToyData:
         return DataLoader(values, batch_size=1)
 
 
-class ToyEvaluator:
+class ToyEvaluator(Evaluator):
     def score(self, client, number):
         return float(client.task.w.detach()), client.visits
 

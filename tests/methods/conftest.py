@@ -19,6 +19,7 @@ from lit_fedad.contracts import Prediction, Task
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.participation import Participation
 from lit_fedad.methods.fedavg import FedAvgServer
@@ -108,6 +109,15 @@ class Data:
     def sizes(self):
         return {client: len(loader.dataset) for client, loader in self.loaders.items()}
 
+    @property
+    def stages(self):
+        return dict.fromkeys(self.sizes, 0)
+
+    milestones = frozenset()
+
+    def at(self, round):
+        return self
+
     def client_loader(self, client, generator, shuffle=True):
         given = self.loaders[client]
         return DataLoader(
@@ -116,7 +126,7 @@ class Data:
 
 
 @dataclass
-class Asker:
+class Asker(Evaluator):
     """An evaluation that puts one question to every client; metrics are the answers by client."""
 
     question: object

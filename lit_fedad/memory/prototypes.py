@@ -1,0 +1,92 @@
+"""Class prototypes: one feature vector a class, some of them not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """At most one vector a class.
+
+    Attributes:
+        vectors: [K, D]; zero where a class has none.
+        known: Which classes have one, bool [K].
+    """
+
+    vectors: Tensor
+    known: Tensor
+
+    @classmethod
+    def none(cls, classes: int, width: int) -> Prototypes:
+        """No prototype of K classes of D features."""
+        return cls(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
+
+    @classmethod
+    def unpack(cls, vectors: Tensor, members: Tensor, classes: int) -> Prototypes:
+        """From the prototypes that there are.
+
+        Args:
+            vectors: [n, D].
+            members: Their classes, int64 [n].
+            classes: Number of classes K.
+        """
+        known = torch.zeros(classes, dtype=torch.bool).index_fill(0, members, True)
+        return cls(vectors.new_zeros(classes, vectors.shape[1]).index_copy(0, members, vectors), known)
+
+    def pack(self) -> tuple[Tensor, Tensor]:
+        """The prototypes that there are [n, D], and their classes, int64 [n]."""
+        members = self.known.nonzero().squeeze(1)
+        return self.vectors[members], members
+
+    def moved(self, newer: Prototypes, beta: float) -> Prototypes:
+        """The moving average with newer prototypes; new classes are copied (GLDP, Eq. 9 and 11).
+
+        ``beta C + (1 - beta) C'`` for classes known to both; a class known to one keeps what that one has.
+
+        Args:
+            newer: C'.
+            beta: Share of the old ones.
+        """
+        both = self.known & newer.known
+        averaged = beta * self.vectors + (1 - beta) * newer.vectors
+        vectors = torch.where(both[:, None], averaged, self.renewed(newer).vectors)
+        return Prototypes(vectors, self.known | newer.known)
+
+    def renewed(self, newer: Prototypes) -> Prototypes:
+        """The newer prototype of every class that has one, the old one of the others."""
+        return Prototypes(
+            torch.where(newer.known[:, None], newer.vectors, self.vectors), self.known | newer.known
+        )
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Minus the Euclidean distance to each class's prototype (GLDP, Eq. 13); -inf for classes without one.
+
+        Args:
+            features: [B, D].
+
+        Returns:
+            [B, K].
+        """
+        distances = torch.cdist(features.float(), self.vectors.to(features.device).float())
+        return (-distances).masked_fill(~self.known.to(features.device), -torch.inf)
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """The mean feature of each class (GLDP, Eq. 6); gradients reach the features.
+
+    Args:
+        features: [B, D].
+        labels: int64 [B], below K.
+        classes: Number of classes K.
+
+    Returns:
+        Means [K, D], zero for classes without an image; images of each class, int64 [K].
+    """
+    member = F.one_hot(labels, classes)
+    counts = member.sum(0)
+    return member.T.to(features.dtype) @ features / counts.clamp(min=1)[:, None], counts
