@@ -22,10 +22,11 @@ from lit_fedad.config import Config, call, compose, conf_folder, options
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display, human_seconds
 from lit_fedad.report.figures import save_figure, whole_file
-from lit_fedad.report.table_figure import rows_figure
+from lit_fedad.report.table_figure import rows_figure, tasks_figure
 from lit_fedad.report.tables import (
     Outcome,
     Row,
+    Setting,
     Table,
     caption,
     costs_table,
@@ -40,6 +41,7 @@ from lit_fedad.tracking import log_files
 _COLUMNS = ("experiment", "data")
 _KEYS = ("table", *_COLUMNS, "seeds", "rows", "metrics", "jobs", "out")
 _ROOT = "root."
+_FIGURES = {"rows": rows_figure, "tasks": tasks_figure}
 _PATIENCE_S = 30
 
 
@@ -153,6 +155,9 @@ def read_table(name: str) -> tuple[str, Table]:
     section = yaml.safe_load((conf_folder() / "table" / f"{found[0]}.yaml").read_text())
     for key in ("rows", "beyond"):
         section[key] = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
+    for label, column in section["columns"].items():
+        if isinstance(column, Mapping):
+            section["columns"][label] = call(Setting, column, f"{where}: columns: {label}")
     return found[0], call(Table, section, where)
 
 
@@ -165,13 +170,14 @@ def plan(
         UserError: Naming row and column.
     """
     runs = []
+    composed: dict[tuple[str, ...], Config] = {}  # rows may share runs
     for row, column, seed in itertools.product(rows, columns, seeds):
         words = (*common, *column.overrides, *row.overrides, f"seed={seed}")
         try:
-            config = compose(words)
+            composed[words] = composed.get(words) or compose(words)
         except UserError as error:
             raise UserError(f"row {row.label}, column {column.label}: {error}") from error
-        runs.append(Run(row.label, column.label, seed, words, config))
+        runs.append(Run(row.label, column.label, seed, words, composed[words]))
     return runs
 
 
@@ -231,13 +237,21 @@ class Comparison:
     def __init__(self, name: str, table: Table, runs: Sequence[Run], out: Path) -> None:
         self.table, self.runs = table, runs
         self.chosen = list(dict.fromkeys(run.row for run in runs))
-        # The paper's numbers belong to its data, whatever preset they were chosen by.
-        self.columns: dict[str, str] = {run.column: run.config["data"].get("name") or "" for run in runs}
+        self.endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
+        # The paper's numbers belong to its settings, or to its data whatever preset they were chosen by.
+        self.columns: dict[str, str] = {
+            run.column: run.column
+            if isinstance(table.columns.get(run.column), Setting)
+            else run.config["data"].get("name") or ""
+            for run in runs
+        }
         self.files = [out / f"{name}.md", out / f"{name}.csv"]
-        if table.figure:
+        if table.figure in _FIGURES:
             self.files.append(out / f"{name}.png")
-        # Rows may share runs: one local epoch is also the default.
-        self.folders = {run.folder.path: run for run in runs}
+        # Rows may share runs, which go by the first: one run may hold several classifiers.
+        self.folders: dict[Path, Run] = {}
+        for run in runs:
+            self.folders.setdefault(run.folder.path, run)
         self.causes: dict[Path, str] = {}
         self.results: dict[Path, dict[str, Any]] = {}
         for path, run in self.folders.items():
@@ -264,8 +278,8 @@ class Comparison:
             part.write_text(markdown(self.table, self.chosen, self.columns, frame))
         with whole_file(self.files[1]) as part:
             frame.to_csv(part, index=False)
-        if self.table.figure:
-            save_figure(rows_figure(self.table, list(self.columns), frame), self.files[2])
+        if draw := _FIGURES.get(self.table.figure):
+            save_figure(draw(self.table, list(self.columns), frame), self.files[2])
 
     def frame(self) -> pd.DataFrame:
         """One line a run."""
@@ -277,6 +291,7 @@ class Comparison:
                 str(run.folder.path),
                 self.results.get(run.folder.path),
                 self.causes.get(run.folder.path),
+                self.endings[run.row],
             )
             for run in self.runs
         ]
@@ -297,7 +312,7 @@ class Comparison:
         for table in (*tables, costs_table(self.table, rows, frame)):
             display.table(cast("list[dict[str, str]]", table.to_dict("records")))
             display.note("")
-        for line in caption(list(self.columns), frame):
+        for line in caption(self.table, list(self.columns), frame):
             display.note(line)
         display.where_next([*(("file", str(file)) for file in self.files), ("compare", "mlflow ui")])
 
@@ -347,8 +362,13 @@ def _columns(table: Table, given: Mapping[str, str]) -> list[Column]:
         overrides = tuple(f"{key}={name}" for key, name in choice)
         columns.append(Column(label, tuple(name for _, name in choice), overrides))
     if not asked:
-        for label, name in table.columns.items():
-            columns.append(Column(label, (name, label.casefold()), (*table.protocol, f"data={name}")))
+        for label, column in table.columns.items():
+            if isinstance(column, Setting):
+                overrides = (*table.protocol, f"data={column.data}", *column.overrides)
+                columns.append(Column(label, (column.data,), overrides))
+            else:
+                overrides = (*table.protocol, f"data={column}")
+                columns.append(Column(label, (column, label.casefold()), overrides))
     roots = {key.removeprefix(_ROOT): value for key, value in given.items() if key.startswith(_ROOT)}
     known = dict.fromkeys(name for column in columns for name in column.names)
     for name in roots:

@@ -14,13 +14,17 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation import image_scores, predict_batch
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.report.console import METRIC_TITLES
-from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, score_figure
+from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, score_figure, stages_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
 
 
 def draw_partition(data: Data, folder: Path) -> None:
-    """Who holds how much of what (the paper's Fig. 5)."""
-    figure = partition_figure(data.partition.counts(data.images), data.images.products)
+    """Who holds how much of what (FedDyMem, Fig. 5), and when where images come task after task."""
+    partition, images = data.partition, data.images
+    if partition.stages is None:
+        figure = partition_figure(partition.counts(images), images.products)
+    else:
+        figure = stages_figure(partition.stage_counts(images), images.products)
     save_figure(figure, folder / "figures" / "partition.png")
 
 

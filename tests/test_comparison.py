@@ -1,6 +1,7 @@
 """Tables from the command line to their files: which runs there are, which are run, and what is kept."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from lit_fedad import cli, comparison
 from lit_fedad.comparison import Column, plan, play, read_table, report
 from lit_fedad.config import compose, options
 from lit_fedad.report.console import Display
+from lit_fedad.report.tables import Setting
 from lit_fedad.runs import RunFolder
 from lit_fedad.tracking import log_files
 
@@ -21,8 +23,17 @@ RESULT = {
     "backbone": {"name": "resnet18", "taken": "random"},
     "rounds": 1,
     **{
-        s: {"round": 1, **{m: {"mean": 0.75} for m in ("i_auroc", "p_auroc", "pro")}}
+        s: {
+            "round": 1,
+            **{m: {"mean": 0.75} for m in ("i_auroc", "p_auroc", "pro")},
+            **{f"global_accuracy{e}": {"mean": v} for e, v in (("", 0.5), ("_masked", 0.6), ("_lp", 0.7))},
+        }
         for s in ("first", "last", "best")
+    },
+    "milestones": [1, 2],
+    "metrics": {
+        round: {"global_accuracy": 0.9, "global_accuracy_lp": 0.8, "selection_accuracy": 0.4}
+        for round in "12"
     },
     "exchanges": [0, 1],
     "bytes_up": [2, 4],
@@ -90,20 +101,59 @@ def test_every_row_composes(overrides):
     assert compose(overrides)["method"]["name"]
 
 
-def test_every_column_composes():
-    found = {
-        (tuple(table.protocol), label, name)
+def columns_of(kind):
+    """Protocol, label and column of all tables, each once."""
+    return {
+        (tuple(table.protocol), label): column
         for table in (read_table(name)[1] for name in options("table"))
-        for label, name in table.columns.items()
+        for label, column in table.columns.items()
+        if isinstance(column, kind)
     }
+
+
+def test_every_column_composes():
+    found = columns_of(str)
     detection, semantic = (
         {"Wafer", "PCB", "MVTec", "MPDD", "Brain", "X-ray"},
         {"CIFAR-100", "SVHN", "Places365"},
     )
-    assert {label for _, label, _ in found} == detection | semantic
-    for protocol, _, name in found:
+    assert {label for _, label in found} == detection | semantic
+    for (protocol, _), name in found.items():
         config = compose([*protocol, f"data={name}", "data.root=images"])
         assert config["data"]["name"] == name  # by which the paper's numbers are found
+
+
+@pytest.mark.slow
+def test_every_column_of_settings_is_what_its_label_says():
+    found = columns_of(Setting)
+    assert len(found) == 13 + 9 + 4
+    for (protocol, label), column in found.items():
+        config = compose([*protocol, f"data={column.data}", *column.overrides, "data.root=images"])
+        partition = config["partition"]
+        numbers = [partition[key] for key in ("clients", "classes", "stages")]
+        name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}[column.data]
+        assert label == f"{name} {numbers}, IF {partition['imbalance']}"
+        assert config["data"]["_target_"].endswith(f".{column.data}")
+        picked = config["federation"]["participation"]["fraction"] * partition["clients"]
+        assert (config["rounds"], picked) == (50, 10)
+        tiny = name == "Tiny-ImageNet"
+        assert (config["batch_size"], config["image"]["size"]) == ((128, 64) if tiny else (32, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in options("table") if name.startswith("gldp")])
+def test_every_row_trains_the_papers_epochs(name):
+    table = read_table(name)[1]
+    column = next(iter(table.columns.values()))
+    for row in (*table.rows, *table.beyond):
+        config = compose(
+            [*table.protocol, f"data={column.data}", *column.overrides, "data.root=x", *row.overrides]
+        )
+        client = config["method"]["client"]
+        assert sum(client.get(key, 0) for key in ("local_epochs", "base_epochs", "head_epochs")) == 30
+        # A method's own example does not take the place of the table's protocol.
+        assert (config["rounds"], config["data"]["_target_"]) == (50, "lit_fedad.data.cifar.cifar10")
+        assert config["partition"]["imbalance"] == int(next(iter(table.columns)).rpartition(" ")[2])
 
 
 @pytest.mark.parametrize("name", options("table"))
@@ -113,7 +163,8 @@ def test_paper_numbers_have_the_tables_form(name):
     assert len(labels) == len(set(labels))
     assert not any("," in label for label in labels)  # they separate rows on the command line
     for row in table.rows:
-        assert row.paper.keys() <= set(table.columns.values())
+        known = {label if isinstance(c, Setting) else c for label, c in table.columns.items()}
+        assert row.paper.keys() <= known
         for numbers in row.paper.values():
             assert len(numbers) == len(table.metrics)
             assert all(
@@ -148,6 +199,20 @@ def test_fadngs_tables_agree_with_each_other():
     in_other_order = [*full[2:], *full[:2]]
     assert tables[5].rows[0].paper["semantic_cifar10"] == in_other_order
     assert tables[6].rows[-1].paper["semantic_cifar10"] == in_other_order
+
+
+def test_gldp_tables_agree_with_each_other():
+    """The paper prints GLDP's numbers in Tables 2 and 3 alike, and A_glo of Table 2 in Table 4."""
+    server, personal, ablation = (
+        {row.label: row.paper for row in read_table(f"gldp_{number}")[1].rows} for number in (2, 3, 4)
+    )
+    for label in ("GLDP-GP", "GLDP-LP"):
+        assert server[label] == {column: personal[label][column] for column in server[label]}
+    ten, hundred = ablation["full"]
+    assert ablation["full"][ten][0] == server["GLDP-GP"][ten][0]
+    assert ablation["full"][hundred][0] == server["GLDP-LP"][hundred][0]
+    for column in (ten, hundred):
+        assert ablation["neither"][column][0] == server["FedRep"][column][0]
 
 
 def test_other_metrics_than_the_tables(ran):
@@ -265,6 +330,43 @@ def test_a_failure_costs_no_other_run(ran, capsys):
     fails.clear()
     assert cli.main(["report", *words()]) == 0
     assert titles == ["Local on textures, seed 0"]
+
+
+GLDP = ["tracking=off", "seeds=0", "rows=fedavg (known classes),fedavg,gldp-lp,gldp-gp"]
+
+
+def test_columns_of_the_same_data_share_its_root(ran, capsys):
+    titles, _ = ran
+    report(["table=gldp_2", "root.cifar10=/images", *GLDP], Display())
+    out = capsys.readouterr().out.splitlines()
+    assert [line for line in out if line.startswith("left out")] == [
+        f"left out: {label}; to take it in, give root.{data}=DIR"
+        for label, data in [
+            ("CIFAR-100 [20, 20, 5], IF 50", "cifar100"),
+            ("CIFAR-100 [20, 20, 5], IF 100", "cifar100"),
+            ("Tiny-ImageNet [20, 20, 5], IF 50", "tiny_imagenet"),
+        ]
+    ]
+    # GLDP-LP and known classes are read from the runs of GLDP-GP and FedAvg.
+    columns = [f"CIFAR-10 [20, 4, 5], IF {factor}" for factor in (50, 100)]
+    assert titles == [f"{row} on {column}, seed 0" for row in ("FedAvg", "GLDP-GP") for column in columns]
+    runs = frame("gldp_2", "reports/gldp_2")
+    assert runs["folder"].nunique() == 4
+    accuracy = runs.groupby("row")["global_accuracy_last"].unique().map(list).to_dict()
+    assert accuracy == {"FedAvg": [0.5], "FedAvg (known classes)": [0.6], "GLDP-GP": [0.5], "GLDP-LP": [0.7]}
+    text = Path("reports/gldp_2/gldp_2.md").read_text()
+    assert re.search(r"\| FedAvg +\| 50\.00 \[90\.00\] +\| 59\.94 +\| 50\.00 \[90\.00\] +\| 64\.33 +\|", text)
+    assert re.search(r"\| GLDP-LP +\| \*\*70\.00 \[80\.00\]\*\* +\| 65\.36 +\|", text)
+
+
+def test_own_experiment_in_place_of_the_papers_settings(ran):
+    report(["table=gldp_fig4", "experiment=gldp_small", *GLDP], Display(quiet=True))
+    runs = frame("gldp_fig4", "reports/gldp_fig4-gldp_small")
+    assert runs["column"].unique().tolist() == ["gldp_small"]
+    config = json.loads((Path(runs["folder"][0]) / "result.json").read_text())["config"]
+    assert (config["partition"]["clients"], config["method"]["client"]["local_epochs"]) == (5, 30)
+    assert "paper |" not in Path("reports/gldp_fig4-gldp_small/gldp_fig4.md").read_text()
+    assert Path("reports/gldp_fig4-gldp_small/gldp_fig4.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_rows_that_are_the_same_run_are_run_once(ran):

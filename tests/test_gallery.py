@@ -11,6 +11,7 @@ from lit_fedad import gallery
 from lit_fedad.assembly import build_data, build_federation, build_model, build_partition
 from lit_fedad.config import build
 from lit_fedad.contracts import Prediction
+from lit_fedad.data.partition import Partition
 from lit_fedad.federation.loop import RoundReport
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.report.console import Display
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def drawn(monkeypatch):
     """What is handed to the figures, by the name of the figure."""
     calls = {}
-    for name in ("partition_figure", "curves_figure", "score_figure", "heatmap_sheet"):
+    for name in ("partition_figure", "stages_figure", "curves_figure", "score_figure", "heatmap_sheet"):
         original = getattr(gallery, name)
 
         def record(*given, name=name, original=original):
@@ -66,6 +67,21 @@ def test_the_partition_shows_every_image(restored, drawn, tmp_path):
     assert counts.sum() == len(data.images.train)
     assert list(products) == list(data.images.products)
     assert pictures(tmp_path) == {"partition.png"}
+    assert "stages_figure" not in drawn
+
+
+def test_images_that_come_task_after_task_are_drawn_by_task(restored, drawn, tmp_path):
+    _, data, _ = restored
+    products = [sample.product for sample in data.images.train]
+    partition = Partition.in_stages([[[0], [1, len(products) - 1]], [[2]]])
+    gallery.draw_partition(SimpleNamespace(partition=partition, images=data.images), tmp_path)
+    ((counts, names),) = drawn["stages_figure"]
+    expected = [[[0], [1, -1]], [[2]]]
+    assert [own.tolist() for own in counts] == [
+        [[sum(products[i] == name for i in task) for name in names] for task in own] for own in expected
+    ]
+    assert pictures(tmp_path) == {"partition.png"}
+    assert "partition_figure" not in drawn
 
 
 def test_curves_join_what_was_measured(drawn, tmp_path):

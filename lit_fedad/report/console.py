@@ -34,6 +34,8 @@ METRIC_TITLES = {
     "predicted_classes": "classes predicted",
     "auroc": "AUROC", "fe": "FE", "me": "ME",
     "fe_train": "FE train", "me_train": "ME train",
+    "selection_accuracy": "A_sel", "global_accuracy": "A_glo", "local_accuracy": "A_loc",
+    "incremental_accuracy": "A_inc", "forgetting": "forgetting",
 }  # fmt: skip
 
 

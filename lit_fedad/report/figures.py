@@ -15,8 +15,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
@@ -31,6 +32,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _LINE_STYLES = ("-", "--")
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MOST_PIES = 12
+_MOST_NAMES = 20
 _MOST_COLOURED_LINES = 8
 
 
@@ -72,13 +74,44 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
         raise ValueError("counts holds no image: there is nothing to draw")
     draw = _pies if len(counts) <= _MOST_PIES else _bars
     figure = draw(counts)
-    patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(products)]
-    entry_width = FONT_SIZE * (4.0 + 0.6 * max(map(len, products)))  # points, estimated: box, gaps and name
-    columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
-    rows = math.ceil(len(products) / columns)
-    columns = math.ceil(len(products) / rows)
-    figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.1)
-    figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
+    _product_legend(figure, products)
+    return figure
+
+
+def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figure:
+    """How many images of which class each task brings to each client (GLDP's [N, S, M] splits).
+
+    One row a client and one panel a task, all at one scale; a client with fewer tasks than others has no bar in
+    the last panels. Beneath, the images of each class over all clients and tasks, in the order of the stacks.
+    More than 20 classes are counted instead of named; from the 29th on, looks come again.
+
+    Args:
+        counts: For every client the images of each of its tasks and each class [tasks, classes].
+        products: Names of the classes.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: An array is not of the shape [tasks, classes], or there is no image at all.
+    """
+    for client, own in enumerate(counts):
+        if own.ndim != 2 or own.shape[1] != len(products):
+            raise ValueError(
+                f"counts of client {client} has the shape {own.shape}; expected [tasks, {len(products)}]"
+            )
+    if sum(own.sum() for own in counts) <= 0:
+        raise ValueError("counts holds no image: there is nothing to draw")
+    tasks = max(map(len, counts))
+    held = np.stack([np.pad(own, ((0, tasks - len(own)), (0, 0))) for own in counts], axis=1)
+    height = float(np.clip(0.17 * len(counts), 0.7, 6.0))
+    width = float(np.clip(0.6 + max(1.35 * tasks, 0.32 * len(products)), _COLUMN, _PAGE))
+    figure = blank_figure(width, height + 1.75)
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(height + 0.6, 1.15)).flat
+    _task_panels(upper, held)
+    _class_totals(lower, held.sum(axis=(0, 1)))
+    if len(products) <= _MOST_NAMES:
+        _product_legend(figure, products)
     return figure
 
 
@@ -235,6 +268,17 @@ def _fill(index: int) -> dict[str, Any]:
     }
 
 
+def _product_legend(figure: Figure, products: Sequence[str]) -> None:
+    """Name the look of every product type beneath a figure, which grows by the height of the names."""
+    patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(products)]
+    entry_width = FONT_SIZE * (4.0 + 0.6 * max(map(len, products)))  # points, estimated: box, gaps and name
+    columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
+    rows = math.ceil(len(products) / columns)
+    columns = math.ceil(len(products) / rows)
+    figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.1)
+    figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
+
+
 def line_style(index: int, points: int) -> dict[str, Any]:
     """Look of the line of one client: colour and marker in turn, then again with the next line style."""
     turn, colour = divmod(index, len(_MARKERS))
@@ -243,9 +287,11 @@ def line_style(index: int, points: int) -> dict[str, Any]:
     return style | {"marker": marker, "markersize": 3, "markeredgewidth": 0}
 
 
-def labelled_axes(figure: Figure, xlabel: str, ylabel: str) -> Axes:
-    """The one pair of axes of a figure, in the common style."""
-    axes = figure.add_subplot()
+def labelled_axes(
+    figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
+) -> Axes:
+    """A pair of axes in the common style; the only one of its figure unless a place in a grid is given."""
+    axes = figure.add_subplot(*place, **shared)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
     axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
@@ -283,11 +329,53 @@ def _bars(counts: np.ndarray) -> Figure:
     axes = labelled_axes(figure, "client", "images")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=min(len(counts), 30)))
     axes.set_xlim(-0.6, len(counts) - 0.4)
-    bottoms = counts.cumsum(axis=1) - counts
+    for owners, starts, lengths, style in _stacks(counts):
+        axes.bar(owners, lengths, bottom=starts, width=0.85, **style)
+    return figure
+
+
+def _task_panels(figure: FigureBase, counts: np.ndarray) -> None:
+    """One panel a task with one bar a client, classes stacked [tasks, clients, classes]."""
+    first: dict[str, Axes] = {}
+    for task, held in enumerate(counts):
+        axes = labelled_axes(figure, "", "" if first else "client", (1, len(counts), task + 1), **first)
+        axes.set_title(f"task {task}", fontsize=FONT_SIZE + 1)
+        axes.grid(visible=False)
+        axes.grid(axis="x", color="0.9", linewidth=0.5)
+        if first:
+            axes.tick_params(labelleft=False)
+        first = first or {"sharex": axes, "sharey": axes}
+        for owners, starts, lengths, style in _stacks(held):
+            left, right, top, bottom = starts, starts + lengths, owners - 0.425, owners + 0.425
+            corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1)
+            # One path a class: Agg draws a hatch anew for every path, a minute for 100 clients with 100 classes.
+            path = Outline.make_compound_path_from_polys(corners.reshape(-1, 4, 2))
+            axes.add_artist(PathPatch(path, **style))
+    axes = first["sharex"]
+    axes.set_xlim(0, 1.05 * counts.sum(axis=2).max())
+    axes.set_ylim(counts.shape[1] - 0.4, -0.6)  # client 0 on top
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=max(2, 12 // len(counts))))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=22))
+    figure.supxlabel("images", fontsize=FONT_SIZE + 1)
+
+
+def _class_totals(figure: FigureBase, totals: np.ndarray) -> None:
+    """One bar a class, in the order of the legend."""
+    axes = labelled_axes(figure, f"{len(totals)} classes, all clients and tasks", "images")
+    axes.set_xticks([])
+    axes.set_xlim(-0.6, len(totals) - 0.4)
+    for number, total in enumerate(totals):
+        bar = axes.bar(number, total, width=0.85, **_fill(number))
+        if len(totals) <= _MOST_NAMES:
+            axes.bar_label(bar, fmt="{:.0f}", padding=1, fontsize=FONT_SIZE)
+
+
+def _stacks(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]]:
+    """The stacked bars of each product type: whose they are, where they start, their lengths and their look."""
+    starts = counts.cumsum(axis=1) - counts
     for product in range(counts.shape[1]):
         style = _fill(product)
         if len(counts) > 100:  # bars too thin for edges and hatches
             style = {"facecolor": style["facecolor"], "linewidth": 0}
         owners = np.flatnonzero(counts[:, product])
-        axes.bar(owners, counts[owners, product], bottom=bottoms[owners, product], width=0.85, **style)
-    return figure
+        yield owners, starts[owners, product], counts[owners, product], style

@@ -1,14 +1,16 @@
-"""A table as a picture: one line a data set over its rows."""
+"""A table as a picture: one line a column over its rows, or one line a row over the tasks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from lit_fedad.report.console import metric_title
-from lit_fedad.report.figures import LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Table
 
 
@@ -34,4 +36,34 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
         axes.errorbar(range(len(labels)), values["mean"], values["std"], label=column, **style)
     axes.set_xticks(range(len(labels)), labels)
     figure.legend(loc="outside right upper", **LEGEND)
+    return figure
+
+
+def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
+    """The table's first metric after each task: means over seeds, with sample standard deviations as bars.
+
+    Args:
+        table: Its rows are the lines, those for which no run was asked left out.
+        columns: One panel each.
+        runs: From `lit_fedad.report.tables.runs_frame`.
+
+    Returns:
+        The figure.
+    """
+    metric = table.metrics[0]
+    labels = [row.label for row in table.rows if row.label in set(runs["row"])]
+    tasks = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
+    numbers = [int(name.rpartition("_")[2]) for name in tasks]
+    wide = min(len(columns), 3)
+    high = math.ceil(len(columns) / wide)
+    figure = blank_figure(max(3.5, 7.16 * wide / 3), 1.8 * high + 0.3)
+    for panel, column in enumerate(columns, start=1):
+        axes = labelled_axes(figure, "task", f"{metric_title(metric)} (%)", (high, wide, panel))
+        axes.set_title(column, fontsize=FONT_SIZE + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for index, label in enumerate(labels):
+            group = runs[(runs["row"] == label) & (runs["column"] == column)]
+            means, deviations = 100 * group[tasks].mean(), 100 * group[tasks].std()
+            axes.errorbar(numbers, means, deviations, label=label, **line_style(index, len(tasks)))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure

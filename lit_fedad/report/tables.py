@@ -5,9 +5,10 @@ Nothing is run here and nothing is read from disk. All that a table says of a ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -16,6 +17,11 @@ from lit_fedad.report.console import human_bytes, human_seconds, metric_title
 UNKNOWN = "–"  # noqa: RUF001
 
 _WHOLE = ("best_round", "rounds", "training_images", "image_size")
+
+_BRACKETS = {
+    "best": "the best round, which a run chooses by its first metric on the test set",
+    "task_1": "the last round of the first task",
+}
 
 PaperNumber = float | Sequence[float] | None
 """As printed, in per cent: a mean, or mean and deviation; None where the paper has none."""
@@ -28,12 +34,28 @@ class Row:
     Attributes:
         label: What stands at its beginning.
         overrides: What its runs are configured with.
-        paper: The paper's numbers, one a metric, by the name of the data.
+        paper: The paper's numbers, one a metric, by the name of the data; by the column's label, where settings
+            tell columns apart.
+        ending: Of the metrics' names in results, where one run holds several classifiers' (``"_lp"``).
     """
 
     label: str
     overrides: Sequence[str]
     paper: Mapping[str, Sequence[PaperNumber]] = field(default_factory=dict)
+    ending: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A column that stands for data under certain settings.
+
+    Attributes:
+        data: Name of the data's configuration.
+        overrides: What else its runs are configured with; what is given to every run does not change it.
+    """
+
+    data: str
+    overrides: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -45,25 +67,29 @@ class Table:
         source: Where the paper's numbers were printed.
         metrics: Names of metrics in results. All are shares of one, shown in per cent.
         rows_are: What the rows differ in.
-        columns: The paper's data: the configuration's name by label.
+        columns: The paper's data, or its settings: the name of the data's configuration, or all of it, by label.
         protocol: The paper's protocol, as overrides.
         rows: The paper's rows.
         beyond: Rows that the paper does not have.
         note: What a reader should know.
-        figure: Whether it is drawn as well: one line a column, over the paper's rows.
-        lower_is_better: Those of the metrics of which less is better, and their kin of single anomaly sets.
+        figure: What is drawn of the first metric: one line a column over the paper's ``"rows"``, or one line a row
+            over the ``"tasks"``, with a panel a column.
+        brackets: What stands beside the last round: the ``"best"``, or the last of the first task (``"task_1"``).
+        lower_is_better: Those of the metrics of which less is better, and their kin: ``fe_svhn``,
+            ``forgetting_masked``.
     """
 
     title: str
     source: str
     metrics: Sequence[str]
     rows_are: str
-    columns: Mapping[str, str]
+    columns: Mapping[str, str | Setting]
     protocol: Sequence[str]
     rows: Sequence[Row]
     beyond: Sequence[Row] = ()
     note: str = ""
-    figure: bool = False
+    figure: Literal["none", "rows", "tasks"] = "none"
+    brackets: Literal["best", "task_1"] = "best"
     lower_is_better: Sequence[str] = ()
 
     def favourite(self, metric: str) -> Callable[..., float]:
@@ -83,6 +109,7 @@ class Outcome:
         folder: Where its files lie.
         result: Its ``result.json``; None for a run that is not complete.
         cause: Why it failed.
+        ending: That of its row.
     """
 
     row: str
@@ -91,6 +118,7 @@ class Outcome:
     folder: str
     result: Mapping[str, Any] | None = None
     cause: str | None = None
+    ending: str = ""
 
 
 def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFrame:
@@ -98,11 +126,12 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
 
     Args:
         outcomes: What became of the runs.
-        metrics: Which metrics to take: means over clients of the first, last and best round.
+        metrics: Which metrics to take: means over clients of the first, last and best round, and of the last of
+            each task where images come in tasks.
 
     Returns:
-        Columns ``row``, ``column``, ``seed``, ``state`` (complete, failed or open), the metrics, bytes, seconds and
-        settings.
+        Columns ``row``, ``column``, ``seed``, ``state`` (complete, failed or open), the metrics (``pro_last``,
+        ``pro_task_1``), bytes, seconds and settings.
     """
     lines = []
     for outcome in outcomes:
@@ -113,7 +142,7 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
                 "column": outcome.column,
                 "seed": outcome.seed,
                 "state": state,
-                **_figures(outcome.result or {}, metrics),
+                **_figures(outcome.result or {}, metrics, outcome.ending),
                 "folder": outcome.folder,
                 "cause": outcome.cause,
             }
@@ -125,12 +154,12 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
 def results_table(
     table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, bold: bool = False
 ) -> pd.DataFrame:
-    """Metrics of the last round, mean ± sample standard deviation over seeds, best round in brackets.
+    """Metrics of the last round, mean ± sample standard deviation over seeds; in brackets what the table says.
 
     Args:
         table: Metrics and headings.
         rows: Which of its rows.
-        columns: Name of the data by label of the column: where the paper has numbers for it, they stand beside.
+        columns: What the paper's numbers for a column are found by, by its label.
         runs: From `runs_frame`.
         bold: Whether our best value of each column is set in bold, in Markdown.
 
@@ -138,18 +167,18 @@ def results_table(
         Texts, ready to print.
     """
     cells: dict[str, list[str]] = {table.rows_are: [row.label for row in rows]}
-    for column, data in columns.items():
+    for column, key in columns.items():
         for index, metric in enumerate(table.metrics):
             single = len(table.metrics) == 1
             head = column if single else f"{column} {metric_title(metric)}"
             groups = [runs[(runs["row"] == row.label) & (runs["column"] == column)] for row in rows]
-            texts = [_cell(group, metric) for group in groups]
+            texts = [_cell(group, metric, table.brackets) for group in groups]
             if bold:
                 means = [round(100 * group[f"{metric}_last"].mean(), 2) for group in groups]
                 best = table.favourite(metric)((mean for mean in means if mean == mean), default=None)
                 texts = [f"**{t}**" if mean == best else t for t, mean in zip(texts, means, strict=True)]
             cells[head] = texts
-            printed = [row.paper[data][index] if data in row.paper else None for row in rows]
+            printed = [row.paper[key][index] if key in row.paper else None for row in rows]
             if any(number is not None for number in printed):
                 cells[f"{head}, paper"] = [_paper(number) for number in printed]
     return pd.DataFrame(cells)
@@ -177,11 +206,11 @@ def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.Dat
     return pd.DataFrame(lines)
 
 
-def caption(columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
+def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
     """What the numbers mean, and what each column was measured on."""
     lines = [
         "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
-        "deviation over seeds; in brackets the best round, which a run chooses by its first metric on the test set.",
+        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}.",
         "Bytes: of one client, mean over clients; a round is the last training round, set-up exchanges count in "
         "all. Time: median of the training rounds.",
     ]
@@ -216,7 +245,7 @@ def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], ru
         if rows:
             parts += [head, markdown_table(results_table(table, rows, columns, runs, bold=True))]
             parts += [markdown_table(costs_table(table, rows, runs))]
-    lines = [*caption(list(columns), runs), "Bold: our best of a column."]
+    lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
     parts.append("\n".join(f"- {line}" for line in lines))
     parts.append(" ".join(table.note.split()))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -238,13 +267,18 @@ def markdown_table(frame: pd.DataFrame) -> str:
     return "\n".join(text)
 
 
-def _figures(result: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:
     """What a table needs of a result; all of it None for a run without one."""
-    stages = {stage: result.get(stage, {}) for stage in ("first", "last", "best")}
+    moments = {
+        moment: {name: values["mean"] for name, values in result.get(moment, {}).items() if name != "round"}
+        for moment in ("first", "last", "best")
+    }
+    for task, round in enumerate(result.get("milestones", []), start=1):
+        moments[f"task_{task}"] = result["metrics"][str(round)]
     figures = {
-        f"{metric}_{stage}": _float(values.get(metric, {}).get("mean"))
+        f"{metric}_{moment}": _float(means.get(f"{metric}{ending}"))
         for metric in metrics
-        for stage, values in stages.items()
+        for moment, means in moments.items()
     }
     settings = ("best_round", "bytes_up", "bytes_down", "bytes_in_all", "seconds", "rounds", "learning_rate",
                 "backbone", "partition", "data", "training_images", "image_size", "mlflow_run")  # fmt: skip
@@ -276,14 +310,16 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cell(runs: pd.DataFrame, metric: str) -> str:
+def _cell(runs: pd.DataFrame, metric: str, brackets: str) -> str:
     values = runs[f"{metric}_last"].dropna()
     if values.empty:
         return "failed" if (runs["state"] == "failed").any() else UNKNOWN
     text = f"{100 * values.mean():.2f}"
     if len(values) > 1:
         text += f" ± {100 * values.std():.2f}"
-    text += f" [{100 * runs[f'{metric}_best'].mean():.2f}]"
+    beside = runs[f"{metric}_{brackets}"].mean() if f"{metric}_{brackets}" in runs else math.nan
+    if not math.isnan(beside):
+        text += f" [{100 * beside:.2f}]"
     return text if len(values) == len(runs) else f"{text} ({len(values)} of {len(runs)} seeds)"
 
 

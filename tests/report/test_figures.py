@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import matplotlib
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from lit_fedad.report.figures import (
     partition_figure,
     save_figure,
     score_figure,
+    stages_figure,
     whole_file,
 )
 
@@ -110,6 +113,104 @@ def test_nothing_of_a_partition_is_cut_off(clients, products):
 def test_counts_that_cannot_be_drawn_are_refused(counts):
     with pytest.raises(ValueError, match="counts"):
         partition_figure(counts, ["a", "b"])
+
+
+STAGES = [
+    np.array([[3, 0, 5, 0], [0, 2, 0, 1]]),
+    np.array([[0, 4, 0, 0]]),
+    np.array([[1, 1, 1, 1], [0, 0, 6, 0]]),
+]
+
+
+def looks(patches):
+    return [(patch.get_facecolor(), patch.get_hatch()) for patch in patches]
+
+
+def rows(axes):
+    """The spans (start, end, look) of every bar of a panel of tasks, by client and from left to right."""
+    spans = {}
+    for patch, look in zip(axes.patches, looks(axes.patches), strict=True):
+        for corners in patch.get_path().to_polygons():
+            (left, top), (right, bottom) = corners.min(axis=0), corners.max(axis=0)
+            assert bottom - top == pytest.approx(0.85)
+            spans.setdefault(round((top + bottom) / 2), []).append((left, right, look))
+    return {client: sorted(own, key=lambda span: span[0]) for client, own in sorted(spans.items())}
+
+
+def test_each_task_of_a_client_is_one_stack_of_its_classes():
+    figure = stages_figure(STAGES, PRODUCTS)
+    *panels, _ = figure.axes
+    assert [axes.get_title() for axes in panels] == ["task 0", "task 1"]
+    legend = looks(figure.legends[0].get_patches())
+    assert legend_texts(figure) == PRODUCTS
+    drawn = [rows(axes) for axes in panels]
+    assert drawn[0] == {
+        0: [(0, 3, legend[0]), (3, 8, legend[2])],
+        1: [(0, 4, legend[1])],
+        2: [(0, 1, legend[0]), (1, 2, legend[1]), (2, 3, legend[2]), (3, 4, legend[3])],
+    }
+    assert drawn[1] == {0: [(0, 2, legend[1]), (2, 3, legend[3])], 2: [(0, 6, legend[2])]}
+
+
+def test_all_tasks_are_drawn_at_one_scale_with_client_0_on_top():
+    figure = stages_figure(STAGES, PRODUCTS)
+    *panels, _ = figure.axes
+    for axes in panels:
+        assert axes.get_xlim() == panels[0].get_xlim()
+        assert axes.get_xlim()[1] > 8
+        assert axes.get_ylim() == pytest.approx((2.6, -0.6))
+    figure.canvas.draw()
+    np.testing.assert_allclose([axes.bbox.width for axes in panels], panels[0].bbox.width)
+
+
+def test_the_long_tail_is_the_sum_over_clients_and_tasks():
+    figure = stages_figure(STAGES, PRODUCTS)
+    tail = figure.axes[-1]
+    assert [bar.get_height() for bar in tail.patches] == [4, 7, 12, 2]
+    assert looks(tail.patches) == looks(figure.legends[0].get_patches())
+    assert [text.get_text() for text in tail.texts] == ["4", "7", "12", "2"]
+    assert tail.get_xlabel() == "4 classes, all clients and tasks"
+
+
+def test_more_than_twenty_classes_are_counted_instead_of_named():
+    names = [f"class {i}" for i in range(21)]
+    assert legend_texts(stages_figure([np.ones((1, 20), dtype=int)], names[:20])) == names[:20]
+    figure = stages_figure([np.ones((1, 21), dtype=int)], names)
+    assert not figure.legends
+    assert not figure.axes[-1].texts
+    assert figure.axes[-1].get_xlabel() == "21 classes, all clients and tasks"
+
+
+@pytest.mark.parametrize(("clients", "tasks", "classes"), [(20, 5, 10), (1, 1, 1), (3, 3, 20), (100, 1, 30)])
+def test_nothing_of_the_tasks_is_cut_off_or_overlaps(clients, tasks, classes):
+    figure = stages_figure([np.full((tasks, classes), 999)] * clients, ["some class"] * classes)
+    figure.canvas.draw()
+    totals = figure.axes[-1].texts
+    artists = [
+        *figure.legends,
+        *totals,
+        *(axes.title for axes in figure.axes),
+        *(axes.xaxis.label for axes in figure.axes),
+    ]
+    assert all(inside(figure, artist) for artist in artists)
+    boxes = [text.get_window_extent() for text in totals]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (
+            [np.ones((2, 2)), np.ones((2, 3))],
+            r"counts of client 1 has the shape \(2, 3\); expected \[tasks, 2\]",
+        ),
+        ([np.ones(2)], "counts of client 0"),
+        ([np.zeros((2, 2)), np.zeros((1, 2))], "counts holds no image"),
+    ],
+)
+def test_tasks_that_cannot_be_drawn_are_refused(counts, message):
+    with pytest.raises(ValueError, match=message):
+        stages_figure(counts, ["a", "b"])
 
 
 def curves(figure):
@@ -237,6 +338,7 @@ def test_pyplot_and_its_global_state_stay_untouched(tmp_path):
     before = dict(matplotlib.rcParams)
     figures = [
         partition_figure(COUNTS, PRODUCTS),
+        stages_figure(STAGES, PRODUCTS),
         curves_figure({0: [(0, 1.0)]}, "y"),
         score_figure([1], [0], 2.0),
     ]
