@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_fedad.anomaly_stream_evaluation import AnomalyStreamEvaluator
 from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.data.arrays import read_images
@@ -306,6 +307,9 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
     if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
         counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
         return StreamAccuracyEvaluator(loader, data.module, counts, client, fabric, client_test)
+    if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
+        counts = data.partition.stage_counts(data.images)
+        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric)
     if isinstance(data.images, SemanticSet):
         quantile = config["evaluation"]["threshold_quantile"]
         return SemanticEvaluator(
