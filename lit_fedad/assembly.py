@@ -121,8 +121,10 @@ def build_images(config: Config) -> Images:
     """Reads the image set.
 
     Raises:
-        UserError: If the task cannot be judged on these images.
+        UserError: If the method cannot work with the task, or the task cannot be judged on these images.
     """
+    # First of all: a method's settings for its own task and data fit no other.
+    locate(config["method"]["client"]["_target_"]).check_task(locate(config["task"]["_target_"]))
     images: Images = build(config["data"])
     task = locate(config["task"]["_target_"])
     if images.kind != task.kind:
@@ -191,8 +193,6 @@ def build_model(
         public: From `build_public`; without it a server that wants public images can answer, but not learn.
         teaching: From `build_teaching`; likewise.
     """
-    # Before the task is built: a method's settings for its own task fit no other.
-    locate(config["method"]["client"]["_target_"]).check_task(locate(config["task"]["_target_"]))
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
         if takes(config["task"], "backbone"):

@@ -56,10 +56,10 @@ class AnomalyEvaluator(Evaluator):
     def score(self, client: Client, number: int) -> AnomalyMetrics:
         """Mergeable metric state of one client."""
         metrics = AnomalyMetrics(pixel=False)
-        for number, batch in enumerate(self.loader):
+        for position, batch in enumerate(self.loader):
             prediction = predict_batch(client, batch, self.fabric)
             maps = prediction.anomaly_map if self.pixel else None
-            if number == 0:
+            if position == 0:
                 metrics = AnomalyMetrics(pixel=maps is not None)
             pixels = () if maps is None else (maps.cpu(), batch["mask"])
             metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)

@@ -33,8 +33,9 @@ class StreamAccuracyEvaluator(Evaluator):
     """Evaluates classifiers on the test data of the tasks that a client has met so far.
 
     - ``global_accuracy``: the server's model (A_glo).
-    - ``local_accuracy``: what the client had when it was last trained (A_loc).
-    - ``selection_accuracy``: the same, over the clients of the last round alone (A_sel).
+    - ``local_accuracy``: what the client had when it was last trained (A_loc); undefined where only the server makes
+      models that are meant to predict (`Client.own_model`).
+    - ``selection_accuracy``: the same, or else the server's model, over the clients of the last round alone (A_sel).
     - ``incremental_accuracy``, ``forgetting``: of what the client had at the end of each task.
 
     ``_masked`` marks predictions restricted to the classes that the client has met, so that heads compare fairly
@@ -65,6 +66,7 @@ class StreamAccuracyEvaluator(Evaluator):
         held = [torch.from_numpy(own) for own in counts]
         self.images = held
         self.weights = [(own > 0).long() if client_test == "balanced" else own for own in held]
+        self.own_models = client.own_model
         self.endings = ["", "_masked", *(f"_{name}" for name in client.classifiers)]
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
 
@@ -143,8 +145,9 @@ class StreamAccuracyEvaluator(Evaluator):
             if client not in trained:
                 continue
             found = self._compute(client, ending, trained[client])
+            if self.own_models:
+                values[client][f"local_accuracy{ending}"] = found["accuracy"]
             values[client] |= {
-                f"local_accuracy{ending}": found["accuracy"],
                 f"incremental_accuracy{ending}": found["incremental_accuracy"],
                 f"forgetting{ending}": found["forgetting"],
             }

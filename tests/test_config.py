@@ -66,7 +66,7 @@ def needs(group: str, option: str) -> list[str]:
         ("experiment", "semantic_small"): ["method=fadngs"],
         **{("contrastive_loss", loss): ["method=fadngs"] for loss in options("contrastive_loss")},
     }
-    embedded = {"textures", "motifs", "motif_classes", "small"}
+    embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small"}
     rooted = group in ("data", "experiment") and option not in embedded
     return missing.get((group, option), ["data.root=images"] if rooted else [])
 
@@ -161,7 +161,7 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     small = {"clients": 2, "size": 2, "dominant": 1, "contamination": 0}
     given["dominant"] = given["dominant_small"] = [f"partition.{key}={value}" for key, value in small.items()]
     given["products_in_turn"] = ["partition.clients=2"]
-    given["task_stream"] = [
+    given["task_stream"] = given["task_stream_small"] = [
         f"partition.{key}" for key in ("clients=2", "classes=1", "stages=1", "imbalance=1")
     ]
     given["dirichlet"] = given["ten_clients"] = ["partition.clients=2", "partition.min_size=1"]

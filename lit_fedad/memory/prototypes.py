@@ -72,7 +72,9 @@ class Prototypes:
         Returns:
             [B, K].
         """
-        distances = torch.cdist(features.float(), self.vectors.to(features.device).float())
+        # Products, torch's way with many rows, lose small distances between features that lie far from zero.
+        vectors = self.vectors.to(features.device).float()
+        distances = torch.cdist(features.float(), vectors, compute_mode="donot_use_mm_for_euclid_dist")
         return (-distances).masked_fill(~self.known.to(features.device), -torch.inf)
 
 

@@ -47,8 +47,8 @@ class FEDICServer(FedAvgServer):
 
     Three parts of a round follow the average, each of ``steps`` steps of Adam: the fine-tuning of a copy of it on
     teaching images, the training of a `Calibration`, which is carried on from round to round, and the distillation.
-    Adam starts anew each round; the released code carries it on too, and decays weights by 2e-4. Teachers are in evaluation mode and images
-    are not augmented, so that teachers look at each image once a round.
+    Adam starts anew each round; the released code carries it on too, and decays weights by 2e-4. Teachers are in
+    evaluation mode and images are not augmented, so that teachers look at each image once a round.
 
     Args:
         client: A client, for the initial weights.

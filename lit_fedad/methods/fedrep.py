@@ -57,7 +57,7 @@ class FedRepClient(FedAvgClient):
         """The head."""
         shared = set(self.shared_keys())
         return {
-            name: entry.detach().cpu()
+            name: entry.detach().to("cpu", copy=True)
             for name, entry in self.task.learned_state().items()
             if name not in shared
         }

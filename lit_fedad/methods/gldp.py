@@ -146,13 +146,14 @@ class GLDPClient(FedRepClient):
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """By the nearest global prototype; an image's score is its distance to that prototype."""
         features = self.task.features(batch)
-        by_head = self.task.predict(features, batch)
-        head = self._head(features)
-        if not self.common_prototypes.known.any():
-            return by_head._replace(others={"lp": head, "head": head})
-        logits = self.common_prototypes.logits(features)
+        prediction = self.task.predict(features, batch)
+        assert prediction.logits is not None
+        logits = head = prediction.logits
+        if self.common_prototypes.known.any():
+            logits = self.common_prototypes.logits(features)
+            prediction = Prediction(-logits.amax(1), logits=logits)
         local = self.local.logits(features) if self.local.known.any() else logits
-        return Prediction(-logits.amax(1), logits=logits, others={"lp": local, "head": head})
+        return prediction._replace(others={"lp": local, "head": head})
 
     def personal_state(self) -> dict[str, Any]:
         """The head, and the client's own prototypes with the task that they are of."""

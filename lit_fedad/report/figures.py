@@ -339,7 +339,7 @@ def _task_panels(figure: FigureBase, counts: np.ndarray) -> None:
     first: dict[str, Axes] = {}
     for task, held in enumerate(counts):
         axes = labelled_axes(figure, "", "" if first else "client", (1, len(counts), task + 1), **first)
-        axes.set_title(f"task {task}", fontsize=FONT_SIZE + 1)
+        axes.set_title(f"task {task + 1}", fontsize=FONT_SIZE + 1)
         axes.grid(visible=False)
         axes.grid(axis="x", color="0.9", linewidth=0.5)
         if first:

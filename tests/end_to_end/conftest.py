@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Lab:
             "debug=seconds",
             f"out={out}",
             f"cache.folder={self.shared}",
-            *([f"data.root={self.shared}"] if "data=motifs" not in overrides else []),
+            *([] if {"data=motifs", "data=motif_classes"} & {*overrides} else [f"data.root={self.shared}"]),
             *(["data.size=64"] if not any(o.startswith("data=") for o in overrides) else []),
             "tracking=off",
             "fabric.accelerator=cpu",
@@ -110,6 +110,8 @@ def _differences(one: Any, other: Any, at: str = "") -> list[str]:
             return []
         size = float((one.double() - other.double()).abs().max()) if same else torch.inf
         return [f"{at}: differ by {size:.1e}"]
+    if is_dataclass(one) and type(one) is type(other):
+        return _differences(vars(one), vars(other), at)
     return [] if one == other else [f"{at}: {one} and {other}"]
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lit_fedad.config import options
+from lit_fedad.config import conf_folder, options
 from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import AnomalyEvaluator, SemanticEvaluator
@@ -24,15 +24,20 @@ def strict_json(path):
 # Those that every quick run plays; the others in the slow tests, here and, with every task, in test_pairs.py.
 QUICK = ("fedavg", "feddymem", "local")
 
-# On semantic sets, below.
+# On semantic sets, and on classes that come task after task, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
+CLASSIFYING = tuple(
+    name
+    for name in options("method")
+    if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
+)
 
 
 @pytest.mark.parametrize(
     "method",
     [
         pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
-        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC})
+        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC, *CLASSIFYING})
     ],
 )
 def test_method_trains_and_writes_its_files(lab, method):
@@ -103,6 +108,44 @@ def test_semantic_method_trains_and_writes_its_files(lab, method):
         assert len(set(stored[chosen]["auroc"]["per_client"].values())) == 1
         assert 0 <= stored[chosen]["auroc"]["mean"] <= 1
     assert set(strict_json(out / "thresholds.json")) == {"0", "1"}
+
+
+STREAM = (
+    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
+    "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
+    "partition.imbalance=2", "partition.teaching=2", "task.encoder.channels=4", "evaluation.pictures=0",
+)  # fmt: skip
+SHORT = {
+    "gldp": ("method.client.base_epochs=1", "method.client.head_epochs=2"),
+    "creff": ("method.client.local_epochs=1", "method.server.retraining_epochs=2"),
+    "fedic": ("method.client.local_epochs=1", "method.server.steps=2", "public.count=8"),
+}
+
+
+@pytest.mark.parametrize(
+    "method", ["gldp", *(pytest.param(m, marks=pytest.mark.slow) for m in CLASSIFYING if m != "gldp")]
+)
+def test_classifying_method_trains_and_writes_its_files(lab, differences, method):
+    out, result = lab.finished(f"method={method}", *STREAM, *SHORT[method])
+    stored = strict_json(out / "result.json")
+    assert stored == json.loads(json.dumps(result))
+    assert (stored["method"], stored["task"], stored["data"]) == (method, "Classifier", "motif_classes")
+    assert stored["exchanges"] == [1, 2]
+    # One round a task.
+    first, last = stored["first"], stored["last"]
+    assert (first["round"], last["round"]) == (1, 2)
+    for chosen in (first, last):
+        # Where only the server makes models that are meant to predict, clients have none of their own.
+        assert (chosen["local_accuracy"]["mean"] is None) == (method in ("creff", "fedic"))
+        for name in ("selection_accuracy", "global_accuracy", "incremental_accuracy"):
+            assert set(chosen[name]["per_client"]) == {"0", "1"}
+            assert 0 <= chosen[name]["worst"] <= chosen[name]["mean"] <= 1
+    assert first["forgetting"]["mean"] is None
+    assert -1 <= last["forgetting"]["mean"] <= 1
+    assert Partition.load(out / "partition.json").stages is not None
+    assert {"partition", "loss", "selection_accuracy"} <= {p.stem for p in (out / "figures").glob("*.png")}
+    evaluate(str(out))
+    assert differences(strict_json(out / "evaluation.json"), last) == []
 
 
 def test_evaluating_a_semantic_run_again_gives_the_same(lab, differences):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import options
+from lit_fedad.config import conf_folder, options
 from lit_fedad.contracts import Client
 from lit_fedad.errors import UserError
 from lit_fedad.federation.loop import Federation
@@ -30,6 +30,11 @@ ANY_TASK = [
 ]
 BANKS_ONLY = ["feddymem", "feddymem_close", "feddymem_literal", "federated_patchcore", "nearest_neighbour"]
 CONTRASTIVE_ONLY = ["fadngs", "fadngs_code", "fadngs_literal"]
+CLASSIFIER_ONLY = [
+    name
+    for name in options("method")
+    if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
+]
 TASKS = ["memory_bank", "classifier", "autoencoder", "contrastive"]
 PAIRS = {
     **{(method, task): None for method in [*ANY_TASK, "fedrep"] for task in TASKS},
@@ -37,8 +42,28 @@ PAIRS = {
     **{(method, task): "works with task MemoryBank" for method in BANKS_ONLY for task in TASKS[1:]},
     **{(method, "contrastive"): None for method in CONTRASTIVE_ONLY},
     **{(method, task): "works with task Contrastive" for method in CONTRASTIVE_ONLY for task in TASKS[:-1]},
+    **{(method, "classifier"): None for method in CLASSIFIER_ONLY},
+    **{
+        (method, task): "works with task Classifier"
+        for method in CLASSIFIER_ONLY
+        for task in TASKS
+        if task != "classifier"
+    },
     ("fedrep", "memory_bank"): "keeps heads personal",
 }
+OWN = {
+    **{m: ["public.count=8", "method.server.distillation.queue=64"] for m in CONTRASTIVE_ONLY},
+    "gldp": ["method.client.base_epochs=1", "method.client.head_epochs=2"],
+    "creff": ["method.client.local_epochs=1", "method.server.retraining_epochs=2"],
+    "fedic": [
+        "method.client.local_epochs=1",
+        "method.server.steps=2",
+        "public.count=8",
+        "partition.teaching=2",
+    ],
+}
+# Classes that come task after task, for methods that are about them.
+STREAM = ["partition=task_stream", "partition.classes=2", "partition.stages=2", "partition.imbalance=1"]
 # One of images and one of several exchanges a round; all pairs in the slow tests.
 QUICK = {("moon", "classifier"), ("fadngs", "contrastive")}
 
@@ -77,7 +102,7 @@ def words(task_words):
     def make(method, task):
         clients = ["partition.clients=4"] if method not in ("centralised", "nearest_neighbour") else []
         rounds = ["rounds=2", "partition=pooled", "~partition.clients"] if not clients else ["rounds=2"]
-        own = ["public.count=8", "method.server.distillation.queue=64"] if method in CONTRASTIVE_ONLY else []
+        own = [*(STREAM if method in CLASSIFIER_ONLY else []), *OWN.get(method, [])]
         return [
             f"method={method}", *task_words[task], *clients, *rounds, *own, "federation=partial",
             "federation.participation.fraction=0.75", "federation.participation.min_clients=1",
@@ -160,6 +185,7 @@ def test_a_failed_client_is_left_out_of_its_round(lab, words, tmp_path, monkeypa
 def test_a_pair_that_makes_no_sense_says_why_in_one_line(lab, task_words, method, task, tmp_path):
     # Sizes of the small tasks meet no key where the method comes with the settings of its own.
     data = [word for word in task_words[task] if "data" in word]
+    data += STREAM if method in CLASSIFIER_ONLY else []
     with pytest.raises(UserError, match=PAIRS[method, task]) as error:
         lab.train(tmp_path, f"method={method}", f"task={task}", *data)
     assert "\n" not in str(error.value)

@@ -1,5 +1,6 @@
 """The round loop on a method small enough to play by hand."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -304,3 +305,167 @@ def test_every_visit_of_every_exchange_is_counted(spread):
     spread(rounds=2, evaluate_every=2, on_visit=lambda done, total: counted.append((done, total))).run()
     total = 2 * 2 * 2 + 2  # clients, exchanges and rounds; one evaluation
     assert counted == [(number, total) for number in range(1, total + 1)]
+
+
+# --------------------------------------------------------------------------- images that come task after task
+
+
+STREAM = {0: [[1.0], [3.0, 3.0, 3.0]], 1: [[4.0, 4.0, 4.0], [2.0]]}
+
+
+class Stream:
+    """Clients hold their first list of numbers for two rounds, then their second."""
+
+    sizes = {client: sum(map(len, tasks)) for client, tasks in STREAM.items()}
+    milestones = frozenset({2})
+
+    def at(self, round):
+        stage = int(round > 2)
+        held = type(self.plain)({client: tasks[stage] for client, tasks in STREAM.items()})
+        return Now(held, dict.fromkeys(STREAM, stage))
+
+    def __init__(self, plain):
+        self.plain = plain
+
+
+class Now:
+    def __init__(self, held, stages):
+        self.held, self.stages, self.sizes = held, stages, held.sizes
+
+    def client_loader(self, *given, **options):
+        return self.held.client_loader(*given, **options)
+
+
+@pytest.fixture
+def stream(toy):
+    """The tiny method on tasks that come one after another; ``seen`` is where its client was adapted."""
+
+    def make(**parts):
+        federation = toy(**{"rounds": 4, **parts})
+        federation.data = Stream(federation.data)
+        client = federation.client
+        client.seen = []
+        client.adapt = lambda loader: client.seen.append(
+            (client.context.round, client.context.client, client.context.stage, len(loader.dataset))
+        )
+        return federation
+
+    return make
+
+
+def test_a_round_has_the_images_of_its_task_and_their_number_weighs(stream):
+    """Of four images a round, client 0 holds one, then three."""
+    w, path = 0.0, []
+    for round in range(1, 5):
+        own = []
+        for tasks in STREAM.values():
+            numbers, v = tasks[round > 2], w
+            for x in numbers:
+                v += 0.5 * (x - v)
+            own.append((len(numbers), v))
+        w = sum(n * v for n, v in own) / 4
+        path.append(w)
+    history = stream().run()
+    assert [report.scalars["weight"] for report in history] == pytest.approx(path, rel=1e-6)
+    # In round 3, client 0 takes three steps from w to 3, and client 1 one to 2.
+    w = path[1]
+    losses = 3 * [np.mean([(0.5**k * (w - 3)) ** 2 / 2 for k in range(3)])] + [(w - 2) ** 2 / 2]
+    assert history[2].scalars["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_contexts_say_the_task(stream):
+    federation = stream(rounds=3, evaluate_every=10)
+    federation.run()
+    first = [(round, client, 0, len(STREAM[client][0])) for round in (1, 2) for client in (0, 1)]
+    # Evaluation after round 2 sees what is sent for round 3, and the task of round 2.
+    after = [(3, client, 0, len(STREAM[client][0])) for client in (0, 1)]
+    last = [(round, client, 1, len(STREAM[client][1])) for round in (3, 4) for client in (0, 1)]
+    assert federation.client.seen == [*first, *after, *last]
+
+
+def test_the_last_rounds_of_tasks_are_evaluated(stream):
+    history = stream(rounds=5, evaluate_every=4).run()
+    assert [report.round for report in history if report.metrics] == [2, 4, 5]
+
+
+# ------------------------------------------------------------------------------------ scored when just trained
+
+
+@pytest.fixture
+def after_fit(toy):
+    """The tiny method, of which clients are scored with what they have just trained: their weight and visits."""
+
+    def make(**parts):
+        federation = toy(**parts)
+        federation.evaluator.after_fit = True
+        return federation
+
+    return make
+
+
+def test_clients_are_scored_with_what_they_have_just_trained(after_fit):
+    history = after_fit().run()
+    for w, report in zip([0.0, *by_hand(2)], history, strict=True):
+        second = 4 + 0.5**3 * (w - 4)
+        assert report.trained == {
+            0: (pytest.approx(w + 0.5 * (1 - w)), report.round), 1: (pytest.approx(second), report.round)
+        }  # fmt: skip
+
+
+def test_nobody_is_scored_who_trains_again_before_the_next_evaluation(after_fit):
+    values = {client: [float(client)] for client in range(6)}
+    parts = {"values": values, "participation": Participation(fraction=0.5), "rounds": 7}
+    history = after_fit(**parts, evaluate_every=4).run()
+    for due in ([1, 2, 3, 4], [5, 6, 7]):
+        reports = [report for report in history if report.round in due]
+        last = {client: report.round for report in reports for client in report.participants}
+        assert [set(r.trained) for r in reports] == [
+            {c for c, at in last.items() if at == r.round} for r in reports
+        ]
+        assert any(at < due[-1] for at in last.values())
+
+
+def test_a_score_of_what_was_trained_leaves_no_trace(toy, after_fit, tmp_path):
+    plain = toy(folder=tmp_path / "a").run()
+    federation = after_fit(folder=tmp_path / "b")
+
+    def deploy():
+        if federation.client.context.round <= federation.rounds:  # what predicts after the last round is kept
+            federation.client.task.w.data.zero_()
+            federation.client.visits = 0
+
+    federation.client.deploy = deploy
+    history = federation.run()
+    assert all(report.trained == {0: (0.0, 0), 1: (0.0, 0)} for report in history)
+    assert [r.scalars for r in history] == [r.scalars for r in plain]
+    assert [federation.pool.get(client)["visits"] for client in (0, 1)] == [3, 3]
+
+
+def test_without_a_model_of_its_own_no_client_is_scored(toy, after_fit, tmp_path):
+    federation = after_fit(folder=tmp_path / "a")
+    federation.client.own_model = False
+    assert [report.trained for report in federation.run()] == [{}, {}, {}]
+    assert [report.trained for report in toy(folder=tmp_path / "b").run()] == [{}, {}, {}]
+
+
+def test_who_fails_is_not_scored(after_fit):
+    history = after_fit(fails={(2, 1)}, participation=Participation(on_failure="skip")).run()
+    assert [set(report.trained) for report in history] == [{0, 1}, {0}, {0, 1}]
+
+
+def test_scores_are_kept_in_the_checkpoint(after_fit):
+    first = after_fit(rounds=2).run()
+    again = after_fit(rounds=3).run()
+    assert [report.trained for report in again[:2]] == [report.trained for report in first]
+
+
+def test_only_the_first_exchange_is_scored(spread):
+    federation = spread(rounds=1)
+    federation.evaluator.after_fit = True
+    scored, score = [], federation.evaluator.score
+    federation.evaluator.score = lambda client, number: (
+        scored.append((client.context.round, client.phase)),
+        score(client, number),
+    )[1]
+    federation.run()
+    assert scored == [(1, "train")] * 2 + [(2, "train")] * 2

@@ -31,3 +31,13 @@ def test_bad_settings_are_one_line():
         Participation(on_failure="ignore")
     with pytest.raises(UserError, match="min_clients=4, but only 3"):
         Participation(min_clients=4).pick(range(3), Context(0, 1))
+
+
+def test_picks_may_be_held_for_several_rounds():
+    held, fresh = Participation(fraction=0.5, hold=3), Participation(fraction=0.5)
+    picks = [held.pick(range(20), Context(0, round)) for round in range(1, 13)]
+    assert picks == [fresh.pick(range(20), Context(0, first)) for first in (1, 4, 7, 10) for _ in range(3)]
+    assert len(set(map(tuple, picks))) == 4
+    assert held.pick(range(20), Context(0, 0)) == list(range(20))
+    with pytest.raises(UserError, match="hold=0 must be at least 1"):
+        Participation(hold=0)

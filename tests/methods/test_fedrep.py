@@ -24,18 +24,19 @@ def side_by_side(state, layer):
     return np.column_stack([state[f"{layer}.weight"].numpy(), state[f"{layer}.bias"].numpy()])
 
 
-def by_hand(hand, data, head_epochs, base_epochs):
+def by_hand(hand, data, head_epochs, base_epochs, base_first=False):
     """The server's representation, and each client's head, after three rounds of ``|H(W x) - y|^2 / 2``."""
     shared, heads = hand.start, dict.fromkeys(data, HEAD)
     for _ in range(ROUNDS):
         trained = {}
         for client, loader in data.items():
             w, head = shared, heads[client]
-            for epoch in range(head_epochs + base_epochs):
-                for x, y in hand.batches(loader):
+            turns = [(base_epochs, "base"), (head_epochs, "head")]
+            for epochs, part in turns if base_first else turns[::-1]:
+                for x, y in epochs * hand.batches(loader):
                     features = with_ones(x @ w.T)
                     error = (features @ head.T - y) / len(x)
-                    if epoch < head_epochs:
+                    if part == "head":
                         head = head - STEP * error.T @ features
                     else:
                         w = w - STEP * (error @ head[:, :2]).T @ x
@@ -71,8 +72,8 @@ def make_deep(make_linear):
 def fedrep(federate, make_deep):
     """Plays FedRep on the linear task with a head."""
 
-    def play(data, rounds=ROUNDS, head_epochs=2, base_epochs=1, **settings):
-        client = {"head_epochs": head_epochs, "base_epochs": base_epochs}
+    def play(data, rounds=ROUNDS, head_epochs=2, base_epochs=1, base_first=False, **settings):
+        client = {"head_epochs": head_epochs, "base_epochs": base_epochs, "base_first": base_first}
         return federate(FedRepClient, task=make_deep(), data=data, rounds=rounds, client=client, **settings)
 
     return play
@@ -94,10 +95,13 @@ def play(federate, make_classifier, make_points):
 
 @pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
 @pytest.mark.parametrize(("head_epochs", "base_epochs"), [(2, 1), (1, 2), (0, 1), (1, 0)])
-def test_three_rounds_are_the_papers(fedrep, hand, points_by_hand, clients, head_epochs, base_epochs):
+@pytest.mark.parametrize("base_first", [False, True])
+def test_three_rounds_are_the_papers(
+    fedrep, hand, points_by_hand, clients, head_epochs, base_epochs, base_first
+):
     data = {number: points_by_hand[client] for number, client in enumerate(clients)}
-    played = fedrep(data, head_epochs=head_epochs, base_epochs=base_epochs)
-    shared, heads = by_hand(hand, data, head_epochs, base_epochs)
+    played = fedrep(data, head_epochs=head_epochs, base_epochs=base_epochs, base_first=base_first)
+    shared, heads = by_hand(hand, data, head_epochs, base_epochs, base_first)
     # Double precision: hand and machine differ in the order of sums only.
     np.testing.assert_allclose(side_by_side(played.server.weights, "layer"), shared, rtol=1e-12)
     for client in data:
@@ -141,17 +145,19 @@ def test_without_base_epochs_only_heads_train(play, make_classifier, exactly):
         assert not torch.equal(played.pool.get(client)["task"]["classifier.weight"], start.classifier.weight)
 
 
-def test_neither_part_moves_while_the_other_trains(make_classifier, make_points):
+@pytest.mark.parametrize("base_first", [False, True])
+def test_neither_part_moves_while_the_other_trains(make_classifier, make_points, base_first):
     """Not even by the momentum of its last step."""
-    client = FedRepClient(make_classifier(), head_epochs=1, base_epochs=1)
+    client = FedRepClient(make_classifier(), head_epochs=1, base_epochs=1, base_first=base_first)
     seen = []
     client.on_train_batch_end = lambda *_: seen.append(
         [client.task.classifier.weight.detach().clone(), client.task.downsample[0].weight.detach().clone()]
     )
     client.fit(make_points(4), Fabric(accelerator="cpu", devices=1))
     head, base = zip(*seen, strict=True)
-    assert [torch.equal(a, b) for a, b in zip(head[1:], head, strict=False)] == [False, True, True]
-    assert [torch.equal(a, b) for a, b in zip(base[1:], base, strict=False)] == [True, False, False]
+    first, second = (base, head) if base_first else (head, base)
+    assert [torch.equal(a, b) for a, b in zip(first[1:], first, strict=False)] == [False, True, True]
+    assert [torch.equal(a, b) for a, b in zip(second[1:], second, strict=False)] == [True, False, False]
 
 
 def test_heads_never_cross(fedrep, points_by_hand, tap):
@@ -179,6 +185,19 @@ def test_predicts_with_its_own_head_on_the_shared_representation(play, exactly):
         predicts = played.history[-1].metrics[client]
         known = {**played.server.weights, **played.pool.get(client)["task"]}
         exactly({name: predicts[name] for name in known}, known)
+
+
+def test_the_server_s_model_has_the_mean_head(fedrep, hand, points_by_hand, exactly):
+    """By data size, over all clients; lending it sends nothing and leaves the clients as they are."""
+    played = fedrep(points_by_hand)
+    _, heads = by_hand(hand, points_by_hand, 2, 1)
+    before = {client: played.pool.get(client) for client in points_by_hand}
+    lent = played.lent(ROUNDS)
+    np.testing.assert_allclose(side_by_side(lent, "head"), 3 / 5 * heads[0] + 2 / 5 * heads[1], rtol=1e-12)
+    found = played.ask(ROUNDS, played.evaluator.score, [0], lent)[0]
+    exactly(found, {**played.server.weights, **lent})
+    assert played.client.uniform_server
+    exactly({client: played.pool.get(client) for client in points_by_hand}, before)
 
 
 def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(

@@ -140,7 +140,7 @@ def rows(axes):
 def test_each_task_of_a_client_is_one_stack_of_its_classes():
     figure = stages_figure(STAGES, PRODUCTS)
     *panels, _ = figure.axes
-    assert [axes.get_title() for axes in panels] == ["task 0", "task 1"]
+    assert [axes.get_title() for axes in panels] == ["task 1", "task 2"]
     legend = looks(figure.legends[0].get_patches())
     assert legend_texts(figure) == PRODUCTS
     drawn = [rows(axes) for axes in panels]

@@ -1,0 +1,407 @@
+"""GLDP (Guo et al., STHFL, 2023), equation by equation and its Algorithm 1, against loops in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Update
+from lit_fedad.federation.client_pool import detached
+from lit_fedad.memory.prototypes import Prototypes
+from lit_fedad.methods.gldp import (
+    CLASSES,
+    VECTORS,
+    GLDPClient,
+    GLDPServer,
+    global_relation,
+    local_relation,
+)
+from lit_fedad.tasks.classifier import Classifier
+
+STEP, WIDTH, KINDS = 0.1, 3, 4
+FABRIC = Fabric(accelerator="cpu", devices=1)
+
+
+class Encoder(nn.Module):
+    """tanh(W x + b) of images of four numbers."""
+
+    width = WIDTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, WIDTH)
+
+    def forward(self, images):
+        return torch.tanh(self.layer(images.flatten(1)))
+
+
+def make_client(**settings) -> GLDPClient:
+    """In double precision; plain gradient steps."""
+    torch.manual_seed(0)
+    task = Classifier(Encoder(), KINDS, augment=False, learning_rate=STEP, momentum=0, weight_decay=0)
+    client = GLDPClient(task.double(), **{"base_epochs": 1, "head_epochs": 2, **settings})
+    return client.eval()
+
+
+def make_images(labels, seed: int = 0, batch_size: int = 100) -> DataLoader:
+    draw = torch.Generator().manual_seed(seed)
+    data = [
+        {"image": torch.randn(1, 2, 2, generator=draw, dtype=torch.float64) + label, "label": label}
+        for label in labels
+    ]
+    return DataLoader(data, batch_size)
+
+
+def arrays(loader) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, 4] and labels [n]."""
+    batches = list(loader)
+    x = torch.cat([batch["image"].flatten(1) for batch in batches])
+    return x.numpy(), torch.cat([batch["label"] for batch in batches]).numpy()
+
+
+def some(*classes, seed: int = 0) -> dict[int, np.ndarray]:
+    """A prototype of each of these classes."""
+    draw = np.random.default_rng(seed)
+    return {n: draw.normal(size=WIDTH) for n in classes}
+
+
+def packed(known: dict[int, np.ndarray], dtype=torch.float64) -> Prototypes:
+    vectors = torch.tensor(np.array(list(known.values())).reshape(-1, WIDTH), dtype=dtype)
+    return Prototypes.unpack(vectors, torch.tensor(list(known), dtype=torch.int64), KINDS)
+
+
+def assert_known(found: Prototypes, expected: dict[int, np.ndarray]) -> None:
+    assert found.known.nonzero().squeeze(1).tolist() == sorted(expected)
+    for n, vector in expected.items():
+        np.testing.assert_allclose(found.vectors[n].numpy(), vector, rtol=1e-5, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ by hand
+
+
+def softmax(rows: np.ndarray) -> np.ndarray:
+    powers = np.exp(rows - rows.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def kl(old: np.ndarray, new: np.ndarray) -> float:
+    return float(sum(o * np.log(o / n) for o, n in zip(old, new, strict=True)))
+
+
+def parameters(client) -> list[np.ndarray]:
+    """W, b of the base mu and of the head nu."""
+    task = client.task
+    return [p.detach().numpy().copy() for p in (*task.encoder.parameters(), *task.classifier.parameters())]
+
+
+def embed(mu, x: np.ndarray) -> np.ndarray:
+    return np.tanh(x @ mu[0].T + mu[1])
+
+
+def means(features: np.ndarray, y: np.ndarray) -> dict[int, np.ndarray]:
+    """Eq. 6."""
+    return {int(n): sum(features[y == n]) / np.sum(y == n) for n in np.unique(y)}
+
+
+def moved(old: dict, new: dict, beta: float) -> dict[int, np.ndarray]:
+    """Eq. 9 and 11: new classes are added."""
+    both = {n: beta * old[n] + (1 - beta) * new[n] for n in old.keys() & new.keys()}
+    return {**old, **new, **both}
+
+
+def terms(weights, x, y, old, common, relation="embedding", teacher=None) -> tuple[float, float, float]:
+    """Cross-entropy (Eq. 2), LP (Eq. 7 or 8) and GP (Eq. 10) of a batch; the teacher is a head, or the same one."""
+    features = embed(weights[:2], x)
+    chances = softmax(features @ weights[2].T + weights[3])
+    entropy = np.mean([-np.log(p[n]) for p, n in zip(chances, y, strict=True)])
+    own = means(features, y)
+    if relation == "embedding":
+        local = sum(kl(softmax(old[n]), softmax(own[n])) for n in old.keys() & own.keys())
+    else:
+        expected = means(chances, y)
+        matrix, bias = teacher or weights[2:]
+        former = {n: softmax(matrix @ c + bias) for n, c in old.items()}
+        local = sum(kl(former[n], expected[n]) for n in old.keys() & own.keys())
+    shared = sum(
+        np.sum(y == n) / len(y) * np.mean((own[n] - common[n]) ** 2) for n in common.keys() & own.keys()
+    )
+    return float(entropy), float(local), float(shared)
+
+
+def slope(function, at: np.ndarray) -> np.ndarray:
+    """The gradient by central differences."""
+    gradient = np.zeros_like(at)
+    for place in np.ndindex(at.shape):
+        step = np.zeros_like(at)
+        step[place] = 1e-6
+        gradient[place] = (function(at + step) - function(at - step)) / 2e-6
+    return gradient
+
+
+def descended(loss, weights: list[np.ndarray]) -> list[np.ndarray]:
+    """One step down the loss, a function of all these weights."""
+
+    def with_part(k):
+        return lambda part: loss([*weights[:k], part, *weights[k + 1 :]])
+
+    return [w - STEP * slope(with_part(k), w) for k, w in enumerate(weights)]
+
+
+OLD, COMMON = some(0, 3, seed=1), some(0, 1, seed=2)
+LABELS = [0, 1, 2, 0, 1, 0, 2, 0]  # class 3 is not here, and 2 has no prototype anywhere
+
+
+def ready(**settings) -> GLDPClient:
+    """A client that knows older prototypes, and those of all clients."""
+    client = make_client(**settings)
+    client.old, client.common_prototypes = packed(OLD), packed(COMMON)
+    return client
+
+
+# ------------------------------------------------------------------------------------------ equation by equation
+
+
+def test_equation_2():
+    client, images = make_client(lam=None), make_images(LABELS)
+    expected, _, _ = terms(parameters(client), *arrays(images), {}, {})
+    found = client.training_step(next(iter(images)))
+    assert found.keys() == {"loss", "accuracy"}
+    assert float(found["loss"].detach()) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("relation", ["embedding", "logit"])
+@pytest.mark.parametrize("lam", [None, 0.0, 0.3, 1.0])
+def test_equations_3_and_4(relation, lam):
+    """t = 1 step of the base under the fixed head, then s = 2 steps of the head on the fixed base."""
+    client, images = ready(relation=relation, lam=lam), make_images(LABELS)
+    x, y = arrays(images)
+    weights = parameters(client)
+    base, head = weights[:2], weights[2:]
+
+    def objective(weights, teacher):
+        """The old prototypes' predictions are constants: they are those of the teacher's head."""
+        entropy, local, shared = terms(weights, x, y, OLD, COMMON, relation, teacher)
+        return entropy if lam is None else entropy + lam * local + (1 - lam) * shared
+
+    base = descended(lambda mu: objective([*mu, *head], head), base)
+    for _ in range(2):
+        head = descended(lambda nu, teacher=head: objective([*base, *nu], teacher), head)
+    client.fit(images, FABRIC)
+    for found, expected in zip(parameters(client), [*base, *head], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equation_5(weighted):
+    server = GLDPServer(make_client(), weighted=weighted)
+    draw = np.random.default_rng(0)
+    sizes = {0: 5, 3: 20, 4: 15}
+    bases = {c: {k: draw.normal(size=v.shape) for k, v in server.weights.items()} for c in sizes}
+    none = {VECTORS: torch.zeros(0, WIDTH), CLASSES: torch.zeros(0, dtype=torch.int64)}
+    server.merge(
+        {c: Update({**{k: torch.tensor(v) for k, v in bases[c].items()}, **none}, sizes[c]) for c in sizes}
+    )
+    assert server.weights.keys() == {"encoder.layer.weight", "encoder.layer.bias"}
+    shares = {c: size / 40 if weighted else 1 / 3 for c, size in sizes.items()}
+    for name, merged in server.weights.items():
+        expected = sum(share * bases[c][name] for c, share in shares.items())
+        np.testing.assert_allclose(merged.numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_equation_6(batch_size):
+    """Over all images of a class, in whatever batches."""
+    client, images = make_client(), make_images(LABELS, batch_size=batch_size)
+    x, y = arrays(images)
+    client.begin(Context(0, 1, client=0))
+    message = client.send(images)
+    assert message[CLASSES].tolist() == [0, 1, 2]
+    assert message[VECTORS].dtype == torch.float32
+    assert_known(client.current, means(embed(parameters(client), x), y))
+    assert torch.equal(message[VECTORS], client.current.vectors[:3])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_equation_7(temperature):
+    own = some(0, 1, 2, seed=3)
+    vectors = packed(own).vectors.requires_grad_()
+    old, counts = packed(some(0, 1, 3, seed=4)), torch.tensor([2, 1, 5, 0])
+    found = local_relation(vectors, counts, old, temperature)
+    expected = sum(
+        kl(softmax(old.vectors[n].numpy() / temperature), softmax(own[n] / temperature)) for n in (0, 1)
+    )
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-10)
+    found.backward()
+    # d KL / d own = (softmax(own) - softmax(old)) / temperature
+    for n in range(KINDS):
+        pull = softmax(own[n] / temperature) - softmax(old.vectors[n].numpy() / temperature) if n < 2 else 0
+        np.testing.assert_allclose(
+            vectors.grad[n].numpy(), pull / temperature * np.ones(WIDTH), rtol=1e-9, atol=1e-12
+        )
+    vectors = vectors.detach()
+    assert float(local_relation(vectors, counts, packed({}))) == 0
+    assert float(local_relation(vectors, counts, Prototypes(vectors, counts > 0))) == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_equation_8(temperature):
+    client, images = ready(relation="logit", temperature=temperature), make_images(LABELS)
+    x, y = arrays(images)
+    weights = parameters(client)
+    cool = [*weights[:2], weights[2] / temperature, weights[3] / temperature]
+    _, expected, _ = terms(cool, x, y, OLD, COMMON, "logit")
+    found = client.training_step(next(iter(images)))["local_relation"]
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-9)
+    assert expected > 0.01
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_equation_9(beta):
+    client = make_client(beta=beta)
+    old, current = some(0, 1, seed=5), some(1, 2, seed=6)
+    client.old, client.current = packed(old), packed(current)
+    client.begin(Context(0, 2, client=0, stage=1))
+    client.adapt(make_images(LABELS))
+    assert_known(client.old, moved(old, current, beta))
+    assert_known(client.current, {})
+
+
+def test_equation_10():
+    own = some(0, 1, 2, seed=7)
+    vectors = packed(own).vectors.requires_grad_()
+    common, counts = packed(some(0, 2, 3, seed=8)), torch.tensor([3, 1, 4, 0])
+    found = global_relation(vectors, counts, common)
+    expected = sum(
+        share * sum((own[n] - common.vectors[n].numpy()) ** 2) / WIDTH
+        for n, share in ((0, 3 / 8), (2, 4 / 8))
+    )
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-10)
+    found.backward()
+    for n, share in enumerate((3 / 8, 0, 4 / 8, 0)):
+        pull = 2 * share / WIDTH * (vectors.detach()[n] - common.vectors[n])
+        np.testing.assert_allclose(vectors.grad[n].numpy(), pull.numpy(), rtol=1e-10)
+    vectors = vectors.detach()
+    assert float(global_relation(vectors, counts, packed({}))) == 0
+    assert float(global_relation(vectors, counts, Prototypes(vectors, counts > 0))) == 0
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_equation_11(beta):
+    """The mean over the clients that hold a class, each counted once, whatever their images."""
+    server = GLDPServer(make_client(), beta=beta)
+    before = some(0, 1, seed=1)
+    server.prototypes = packed(before, torch.float32)
+    own = {0: some(0, 2, seed=2), 1: some(2, seed=3), 5: some(0, 2, 3, seed=4)}
+    sizes = {0: 30, 1: 5, 5: 1}
+    updates = {}
+    for client, known in own.items():
+        vectors, classes = packed(known, torch.float32).pack()
+        updates[client] = Update({**server.weights, VECTORS: vectors, CLASSES: classes}, sizes[client])
+    server.merge(updates)
+    holders = {n: [known[n] for known in own.values() if n in known] for n in range(KINDS)}
+    mean = {n: sum(held) / len(held) for n, held in holders.items() if held}
+    assert_known(server.prototypes, moved(before, mean, beta))
+
+
+@pytest.mark.parametrize("relation", ["embedding", "logit"])
+@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+def test_equation_12(relation, lam):
+    client, images = ready(relation=relation, lam=lam), make_images(LABELS)
+    entropy, local, shared = terms(parameters(client), *arrays(images), OLD, COMMON, relation)
+    found = {name: float(v.detach()) for name, v in client.training_step(next(iter(images))).items()}
+    assert found["loss"] == pytest.approx(entropy + lam * local + (1 - lam) * shared, rel=1e-10)
+    assert found["local_relation"] == pytest.approx(local, rel=1e-9)
+    assert found["global_relation"] == pytest.approx(shared, rel=1e-9)
+    assert min(local, shared) > 0.01
+
+
+def test_equation_13():
+    """By global prototypes; by its own, of which those of the current task come first; never an unknown class."""
+    client, images = ready(), make_images(LABELS)
+    current = some(3, seed=9)
+    client.current = packed(current)
+    x, _ = arrays(images)
+    with torch.no_grad():
+        found = client.predict_step(next(iter(images)))
+    z = embed(parameters(client), x)
+    for known, logits in ((COMMON, found.logits), ({**OLD, **current}, found.others["lp"])):
+        for row, feature in zip(logits, z, strict=True):
+            distances = {n: np.sqrt(sum((feature - c) ** 2)) for n, c in known.items()}
+            assert int(row.argmax()) == min(distances, key=distances.get)
+            for n in range(KINDS):
+                assert float(row[n]) == pytest.approx(-distances.get(n, np.inf), rel=1e-5)
+    nearest = [min(np.sqrt(sum((feature - c) ** 2)) for c in COMMON.values()) for feature in z]
+    np.testing.assert_allclose(found.image_score.numpy(), nearest, rtol=1e-5)
+    head = z @ parameters(client)[2].T + parameters(client)[3]
+    np.testing.assert_allclose(found.others["head"].numpy(), head, rtol=1e-10)
+
+
+# ---------------------------------------------------------------------------------------------------- algorithm 1
+
+TASKS = {
+    0: [make_images([0, 1, 0, 1, 1], 1), make_images([1, 2, 2], 2), make_images([0, 3, 3, 2], 3)],
+    1: [make_images([2, 2, 3], 4), make_images([0, 2, 0, 0], 5), make_images([1, 1, 2], 6)],
+}
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.2])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [{0: 0, 1: 0}, {0: 0, 1: 0}, {0: 1, 1: 1}, {0: 1, 1: 1}],
+        [{0: 0}, {0: 0, 1: 0}, {1: 1}, {0: 1, 1: 1}],  # rounds skipped, of them the first of a task
+        [{0: 0}, {1: 0}, {1: 1}, {1: 1}, {0: 2, 1: 2}],  # a whole task skipped
+        [{0: 0, 1: 0}, {1: 2}, {0: 2, 1: 2}],  # and a first visit that is not the first task's
+        [
+            {0: 0, 1: 0},
+            {0: 1, 1: 1},
+            {0: 0, 1: 0},
+            {0: 1, 1: 1},
+        ],  # tasks that come again: the literal schedule
+    ],
+)
+def test_algorithm_1(rounds, beta):
+    """Each round names its participants and their tasks."""
+    client = make_client(beta=beta)
+    server = GLDPServer(client, beta=beta)
+    shelf = {number: detached(client.personal_state()) for number in TASKS}
+    common, old, current, last = {}, {0: {}, 1: {}}, {0: {}, 1: {}}, {0: 0, 1: 0}
+    start = parameters(client)[:2]
+    for round, participants in enumerate(rounds, start=1):
+        server.begin(Context(0, round))
+        updates, bases, sent = {}, {}, {}
+        for number, stage in participants.items():
+            broadcast = server.broadcast(number)
+            client.begin(Context(0, round, client=number, stage=stage))
+            client.load_personal_state(shelf[number])
+            client.receive(broadcast)
+            # Everyone starts from the last mean and the last global prototypes, whoever trained just before.
+            for found, expected in zip(parameters(client), start, strict=False):
+                np.testing.assert_allclose(found, expected, rtol=1e-12)
+            assert_known(client.common_prototypes, common)
+            loader = TASKS[number][stage]
+            client.adapt(loader)
+            if stage != last[number]:
+                old[number] = moved(old[number], current[number], beta)
+                last[number] = stage
+            assert_known(client.old, old[number])
+            client.fit(loader, FABRIC)
+            message = client.send(loader)
+            x, y = arrays(loader)
+            bases[number] = parameters(client)[:2]
+            sent[number] = current[number] = means(embed(bases[number], x), y)
+            # What is sent is the base and the prototypes of this task; the old ones stay as they were.
+            assert message.keys() == {*server.weights, VECTORS, CLASSES}
+            assert message[CLASSES].tolist() == sorted(sent[number])
+            assert_known(Prototypes.unpack(message[VECTORS], message[CLASSES], KINDS), sent[number])
+            assert_known(client.old, old[number])
+            assert_known(client.local, {**old[number], **current[number]})
+            shelf[number] = detached(client.personal_state())
+            updates[number] = Update(message, len(y))
+        server.aggregate(updates)
+        start = [sum(parts) / len(parts) for parts in zip(*bases.values(), strict=True)]
+        held = {n: [own[n] for own in sent.values() if n in own] for n in range(KINDS)}
+        common = moved(common, {n: sum(v) / len(v) for n, v in held.items() if v}, beta)
+        assert_known(server.prototypes, common)
