@@ -57,4 +57,7 @@ class ResNetCifar(ResNet):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features [B, width]; channels last in memory, a third faster on a CPU."""
-        return super().forward(images.contiguous(memory_format=torch.channels_last))
+        # With fewer channels, oneDNN's 1x1 convolution of stride 2 writes past its memory (torch 2.13).
+        if self.channels % 16 == 0:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return super().forward(images)

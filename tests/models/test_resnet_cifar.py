@@ -44,3 +44,13 @@ def test_one_image_trains_and_leaves_running_statistics_alone():
     encoder(torch.randn(1, 3, 32, 32)).sum().backward()
     assert encoder.conv1.weight.grad.isfinite().all()
     assert not any(buffer.any() for name, buffer in encoder.named_buffers() if name.endswith("running_mean"))
+
+
+@pytest.mark.parametrize(("channels", "last"), [(4, False), (8, False), (16, True)])
+def test_narrow_networks_keep_to_the_memory_format_that_works(channels, last):
+    """oneDNN's backward pass of a narrow 1x1 convolution of stride 2 writes out of bounds in channels last."""
+    seen = []
+    network = ResNetCifar(18, channels=channels)
+    network.conv1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    network(torch.rand(2, 3, 8, 8))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last) == last
