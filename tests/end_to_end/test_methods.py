@@ -22,7 +22,7 @@ def strict_json(path):
 
 
 # Those that every quick run plays; the others in the slow tests, here and, with every task, in test_pairs.py.
-QUICK = ("fedavg", "feddymem", "local")
+QUICK = ("fedavg", "feddymem")
 
 # On semantic sets, and on classes that come task after task, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
@@ -201,6 +201,7 @@ def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_methods_differ_where_they_should(lab):
     """Bytes: nothing for local training, memories for FedDyMem; and each leaves another state."""
     assert not any(lab.finished("method=local")[1]["bytes_up"])
@@ -229,6 +230,7 @@ def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
     assert coded["elements_up"] == plain["elements_up"]
 
 
+@pytest.mark.slow
 def test_partial_participation(lab):
     settings = ("federation=partial", "partition.clients=5", "evaluation.pictures=0", "rounds=3")
     result = lab.finished(*settings)[1]
@@ -249,6 +251,7 @@ def test_same_command_shows_what_is_complete(lab, tmp_path, monkeypatch):
     assert (out / "result.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_fresh_trains_anew(lab, tmp_path, monkeypatch, differences, outcome):
     settings = ("method=local", "rounds=0", "evaluation.pictures=0")
     first = lab.train(tmp_path / "run", *settings)

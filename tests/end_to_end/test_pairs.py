@@ -64,8 +64,8 @@ OWN = {
 }
 # Classes that come task after task, for methods that are about them.
 STREAM = ["partition=task_stream", "partition.classes=2", "partition.stages=2", "partition.imbalance=1"]
-# One of images and one of several exchanges a round; all pairs in the slow tests.
-QUICK = {("moon", "classifier"), ("fadngs", "contrastive")}
+# All pairs in the slow tests.
+QUICK = {("moon", "classifier")}
 
 
 @pytest.fixture(scope="module")

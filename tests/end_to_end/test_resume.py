@@ -25,9 +25,11 @@ class PowerCut(BaseException):
     ("method", "owner", "step", "round"),
     [
         pytest.param("feddymem", Federation, "play", 2, id="between-rounds"),
-        pytest.param("feddymem", Checkpoints, "commit", 2, id="while-writing-the-checkpoint"),
-        pytest.param("feddymem", Federation, "play", 0, id="in-the-set-up"),
-        pytest.param("local", Checkpoints, "commit", 2, id="local"),
+        pytest.param(
+            "feddymem", Checkpoints, "commit", 2, id="while-writing-the-checkpoint", marks=pytest.mark.slow
+        ),
+        pytest.param("feddymem", Federation, "play", 0, id="in-the-set-up", marks=pytest.mark.slow),
+        pytest.param("local", Checkpoints, "commit", 2, id="local", marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_run_ends_like_an_uninterrupted_one(
@@ -55,6 +57,7 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(
     assert differences(lab.state(tmp_path / "run"), lab.state(straight)) == []
 
 
+@pytest.mark.slow
 def test_client_that_fails_after_training_leaves_no_trace(lab, tmp_path, monkeypatch, differences, outcome):
     """Its optimiser must be the old one, in memory as on disk: else a resumed run would differ."""
     send = FedDyMemClient.send

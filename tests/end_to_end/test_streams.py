@@ -21,7 +21,9 @@ TWO = ("partition=products_in_turn", "partition.order=[gravel,grain]", "partitio
 TASKS = ("i_auroc_task_1", "i_auroc_task_2")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["feddymem", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS if m != "feddymem")]
+)
 def test_products_come_in_turn(lab, method):
     out, result = lab.finished(f"method={method}", *TWO)
     assert json.loads((out / "result.json").read_text()) == json.loads(json.dumps(result))
@@ -55,7 +57,7 @@ def test_only_ends_of_tasks_are_needed(lab, differences):
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])]
+    "method", ["feddymem", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS if m != "feddymem")]
 )
 def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeypatch, method):
     """To train, to send, and to renew what they score with."""

@@ -120,6 +120,7 @@ def test_lloyd_never_raises_the_inertia_and_stops_on_tolerance():
     assert stopped.steps == 3
 
 
+@pytest.mark.slow
 def test_seeds_follow_the_weighted_squared_distance_law():
     # Second seeds, given the first, are counted over many generators and compared with w * D^2.
     points = torch.tensor([[0.0], [1.0], [3.0], [4.0]])
@@ -134,6 +135,7 @@ def test_seeds_follow_the_weighted_squared_distance_law():
     assert stats.chisquare(second[others], (law / law.sum() * second.sum())[others]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_batched_seeding_has_the_law_of_one_by_one_seeding():
     # The third seed is drawn by rejection within a batch: compare with the textbook chain, enumerated.
     points = torch.tensor([[0.0], [1.0], [3.0], [7.0], [8.0]])

@@ -123,6 +123,7 @@ def test_the_reservoir_is_the_same_for_every_batch_size_and_scales_its_counts():
         assert run.counts.sum().item() == pytest.approx(240)
 
 
+@pytest.mark.slow
 def test_the_reservoir_samples_the_stream_uniformly():
     # Slots = reservoir size: round 0 returns the sample itself. Patches are numbered.
     maps = torch.arange(60.0).view(10, 6, 1)
