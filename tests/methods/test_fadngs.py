@@ -363,6 +363,7 @@ def test_evaluation_leaves_no_trace(play, make_contrastive, make_images, exactly
     exactly(outcome(often), before)
 
 
+@pytest.mark.slow
 def test_no_state_grows_with_the_rounds(play, make_contrastive, make_images):
     data = {client: make_images(6, seed=client) for client in range(3)}
     few, many = (play(make_contrastive(), data, sed=True, rounds=rounds) for rounds in (2, 6))

@@ -103,6 +103,7 @@ def test_interrupted_runs_on_memory_banks_too(play, make_task, make_loader, exac
 # --------------------------------------------------------------------------------- measuring is looking
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_evaluation_changes_nothing(play, make_task, make_loader, exactly):
     data = {client: make_loader(3 + client, seed=client) for client in range(3)}
@@ -122,6 +123,7 @@ def test_evaluation_changes_nothing_of_a_classifier(play, make_classifier, make_
     exactly(often.history[-1].metrics, seldom.history[-1].metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("play", HEADLESS, indirect=True)
 def test_evaluating_a_trained_run_again_changes_nothing(play, make_task, make_loader, exactly):
     federation = play(make_task(), {0: make_loader(5), 1: make_loader(3, seed=1)})
@@ -166,6 +168,7 @@ def test_it_does_not_matter_who_holds_which_data(play, make_classifier, make_poi
         exactly(here.pool.get(client), there.pool.get(holder))
 
 
+@pytest.mark.slow
 def test_a_client_without_data_has_no_effect(play, make_classifier, make_points, exactly):
     data = {0: make_points(4), 1: make_points(6, seed=1)}
     exactly(

@@ -98,6 +98,7 @@ def test_bars_stack_without_gaps_to_the_size_of_the_client(clients):
         assert ends[-1] == row.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 5, 12, 30])
 @pytest.mark.parametrize("products", [1, 14])
 def test_nothing_of_a_partition_is_cut_off(clients, products):
