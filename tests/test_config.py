@@ -20,6 +20,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.participation import Participation
 from lit_fedad.federation.processes import make_fabric
+from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 
@@ -64,6 +65,11 @@ def needs(group: str, option: str) -> list[str]:
         ("experiment", "fadngs"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_cifar10"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_small"): ["method=fadngs"],
+        ("experiment", "gldp_small"): ["method=gldp"],
+        **{
+            ("experiment", name): ["data.root=images", "method=gldp"]
+            for name in ("gldp", "gldp_cifar10", "gldp_literal")
+        },
         **{("contrastive_loss", loss): ["method=fadngs"] for loss in options("contrastive_loss")},
     }
     embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small"}
@@ -118,8 +124,9 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
         [f"experiment={experiment}", *chosen, "backbone.weights=random", *needs("experiment", experiment)]
     )
     task = build_model(config, ["a", "b"]).task
-    if experiment == "cifar10":
+    if isinstance(task, Classifier):
         assert task.classifier.out_features == 2
+        assert task.width == (128 if experiment in ("gldp_cifar10", "gldp_small") else 512)
         return
     if isinstance(task, Contrastive):
         assert task.encoder.width == (512 if experiment == "fadngs" else 128)
