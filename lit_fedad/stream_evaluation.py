@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client
 from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.errors import UserError
 from lit_fedad.evaluation import predict_batch
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation, RoundReport
@@ -49,6 +50,9 @@ class StreamAccuracyEvaluator(Evaluator):
         client: Names the method's classifiers.
         fabric: Moves batches and sets precision.
         client_test: Whether a client's test classes are as frequent as in its training data, or ``"balanced"``.
+
+    Raises:
+        UserError: If ``client_test`` is neither.
     """
 
     after_fit = True
@@ -62,10 +66,11 @@ class StreamAccuracyEvaluator(Evaluator):
         fabric: Fabric,
         client_test: ClientTest = "own",
     ) -> None:
+        if client_test not in get_args(ClientTest):
+            raise UserError(f"evaluation.client_test={client_test}: give {' or '.join(get_args(ClientTest))}")
         self.loader, self.module, self.fabric = loader, module, fabric
-        held = [torch.from_numpy(own) for own in counts]
-        self.images = held
-        self.weights = [(own > 0).long() if client_test == "balanced" else own for own in held]
+        self.images = [torch.from_numpy(own) for own in counts]
+        self.weights = [(own > 0).long() if client_test == "balanced" else own for own in self.images]
         self.own_models = client.own_model
         self.endings = ["", "_masked", *(f"_{name}" for name in client.classifiers)]
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
@@ -110,8 +115,9 @@ class StreamAccuracyEvaluator(Evaluator):
             others = {f"_{name}": logits for name, logits in prediction.others.items()}
             by_ending = {"": prediction.logits, "_masked": prediction.logits, **others}
             for ending, logits in by_ending.items():
+                guesses = logits.cpu()
                 for number, metrics in found.items():
-                    metrics[ending].update(logits.cpu(), batch["label"], stages[number])
+                    metrics[ending].update(guesses, batch["label"], stages[number])
         return {
             number: {ending: metric.of_stage(stages[number]) for ending, metric in metrics.items()}
             for number, metrics in found.items()

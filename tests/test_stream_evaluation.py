@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Client, Prediction, Server, Task, TensorSpec
 from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -379,3 +380,8 @@ def test_one_client_of_fedavg_is_the_server(play):
             assert all(summary == found[0] for summary in found)
             assert math.isnan(report.metrics[f"forgetting{ending}"]["mean"])
     assert len({report.metrics["global_accuracy"]["mean"] for report in history}) > 1
+
+
+def test_unknown_test_classes_are_refused_in_one_line(play):
+    with pytest.raises(UserError, match=r"^evaluation.client_test=bogus: give own or balanced$"):
+        play(client_test="bogus")

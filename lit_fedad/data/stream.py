@@ -1,7 +1,7 @@
 """Training images that come task after task: which of them a client holds in which round."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from torch.utils.data import Dataset
 
@@ -31,7 +31,7 @@ class StreamDataModule(FederatedDataModule):
         milestones: Rounds that are the last of a client's task, where tasks never come again.
 
     Raises:
-        UserError: If a client has more tasks than there are rounds.
+        UserError: If there is no such schedule, or a client has more tasks than there are rounds.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class StreamDataModule(FederatedDataModule):
         union = [[index for task in own for index in task] for own in tasks]
         super().__init__(train, test, union, batch_size, eval_batch_size)
         self.tasks, self.rounds, self.schedule = tasks, rounds, schedule
+        if schedule not in get_args(Schedule):
+            raise UserError(f"schedule={schedule}: give {' or '.join(get_args(Schedule))}")
         longest = max(range(len(tasks)), key=lambda client: len(tasks[client]))
         if rounds < len(tasks[longest]):
             raise UserError(

@@ -123,3 +123,8 @@ def test_fewer_rounds_than_tasks_are_refused_in_one_line(schedule):
         stream(2, 4, 3, rounds=3, schedule=schedule)
     assert "\n" not in str(error.value)
     assert stages(stream(2, 4, rounds=4, schedule=schedule), client=1) == [0, 1, 2, 3]
+
+
+def test_an_unknown_schedule_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"^schedule=bogus: give stage_major or literal$"):
+        stream(2, rounds=4, schedule="bogus")
