@@ -37,8 +37,8 @@ def tiny_imagenet(
         root: The folder ``tiny-imagenet-200``, or the one that holds it.
         train_per_class: As in `LabelledSet.subset`; only images that are drawn are read.
         test_per_class: Likewise.
-        mean: Mean of the three channels; by default that of the training images.
-        std: Standard deviation of the three channels; by default that of the training images.
+        mean: Mean of the three channels; by default what is commonly taken for this set.
+        std: Standard deviation of the three channels; likewise.
         seed: As in `LabelledSet.subset`.
 
     Raises:
