@@ -178,7 +178,7 @@ class Dirichlet:
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Splits every product type of the training images by shares drawn from ``seed``."""
         rng = numpy_generator(seed, "partition")
-        types = [rng.permutation(indices) for indices in _indices_by_product(image_set)]
+        types = [rng.permutation(indices) for indices in indices_by_product(image_set).values()]
         totals = np.array([len(indices) for indices in types])
         possible = self.clients * self.min_size <= totals.sum()
         for _ in range(_MAX_DRAWS if possible else 0):
@@ -310,7 +310,7 @@ class ByProduct:
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Deals the product types in order; nothing is random."""
-        types = _indices_by_product(image_set)
+        types = list(indices_by_product(image_set).values())
         clients = len(types) if self.clients is None else self.clients
         if clients > len(types):
             raise UserError(
@@ -424,10 +424,10 @@ def _whole_numbers(indices: Any, where: str) -> list[int]:
     return indices
 
 
-def _indices_by_product(image_set: Images) -> list[list[int]]:
-    """The training indices of every product type, in order of first appearance."""
+def indices_by_product(image_set: Images) -> dict[str, list[int]]:
+    """The training indices of every product type that has any, in order of first appearance."""
     by_product: dict[str, list[int]] = {}
     samples: Sequence[Sample | LabelledImage] = image_set.train
     for index, sample in enumerate(samples):
         by_product.setdefault(sample.product, []).append(index)
-    return list(by_product.values())
+    return by_product

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_fedad.data.labelled import Images, LabelledImage
+from lit_fedad.data.labelled import Images
 from lit_fedad.data.long_tail import long_tail
-from lit_fedad.data.partition import Partition
-from lit_fedad.data.sample import Sample
+from lit_fedad.data.partition import Partition, indices_by_product
 from lit_fedad.errors import UserError
 from lit_fedad.randomness import numpy_generator
 
@@ -63,7 +62,7 @@ class TaskStream:
         The teaching set and the images that a long tail keeps do not depend on clients, classes and stages.
         """
         rng = numpy_generator(seed, "partition")
-        piles = {name: rng.permutation(own) for name, own in _indices_by_product(image_set).items()}
+        piles = {name: rng.permutation(own) for name, own in _in_order(image_set).items()}
         self._check_classes({name: len(pile) for name, pile in piles.items()}, image_set.name)
         reserved = np.concatenate([pile[: self.teaching] for pile in piles.values()])
         left = [pile[self.teaching :] for pile in piles.values()]
@@ -143,7 +142,7 @@ class ProductsInTurn:
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Shuffles the images of every product type with ``seed`` and cuts them into even parts."""
         rng = numpy_generator(seed, "partition")
-        by_product = _indices_by_product(image_set)
+        by_product = _in_order(image_set)
         order = self._order(by_product)
         shards = [np.array_split(rng.permutation(by_product[product]), self.clients) for product in order]
         return Partition.in_stages(
@@ -187,10 +186,7 @@ def _deal(hands: int, size: int, classes: int, rng: np.random.Generator) -> list
     return dealt
 
 
-def _indices_by_product(image_set: Images) -> dict[str, list[int]]:
+def _in_order(image_set: Images) -> dict[str, list[int]]:
     """The training indices of every product type, in the order of ``image_set.products``."""
-    by_product: dict[str, list[int]] = {product: [] for product in image_set.products}
-    samples: Sequence[Sample | LabelledImage] = image_set.train
-    for index, sample in enumerate(samples):
-        by_product[sample.product].append(index)
-    return by_product
+    held = indices_by_product(image_set)
+    return {product: held.get(product, []) for product in image_set.products}
