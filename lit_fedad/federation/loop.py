@@ -25,15 +25,17 @@ T = TypeVar("T")
 
 
 class ClientData(Protocol):
-    """Training data by client."""
+    """Training data by client; who inherits from this holds the same in every round."""
 
     @property
     def milestones(self) -> frozenset[int]:
         """Rounds after which clients go on to other tasks: these are evaluated."""
+        return frozenset()
 
     @property
     def stages(self) -> Mapping[int, int]:
         """Which of its tasks each client is at, where there are several."""
+        return dict.fromkeys(self.sizes, 0)
 
     @property
     def sizes(self) -> Mapping[int, int]:
@@ -44,6 +46,7 @@ class ClientData(Protocol):
 
     def at(self, round: int) -> ClientData:
         """What the clients hold in a round."""
+        return self
 
 
 @dataclass

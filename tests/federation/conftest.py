@@ -15,7 +15,7 @@ from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.loop import ClientData, Federation
 from lit_fedad.federation.participation import Participation
 
 
@@ -89,7 +89,7 @@ class ToyServer(Server):
 
 
 @dataclass
-class ToyData:
+class ToyData(ClientData):
     """Client c holds the numbers given; batches of one, in an order that the generator decides."""
 
     values: dict[int, list[float]]
@@ -97,15 +97,6 @@ class ToyData:
     @property
     def sizes(self):
         return {client: len(values) for client, values in self.values.items()}
-
-    @property
-    def stages(self):
-        return dict.fromkeys(self.sizes, 0)
-
-    milestones = frozenset()
-
-    def at(self, round):
-        return self
 
     def client_loader(self, client, generator, shuffle=True):
         values = torch.tensor(self.values[client])

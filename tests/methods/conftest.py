@@ -20,7 +20,7 @@ from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.loop import ClientData, Federation
 from lit_fedad.federation.participation import Participation
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
@@ -99,7 +99,7 @@ class TinyEncoder(nn.Module):
 
 
 @dataclass
-class Data:
+class Data(ClientData):
     """Training data by client, in the loaders' order; `shuffle` draws another one for training, as real data does."""
 
     loaders: Mapping[int, DataLoader]
@@ -108,15 +108,6 @@ class Data:
     @property
     def sizes(self):
         return {client: len(loader.dataset) for client, loader in self.loaders.items()}
-
-    @property
-    def stages(self):
-        return dict.fromkeys(self.sizes, 0)
-
-    milestones = frozenset()
-
-    def at(self, round):
-        return self
 
     def client_loader(self, client, generator, shuffle=True):
         given = self.loaders[client]
