@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from lit_fedad.evaluation import AnomalyEvaluator
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.continual import summarise_clients
+from lit_fedad.metrics.continual import defined_mean, forgetting, summarise_clients
 from lit_fedad.metrics.federated import Summary, summarise
 
 
@@ -139,40 +139,13 @@ class AnomalyStreamEvaluator(Evaluator):
                 for stage, metrics in ends.items()
             }
             values[client] = {
-                "incremental_i_auroc": _mean(so_far),
+                "incremental_i_auroc": defined_mean(so_far),
                 "forgetting": forgetting({**after, stages[client]: judged.tasks}),
                 **dict.fromkeys(self.task_metrics, math.nan),
                 **dict(zip(self.task_metrics, judged.tasks, strict=False)),
             }
         sizes = {client: int(self.counts[client][: stages[client] + 1].sum()) for client in now}
         return {**of_met, **summarise_clients(values, sizes, ["forgetting"])}
-
-
-def forgetting(after: Mapping[int, Sequence[float]]) -> float:
-    """Mean over the tasks j < m of max_l a_lj - a_mj, j <= l < m (Chaudhry et al., ECCV 2018).
-
-    Args:
-        after: By task l, from 0, what was measured after it on each of the tasks 0 .. l: a_lj. The last one is m.
-
-    Returns:
-        Negative where earlier tasks still gain; tasks that were not measured before m count in no mean or maximum.
-        NaN where nothing is left: in the first task.
-
-    Example:
-        >>> round(forgetting({0: [0.9], 1: [0.8, 1.0], 2: [0.7, 0.9, 0.9]}), 3)
-        0.15
-    """
-    last = max(after)
-    best = [
-        max((row[task] for stage, row in after.items() if task <= stage < last), default=math.nan)
-        for task in range(last)
-    ]
-    return _mean([high - now for high, now in zip(best, after[last], strict=False)])
-
-
-def _mean(values: Collection[float]) -> float:
-    """The mean of those that are defined."""
-    return float(torch.tensor(values, dtype=torch.float64).nanmean())
 
 
 def _union(states: Iterable[AnomalyMetrics]) -> AnomalyMetrics:

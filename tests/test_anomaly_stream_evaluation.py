@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lit_fedad.anomaly_stream_evaluation import AnomalyStreamEvaluator, forgetting
+from lit_fedad.anomaly_stream_evaluation import AnomalyStreamEvaluator
 from lit_fedad.contracts import Prediction
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
@@ -285,14 +285,3 @@ def test_other_processes_than_the_first_give_no_metrics():
     rounds.fabric = SimpleNamespace(is_global_zero=False)
     assert rounds.play([ROUNDS])[-1] is None
     assert rounds.asked == [(0, ROUNDS), (1, ROUNDS)]
-
-
-def test_forgetting_by_hand():
-    assert math.isnan(forgetting({0: [0.9]}))
-    assert forgetting({0: [0.9], 1: [0.6, 0.5]}) == pytest.approx(0.3)
-    # Best after the task itself, or later; negative where it still gains.
-    after = {0: [0.8], 1: [0.9, 0.6], 2: [0.7, 0.9, 0.5]}
-    assert forgetting(after) == pytest.approx(((0.9 - 0.7) + (0.6 - 0.9)) / 2)
-    # What was not measured before counts nowhere, nor what is undefined.
-    assert forgetting({1: [0.9, 0.6], 3: [0.7, 0.5, 0.4, 1.0]}) == pytest.approx((0.2 + 0.1) / 2)
-    assert forgetting({0: [math.nan], 1: [math.nan, 0.6], 2: [math.nan, 0.5, 1.0]}) == pytest.approx(0.1)

@@ -1,7 +1,7 @@
 """Accuracy of a client whose classes change over the stages of its stream, and its summary over clients."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -111,13 +111,11 @@ class ContinualAccuracy(MergeableMetric):
         weights = self.weights.to(self.device)
         so_far = self._accuracies(weights.cumsum(dim=0)).diagonal()
         of_stage = self._accuracies(weights)
-        earlier = torch.ones_like(of_stage).tril().bool() & ~of_stage.isnan()
-        earlier[last:] = False
-        best = of_stage.where(earlier, -torch.inf).amax(dim=0)
+        after = {stage: of_stage[stage, : stage + 1].tolist() for stage in stages}
         return {
             "accuracy": so_far[last],
             "incremental_accuracy": so_far.nanmean(),
-            "forgetting": (best - of_stage[last])[earlier.any(dim=0)].nanmean(),
+            "forgetting": so_far.new_tensor(forgetting(after) if after else math.nan),
         }
 
     def _accuracies(self, weights: Tensor) -> Tensor:
@@ -129,6 +127,36 @@ class ContinualAccuracy(MergeableMetric):
         stages, classes = self.total.shape
         cells = stage * classes + labels
         return cells.bincount(minlength=stages * classes).view(stages, classes).to(self.device)
+
+
+def forgetting(after: Mapping[int, Sequence[float]]) -> float:
+    """Mean over the tasks j < m of max_l a_lj - a_mj, j <= l < m (Chaudhry et al., ECCV 2018).
+
+    Args:
+        after: By task l, from 0, what was measured after it on each of the tasks 0 .. l: a_lj, NaN where undefined.
+            The last one is m.
+
+    Returns:
+        Negative where earlier tasks still gain; tasks that were not measured before m count in no mean or maximum.
+        NaN where nothing is left: in the first task.
+
+    Example:
+        >>> round(forgetting({0: [0.9], 1: [0.8, 1.0], 2: [0.7, 0.9, 0.9]}), 3)
+        0.15
+    """
+    last = max(after)
+    drops = []
+    for task in range(last):
+        earlier = [row[task] for stage, row in after.items() if task <= stage < last]
+        best = max((value for value in earlier if not math.isnan(value)), default=math.nan)
+        drops.append(best - after[last][task])
+    return defined_mean(drops)
+
+
+def defined_mean(values: Iterable[float]) -> float:
+    """The mean of those that are not NaN; NaN if there is none."""
+    defined = [value for value in values if not math.isnan(value)]
+    return math.fsum(defined) / len(defined) if defined else math.nan
 
 
 def summarise_clients(

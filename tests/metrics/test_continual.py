@@ -1,18 +1,14 @@
 """Accuracy over the stages of a stream: by hand, against drawn test sets, merged, and summarised over clients."""
 
-import json
 import math
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from lit_fedad.errors import UserError
-from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients
+from lit_fedad.metrics.continual import ContinualAccuracy, forgetting, summarise_clients
 
 # One class a stage, so that a stage's accuracy is the recall of its class: easy to work by hand.
 ONE_CLASS_A_STAGE = torch.eye(3)
@@ -262,40 +258,31 @@ def test_pooled_accuracy_is_that_of_all_images_of_all_clients():
     assert summary["accuracy"]["pooled"] != pytest.approx(summary["accuracy"]["mean"])
 
 
+def test_forgetting_by_hand():
+    assert math.isnan(forgetting({0: [0.9]}))
+    assert forgetting({0: [0.9], 1: [0.6, 0.5]}) == pytest.approx(0.3)
+    # Best after the task itself, or later; negative where it still gains.
+    after = {0: [0.8], 1: [0.9, 0.6], 2: [0.7, 0.9, 0.5]}
+    assert forgetting(after) == pytest.approx(((0.9 - 0.7) + (0.6 - 0.9)) / 2)
+    # What was not measured before counts nowhere, nor what is undefined.
+    assert forgetting({1: [0.9, 0.6], 3: [0.7, 0.5, 0.4, 1.0]}) == pytest.approx((0.2 + 0.1) / 2)
+    assert forgetting({0: [math.nan], 1: [math.nan, 0.6], 2: [math.nan, 0.5, 1.0]}) == pytest.approx(0.1)
+
+
 TWO_PROCESSES = """
-import json, sys
-import torch
-import torch.distributed as dist
 from lit_fedad.metrics.continual import ContinualAccuracy
 
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 metrics = ContinualAccuracy(torch.eye(2))
 guesses = [[0, 0, 0, 1], [1, 0, 1, 1]][rank]
 metrics.update(torch.eye(2)[guesses], torch.tensor([0, 0, 1, 1]), stage=rank)
 values = [metrics.compute_local(), metrics.compute()]
 print(json.dumps([{name: float(value) for name, value in part.items()} for part in values]))
-dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_two_processes_with_a_stage_each(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", TWO_PROCESSES]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
-    local, gathered = zip(*(json.loads(output.splitlines()[-1]) for output in outputs), strict=True)
+def test_two_processes_with_a_stage_each(in_two_processes):
+    local, gathered = zip(*in_two_processes(TWO_PROCESSES), strict=True)
     assert gathered[0] == gathered[1] == {"accuracy": 0.75, "incremental_accuracy": 0.875, "forgetting": 0.5}
     assert [of_rank["accuracy"] for of_rank in local] == [1.0, 0.75]
     assert math.isnan(local[1]["forgetting"])

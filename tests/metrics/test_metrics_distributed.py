@@ -1,21 +1,10 @@
 """Two processes: `compute` gathers all samples, `summarise` keeps to the clients it is given."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 PROGRAM = """
-import json, sys
-import torch
-import torch.distributed as dist
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.federated import summarise
-
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 
 def metrics(seed, exact):
     random = torch.Generator().manual_seed(seed)
@@ -44,28 +33,13 @@ for exact in (False, True):
         (0,))})["pro"]["per_client"][0], "alone": values(metrics(0, exact).compute_local())["pro"],
     }
 print(json.dumps(report))
-dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_two_processes_agree_with_one(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
-    for output in outputs:
-        for report in json.loads(output.splitlines()[-1]).values():
+def test_two_processes_agree_with_one(in_two_processes):
+    for reports in in_two_processes(PROGRAM):
+        for report in reports.values():
             assert report["one_each"] == report["expected"]
             assert report["all_on_one"] == report["expected"]
             assert report["summary"] == report["alone"]
