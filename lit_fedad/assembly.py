@@ -121,12 +121,17 @@ def build_images(config: Config) -> Images:
     """Reads the image set.
 
     Raises:
-        UserError: If the method cannot work with the task, or the task cannot be judged on these images.
+        UserError: If the method cannot work with the task, or the task with these images.
     """
     # First of all: a method's settings for its own task and data fit no other.
-    locate(config["method"]["client"]["_target_"]).check_task(locate(config["task"]["_target_"]))
-    images: Images = build(config["data"])
     task = locate(config["task"]["_target_"])
+    locate(config["method"]["client"]["_target_"]).check_task(task)
+    if task.kind == "anomaly" and config["image"]["channels"] != 3:
+        raise UserError(
+            f"image.channels={config['image']['channels']}: task {task.__name__} looks at three channels, as all tasks"
+            " but classifiers do; give image.channels=3"
+        )
+    images: Images = build(config["data"])
     if images.kind != task.kind:
         raise UserError(
             f"task {task.__name__} learns labels, and data {images.name} has none; give data=cifar10"
@@ -141,10 +146,14 @@ def build_public(config: Config, images: Images) -> Tensor | None:
     """Reads the public images that a method's server looks at, if it does: uint8 [P, 3, S, S].
 
     Raises:
-        UserError: If one of them is also a client's or a test image.
+        UserError: If one of them is also a client's or a test image, or the run looks at grey images.
     """
     if not takes(config["method"]["server"], "public") or config.get("public") is None:
         return None
+    if config["image"]["channels"] != 3:
+        raise UserError(
+            f"image.channels={config['image']['channels']}: public images have three channels; give image.channels=3"
+        )
     public: Tensor = build(config["public"])
     if isinstance(images, LabelledSet):
         private = [images.train_images, images.test_images]
@@ -269,6 +278,11 @@ def _labelled_data(config: Config, images: LabelledSet) -> tuple[ImageTransform,
         raise UserError(
             f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
             f" give image.size={side} image.resize=null"
+        )
+    if config["image"]["channels"] != images.channels:
+        raise UserError(
+            f"image.channels={config['image']['channels']}, but the images of {images.name} have"
+            f" {images.channels}; give image.channels={images.channels}"
         )
     parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
     train, test = (

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.assembly import build_public
+from lit_fedad.assembly import build_images, build_public
 from lit_fedad.config import compose
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
+from lit_fedad.experiment import train
 
 
 @pytest.fixture
@@ -45,3 +46,20 @@ def test_a_file_that_is_a_client_s_or_a_test_image_cannot_be_public(photographs,
 
 def test_public_images_are_read_for_methods_that_look_at_them(photographs):
     assert build_public(compose(["method=fedavg", "public=synthetic"]), files(photographs, [])) is None
+
+
+def test_only_classifiers_look_at_grey_images(photographs):
+    with pytest.raises(UserError, match="image.channels=1: task Contrastive looks at three channels"):
+        build_images(compose(["method=fadngs", "image.channels=1"]))
+    public = ["method=fedic", "public=synthetic", "image.channels=1"]
+    with pytest.raises(UserError, match="image.channels=1: public images have three channels"):
+        build_public(compose(public), files(photographs, []))
+
+
+def test_images_have_the_configured_channels(tmp_path):
+    words = ["method=fedavg", "data=motif_classes", "task=classifier", "debug=seconds", "tracking=off"]
+    grey = ["~data.train_per_product", "~data.test_per_product", "image.size=32", "image.channels=1"]
+    with pytest.raises(
+        UserError, match="image.channels=1, but the images of motif_classes have 3; give image.ch"
+    ):
+        train(compose([*words, *grey, f"out={tmp_path / 'run'}"]), quiet=True)

@@ -144,6 +144,29 @@ _TINY_IMAGENET = Source(
     UNSTATED,
     "Le and Yang, Tiny ImageNet visual recognition challenge, 2015",
 )
+_STL10 = Source(
+    "STL-10, binary files",
+    "https://cs.stanford.edu/~acoates/stl10",
+    UNSTATED,
+    "Coates, Ng and Lee, AISTATS 2011",
+)
+_IMAGENETTE = Source(
+    "ImageNette, any of its sizes",
+    "https://github.com/fastai/imagenette",
+    UNSTATED,
+    "Howard, Imagenette, 2019",
+)
+
+
+def _medmnist(name: str) -> Source:
+    return Source(
+        f"{name} of MedMNIST",
+        "https://medmnist.com",
+        "CC BY 4.0",
+        "Yang et al., Scientific Data 10:41, 2023, doi:10.1038/s41597-022-01721-8",
+    )
+
+
 _SVHN = Source(
     "SVHN, cropped digits",
     "http://ufldl.stanford.edu/housenumbers",
@@ -228,6 +251,17 @@ CARDS: dict[str, Card] = {
     "cifar10": Card("CIFAR-10", "classification", (_CIFAR10,)),
     "cifar100": Card("CIFAR-100, fine labels", "classification", (_CIFAR100,)),
     "tiny_imagenet": Card("Tiny ImageNet, 200 classes", "classification", (_TINY_IMAGENET,)),
+    "stl10": Card("STL-10, labelled images at 32 pixels", "classification", (_STL10,)),
+    "imagenette": Card("ten classes of ImageNet at 64 pixels", "classification", (_IMAGENETTE,)),
+    "pathmnist": Card("colon pathology, nine tissues", "classification", (_medmnist("PathMNIST"),)),
+    "octmnist": Card("retinal OCT, four classes", "classification", (_medmnist("OCTMNIST"),)),
+    "organsmnist": Card(
+        "abdominal CT, sagittal, eleven organs", "classification", (_medmnist("OrganSMNIST"),)
+    ),
+    "organcmnist": Card(
+        "abdominal CT, coronal, eleven organs", "classification", (_medmnist("OrganCMNIST"),)
+    ),
+    "pneumoniamnist": Card("chest X-rays of children", "classification", (_medmnist("PneumoniaMNIST"),)),
     "motif_classes": Card("drawn motifs, ten classes", "classification", (_DRAWN,)),
     "motifs": Card("drawn motifs, ten normal families and three others", "semantic detection", (_DRAWN,)),
     "semantic_cifar10": Card("CIFAR-10 against CIFAR-100", "semantic detection", (_CIFAR10, _CIFAR100)),

@@ -18,7 +18,7 @@ class Batch(TypedDict, total=False):
     """What every loader yields: images or their features, never both.
 
     Attributes:
-        image: Normalised images, float32 ``[B, 3, S, S]``.
+        image: Normalised images, float32 ``[B, C, S, S]``; C is 1 for grey, else 3.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.

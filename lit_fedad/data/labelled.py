@@ -12,10 +12,12 @@ from torch.utils.data import Dataset
 
 from lit_fedad.data.datamodule import Batch, unbatched
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.transform import each_channel
 from lit_fedad.errors import UserError
 from lit_fedad.randomness import numpy_generator
 
-HALF = (0.5, 0.5, 0.5)
+HALF = (0.5,)
+"""Mean or standard deviation of every channel, where nothing else is known."""
 
 
 class LabelledImage(NamedTuple):
@@ -42,15 +44,15 @@ class LabelledSet:
     Attributes:
         name: Short name, used in run names and tables.
         classes: The K class names; a label is a position in it.
-        train_images: uint8 [N, 3, H, W]; none in a set that is only tested on.
+        train_images: uint8 [N, C, H, W], C = 3, or 1 for grey images; none in a set that is only tested on.
         train_labels: int64 [N], in 0 .. K - 1.
-        test_images: uint8 [M, 3, H, W].
+        test_images: uint8 [M, C, H, W].
         test_labels: int64 [M], in 0 .. K - 1.
-        mean: Mean of the red, green and blue channel in [0, 1], for normalisation.
-        std: Standard deviation of the three channels.
+        mean: Mean of each channel in [0, 1], for normalisation; given as one number, it is that of all.
+        std: Standard deviation of each channel, likewise.
 
     Raises:
-        UserError: If ``mean`` and ``std`` are not three numbers each (positive ones for ``std``).
+        UserError: If images have neither 1 nor 3 channels, or ``mean`` and ``std`` do not fit them.
     """
 
     kind: ClassVar[Literal["classification", "anomaly"]] = "classification"
@@ -66,10 +68,18 @@ class LabelledSet:
     std: Sequence[float] = HALF
 
     def __post_init__(self) -> None:
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+        if self.channels not in (1, 3):
             raise UserError(
-                f"{self.name} mean={list(self.mean)}, std={list(self.std)}: give three numbers each, std above 0"
+                f"{self.name}: its images have {self.channels} channels; give 3, or 1 for grey ones"
             )
+        mean, std = each_channel(self.name, self.mean, self.std, self.channels)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return self.train_images.shape[1]
 
     @property
     def products(self) -> list[str]:
@@ -100,11 +110,8 @@ class LabelledSet:
         Raises:
             UserError: If a limit is below 1.
         """
-        for key, limit in (("train_per_class", train_per_class), ("test_per_class", test_per_class)):
-            if limit is not None and limit < 1:
-                raise UserError(f"{key}={limit}: give at least 1, or leave it out to take every image")
-        train = _balanced(self.train_labels, train_per_class, seed, "train subset")
-        test = _balanced(self.test_labels, test_per_class, seed, "test subset")
+        train = balanced(self.train_labels, "train", train_per_class, seed)
+        test = balanced(self.test_labels, "test", test_per_class, seed)
         return replace(
             self,
             train_images=self.train_images[train],
@@ -126,13 +133,13 @@ class LabelledDataset(Dataset):
     """Normalised images with their labels.
 
     Args:
-        images: uint8 [N, 3, H, W].
+        images: uint8 [N, C, H, W].
         labels: int64 [N].
-        mean: Mean of the three channels in [0, 1].
-        std: Standard deviation of the three channels.
+        mean: Mean of each channel in [0, 1], or of all.
+        std: Standard deviation, likewise.
 
     Example:
-        >>> grey = torch.full((1, 3, 2, 2), 51, dtype=torch.uint8)
+        >>> grey = torch.full((1, 1, 2, 2), 51, dtype=torch.uint8)
         >>> dataset = LabelledDataset(grey, torch.tensor([7]), mean=HALF, std=HALF)
         >>> round(dataset[0]["image"].mean().item(), 4), dataset[0]["label"].item()
         (-0.6, 7)
@@ -143,8 +150,8 @@ class LabelledDataset(Dataset):
     ) -> None:
         self._images, self._labels = images, labels
         # Of pixels in 0 .. 255, so that a batch takes one subtraction and one division.
-        self._mean = 255 * torch.tensor(mean, dtype=torch.float32).view(3, 1, 1)
-        self._std = 255 * torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
+        self._mean = 255 * torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
+        self._std = 255 * torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -155,7 +162,7 @@ class LabelledDataset(Dataset):
         return Batch(image=self.normalise(self._images[index]), label=self._labels[index], index=index)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """What a task sees of images: from uint8 [N, 3, H, W] to float32."""
+        """What a task sees of images: from uint8 [N, C, H, W] to float32."""
         return images.float().sub_(self._mean).div_(self._std)
 
     def __getitem__(self, index: int) -> Batch:
@@ -163,13 +170,28 @@ class LabelledDataset(Dataset):
         return unbatched(self.__getitems__([index]))
 
 
-def _balanced(labels: Tensor, limit: int | None, seed: int, purpose: str) -> Tensor | slice:
-    """Which images to take, in ascending order."""
+def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, seed: int) -> Tensor | slice:
+    """Which images a subset takes; see `LabelledSet.subset`.
+
+    Args:
+        labels: int64 [N].
+        part: Which images these are.
+        limit: At most this many of each class; None takes all.
+        seed: Seed of the draw.
+
+    Returns:
+        Their positions in ascending order, or a slice of all.
+
+    Raises:
+        UserError: If the limit is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"{part}_per_class={limit}: give at least 1, or leave it out to take every image")
     if limit is None or not len(labels):
         return slice(None)  # a view: nothing is copied
     by_class = {label: np.flatnonzero(labels.numpy() == label) for label in labels.unique().tolist()}
     chosen = [
-        numpy_generator(seed, purpose, label).permutation(members)[:limit]
+        numpy_generator(seed, f"{part} subset", label).permutation(members)[:limit]
         for label, members in by_class.items()
     ]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))

@@ -13,7 +13,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.semantic import SemanticSet, join
 from lit_fedad.errors import UserError
 from lit_fedad.randomness import numpy_generator
@@ -61,7 +61,12 @@ def motifs(
 
 
 def motif_classes(
-    train_per_class: int = 200, test_per_class: int = 50, size: int = 32, seed: int = 0
+    train_per_class: int = 200,
+    test_per_class: int = 50,
+    size: int = 32,
+    mean: Sequence[float] = HALF,
+    std: Sequence[float] = HALF,
+    seed: int = 0,
 ) -> LabelledSet:
     """Draws the ten normal families as classes to learn: a stand-in for CIFAR-10.
 
@@ -69,6 +74,8 @@ def motif_classes(
         train_per_class: Training images of each class.
         test_per_class: Test images of each class.
         size: Side in pixels.
+        mean: As in `LabelledSet`.
+        std: As in `LabelledSet`.
         seed: As in `motifs`; the same numbers and seed give its normal images.
 
     Raises:
@@ -79,7 +86,8 @@ def motif_classes(
             f"motif_classes train_per_class={train_per_class}, test_per_class={test_per_class}, size={size}:"
             " give at least 1, 1 and 8"
         )
-    return _drawn("motif_classes", NORMAL, (train_per_class, test_per_class), size, seed)
+    drawn = _drawn("motif_classes", NORMAL, (train_per_class, test_per_class), size, seed)
+    return replace(drawn, mean=mean, std=std)
 
 
 def _drawn(

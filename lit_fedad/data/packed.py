@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +23,10 @@ from torch import Tensor
 
 from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.errors import UserError
+
+Channels = Literal[1, 3]
+
+_GREY = ("1", "L")  # Pillow's modes
 
 
 def packed(
@@ -34,8 +39,10 @@ def packed(
     mean: Sequence[float] = HALF,
     std: Sequence[float] = HALF,
     seed: int = 0,
+    channels: Channels = 3,
+    classes: Sequence[str] | None = None,
 ) -> LabelledSet:
-    """Reads one or two ``.npz`` files. Grey images get three equal channels.
+    """Reads one or two ``.npz`` files.
 
     Args:
         root: The folder that holds the files.
@@ -45,22 +52,25 @@ def packed(
         name: Name of the set; by default that of the training (or only) file.
         train_per_class: As in `LabelledSet.subset`.
         test_per_class: As in `LabelledSet.subset`.
-        mean: Mean of the three channels in [0, 1].
-        std: Standard deviation of the three channels.
+        mean: Mean of each channel in [0, 1], or of all.
+        std: Standard deviation, likewise.
         seed: As in `LabelledSet.subset`.
+        channels: 3 gives grey images three equal channels, 1 leaves them one and refuses colours.
+        classes: Class names, for files that hold none; None takes the labels' numbers.
 
     Raises:
-        UserError: A file or key is missing or damaged, the two parts do not fit together, or a limit is below 1.
+        UserError: A file or key is missing or damaged, the two parts do not fit together, images are coloured where
+            one channel is asked for, or a limit is below 1.
     """
     root = Path(root).expanduser()
     if train is None:
         if test is None:
             raise UserError(f"{root}: neither train nor test names a file; give at least one")
-        testing = _read(root / test, "", labelled=False)
+        testing = _read(root / test, "", channels, labelled=False)
         training = replace(testing, images=testing.images[:0], labels=testing.labels[:0])
     else:
-        training = _read(root / train, "train_" if test is None else "")
-        testing = _read(root / (test or train), "test_" if test is None else "")
+        training = _read(root / train, "train_" if test is None else "", channels)
+        testing = _read(root / (test or train), "test_" if test is None else "", channels)
     if training.images.shape[1:] != testing.images.shape[1:]:
         sizes = [f"{part.images.shape[3]}x{part.images.shape[2]}" for part in (training, testing)]
         raise UserError(
@@ -68,7 +78,7 @@ def packed(
         )
     whole = LabelledSet(
         name or Path(train or testing.path).stem,
-        _class_names(training, testing),
+        _class_names(training, testing, classes),
         *(training.images, training.labels),
         *(testing.images, testing.labels),
         *(mean, std),
@@ -87,12 +97,12 @@ def packed_images(path: Path) -> Tensor:
     """
     with _open(path) as arrays:
         both = "train_images" in arrays or "train_jpeg" in arrays
-        return _images(path, "train_" if both else "", arrays, "pack images under one of them")
+        return _images(path, "train_" if both else "", 3, arrays, "pack images under one of them")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Images uint8 [N, 3, H, W], labels int64 [N] and the class names, if the file has any."""
+    """Images uint8 [N, C, H, W], labels int64 [N] and the class names, if the file has any."""
 
     path: Path
     images: Tensor
@@ -100,10 +110,12 @@ class _Part:
     classes: tuple[str, ...] | None
 
 
-def _read(path: Path, prefix: str, labelled: bool = True) -> _Part:
+def _read(path: Path, prefix: str, channels: Channels, labelled: bool = True) -> _Part:
     with _open(path) as arrays:
         hint = "name the test file as test" if prefix else "leave test out if the file holds both parts"
-        images = _images(path, prefix, arrays, hint if labelled else "pack images under one of them")
+        images = _images(
+            path, prefix, channels, arrays, hint if labelled else "pack images under one of them"
+        )
         if not labelled and "labels" not in arrays:
             return _Part(path, images, torch.zeros(len(images), dtype=torch.int64), (path.stem,))
         labels = _array(path, f"{prefix}labels", arrays)
@@ -133,12 +145,12 @@ def _open(path: Path) -> NpzFile:
     return arrays
 
 
-def _images(path: Path, prefix: str, arrays: NpzFile, hint: str) -> Tensor:
-    """The images in either form, uint8 [N, 3, H, W]."""
+def _images(path: Path, prefix: str, channels: Channels, arrays: NpzFile, hint: str) -> Tensor:
+    """The images in either form, uint8 [N, channels, H, W]."""
     if f"{prefix}jpeg" in arrays:
-        return _decoded(path, prefix, arrays)
+        return _decoded(path, prefix, channels, arrays)
     if f"{prefix}images" in arrays:
-        return _plain(path, f"{prefix}images", arrays)
+        return _plain(path, f"{prefix}images", channels, arrays)
     raise UserError(f"{path}: no key '{prefix}images' or '{prefix}jpeg', only {', '.join(arrays)}; {hint}")
 
 
@@ -151,19 +163,21 @@ def _array(path: Path, key: str, arrays: NpzFile) -> np.ndarray:
         raise UserError(f"{path}: key '{key}' is damaged; get the file anew") from error
 
 
-def _plain(path: Path, key: str, arrays: NpzFile) -> Tensor:
-    """Images kept as an array: uint8 [N, 3, H, W]."""
+def _plain(path: Path, key: str, channels: Channels, arrays: NpzFile) -> Tensor:
+    """Images kept as an array: uint8 [N, channels, H, W]."""
     images = _array(path, key, arrays)
     grey = images.ndim == 3
     if images.dtype != np.uint8 or not (grey or images.shape[3:] == (3,)) or not images.size:
         raise UserError(f"{path}: key '{key}' is {_form(images)}; give uint8 [N, H, W] or [N, H, W, 3]")
     if grey:
-        return torch.from_numpy(images)[:, None].expand(-1, 3, -1, -1)  # three views of one channel
+        return torch.from_numpy(images)[:, None].expand(-1, channels, -1, -1)  # views of one channel
+    if channels == 1:
+        raise UserError(_colours(f"{path}: images of key '{key}' are"))
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _decoded(path: Path, prefix: str, arrays: NpzFile) -> Tensor:
-    """Images kept encoded: uint8 [N, 3, H, W].
+def _decoded(path: Path, prefix: str, channels: Channels, arrays: NpzFile) -> Tensor:
+    """Images kept encoded: uint8 [N, channels, H, W].
 
     Threads do not help: at 32 pixels an image takes 0.06 ms, most of it under the interpreter's lock.
     """
@@ -182,27 +196,35 @@ def _decoded(path: Path, prefix: str, arrays: NpzFile) -> Tensor:
     images = []
     for number, (start, end) in enumerate(pairwise(offsets.tolist())):
         try:
-            images.append(np.asarray(Image.open(io.BytesIO(content[start:end])).convert("RGB")))
+            image = Image.open(io.BytesIO(content[start:end]))
+            images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
         except Exception as error:  # Pillow reports damage through exceptions of many kinds
             raise UserError(
                 f"{path}: image {number} of key '{prefix}jpeg' cannot be decoded; get the file anew"
             ) from error
+        if channels == 1 and image.mode not in _GREY:
+            raise UserError(_colours(f"{path}: image {number} of key '{prefix}jpeg' is"))
         if images[-1].shape != images[0].shape:
             raise UserError(
                 f"{path}: image {number} of key '{prefix}jpeg' is {images[-1].shape[1]}x{images[-1].shape[0]},"
                 f" the first {images[0].shape[1]}x{images[0].shape[0]}; resize all to one size"
             )
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+    stacked = torch.from_numpy(np.stack(images))
+    return stacked[:, None] if channels == 1 else stacked.permute(0, 3, 1, 2).contiguous()
 
 
-def _class_names(train: _Part, test: _Part) -> tuple[str, ...]:
-    """The classes of both parts; their numbers if they have no names."""
+def _colours(images: str) -> str:
+    return f"{images} coloured, and one channel is asked for; give image.channels=3"
+
+
+def _class_names(train: _Part, test: _Part, given: Sequence[str] | None) -> tuple[str, ...]:
+    """The classes of both parts; the given ones, or their numbers, if they have no names."""
     if train.classes and test.classes and train.classes != test.classes:
         raise UserError(
             f"{test.path}: key 'classes' differs from that of {train.path}; give parts of one set"
         )
     highest = int(torch.cat([train.labels, test.labels]).max())
-    names = train.classes or test.classes or tuple(map(str, range(highest + 1)))
+    names = train.classes or test.classes or tuple(given or map(str, range(highest + 1)))
     for part in (train, test):
         outside = part.labels[(part.labels < 0) | (part.labels >= len(names))]
         if len(outside):

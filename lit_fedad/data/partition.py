@@ -93,7 +93,8 @@ class Partition:
 
         The file holds ``{"clients": [[...], ...]}`` or the list of lists alone; for images that arrive in stages
         ``{"stages": [[[...], ...], ...]}``, one list a client with one list a stage. An object may have a list
-        ``"reserved"``.
+        ``"reserved"``. FedVCK's split files say ``"client_idx"`` for ``"clients"``; their ``"client_classes"``,
+        which the images tell, are passed over.
 
         Raises:
             UserError: The file is missing or does not hold one list of whole numbers a client, or a client and
@@ -111,6 +112,8 @@ class Partition:
             ) from error
         if not isinstance(content, dict):
             content = {"clients": content}
+        if "client_idx" in content:
+            content = {"clients": content["client_idx"]}
         if "clients" in content and "stages" in content:
             raise UserError(f"{path}: holds both clients and stages; keep one of the two")
         clients = content.get("clients", content.get("stages"))
@@ -356,15 +359,15 @@ class Pooled:
 
 @dataclass(frozen=True)
 class FromFile:
-    """The index lists of a JSON file, as ``Partition.save`` writes them; images may be left out.
+    """The index lists of a JSON file, as ``Partition.save`` writes them; images may be left out, clients be empty.
 
     Attributes:
         path: The file.
         clients: Number of clients the file must hold; None takes any.
 
     Raises:
-        UserError: The file cannot be read, an index is out of range or used twice, or a client or stage has no
-            images.
+        UserError: The file cannot be read, an index is out of range or used twice, a stage has no images, or no
+            client has any.
     """
 
     path: str | Path
@@ -379,9 +382,11 @@ class FromFile:
             raise UserError(
                 f"{self.path}: holds {len(partition.clients)} clients, expected {expected}; change either"
             )
+        if not any(partition.clients):
+            raise UserError(f"{self.path}: no client has an image; give them some")
         owner: dict[int, str] = {}
         for holder, indices in partition._lists():
-            if not indices:
+            if partition.stages is not None and not indices:
                 raise UserError(f"{self.path}: {holder} has no images; give it some or remove it")
             for index in indices:
                 if not 0 <= index < images:

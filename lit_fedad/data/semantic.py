@@ -41,11 +41,11 @@ class SemanticDataset(LabelledDataset):
     """Normalised images that are normal (label 0) or anomalous (1), with their class as ``product``.
 
     Args:
-        images: uint8 [N, 3, H, W].
+        images: uint8 [N, C, H, W].
         labels: int64 [N], positions in the classes of a `SemanticSet`.
         normal_classes: How many of the classes are normal.
-        mean: Mean of the three channels in [0, 1].
-        std: Standard deviation of the three channels.
+        mean: Mean of each channel in [0, 1], or of all.
+        std: Standard deviation, likewise.
 
     Example:
         >>> grey = torch.full((3, 3, 2, 2), 51, dtype=torch.uint8)
@@ -128,8 +128,8 @@ def join(
         seed: Seed of both draws. The test images of a set do not depend on the other sets.
 
     Raises:
-        UserError: There is no anomaly set, one has the name of a normal class or no test image, or a limit is
-            below 0 (for ``test_per_set`` below 1).
+        UserError: There is no anomaly set, one has the name of a normal class, other channels or no test image, or
+            a limit is below 0 (for ``test_per_set`` below 1).
     """
     if not anomalies:
         raise UserError(f"{name}: has no anomaly set; give at least one under anomalies")
@@ -137,6 +137,11 @@ def join(
         if other in normal.classes:
             raise UserError(
                 f"{name}: anomaly set '{other}' has the name of a class of {normal.name}; rename it under anomalies"
+            )
+        if images.channels != normal.channels:
+            raise UserError(
+                f"{name}: images of anomaly set '{other}' have {images.channels} channels, those of {normal.name}"
+                f" {normal.channels}; read both with the same channels"
             )
         if not len(images.test_images):
             raise UserError(f"{name}: anomaly set '{other}' has no test image; give it some or leave it out")

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lit_fedad.data.arrays import read_images
-from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.labelled import LabelledSet, balanced
 from lit_fedad.errors import UserError
 
 FOLDER = "tiny-imagenet-200"
@@ -49,18 +48,15 @@ def tiny_imagenet(
     labels = {wnid: label for label, wnid in enumerate(_lines(folder / "wnids.txt"))}
     train_files, train_labels = _training(folder / "train", labels)
     test_files, test_labels = _validation(folder / "val", labels)
-    # Positions stand for the images, so that what is not drawn is not read.
-    drawn = LabelledSet(
+    # Drawn before they are read.
+    train = torch.arange(len(train_files))[balanced(train_labels, "train", train_per_class, seed)]
+    test = torch.arange(len(test_files))[balanced(test_labels, "test", test_per_class, seed)]
+    return LabelledSet(
         "tiny_imagenet",
         _class_names(folder / "words.txt", list(labels)),
-        *(torch.arange(len(train_files)), train_labels),
-        *(torch.arange(len(test_files)), test_labels),
+        *(read_images([train_files[i] for i in train], SIDE), train_labels[train]),
+        *(read_images([test_files[i] for i in test], SIDE), test_labels[test]),
         *(mean, std),
-    ).subset(train_per_class, test_per_class, seed)
-    return replace(
-        drawn,
-        train_images=read_images([train_files[i] for i in drawn.train_images.tolist()], SIDE),
-        test_images=read_images([test_files[i] for i in drawn.test_images.tolist()], SIDE),
     )
 
 

@@ -1,6 +1,7 @@
 """From an image file to a tensor, and its mask through the same geometry."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,23 +25,22 @@ class ImageTransform:
         size: Side of the square output in pixels.
         resize: The short side is resized to this and the centre is cropped; None resizes both sides to
             ``size``, which loses no border but changes the aspect ratio of images that are not square.
-        mean: Mean of the red, green and blue channel in [0, 1].
-        std: Standard deviation of the three channels.
+        mean: Mean of the red, green and blue channel in [0, 1], or of grey; see `each_channel`.
+        std: Standard deviation of the channels.
+        channels: 3 for colours, 1 for grey.
 
     Raises:
-        UserError: A size is not positive, the crop is larger than the resized image, or ``mean`` and ``std``
-            are not three numbers each (positive ones for ``std``).
+        UserError: A size is not positive, the crop is larger than the resized image, ``channels`` is another number,
+            or ``mean`` and ``std`` do not fit it.
     """
 
     size: int
     resize: int | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    channels: int = field(default=3, repr=False)  # there are as many means, which the fingerprint names
 
     def __post_init__(self) -> None:
-        # Configurations hand over lists and whole numbers: one spelling makes one fingerprint.
-        object.__setattr__(self, "mean", tuple(map(float, self.mean)))
-        object.__setattr__(self, "std", tuple(map(float, self.std)))
         if self.size < 1:
             raise UserError(f"transform size={self.size}: give a positive number of pixels")
         if self.resize is not None and self.resize < self.size:
@@ -48,10 +48,12 @@ class ImageTransform:
                 f"transform resize={self.resize} is below size={self.size}, the side of the crop;"
                 " raise resize, or leave it out to resize directly"
             )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise UserError(
-                f"transform mean={self.mean}, std={self.std}: give three numbers each, std above 0"
-            )
+        if self.channels not in (1, 3):
+            raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
+        # Configurations hand over lists and whole numbers: one spelling makes one fingerprint.
+        mean, std = each_channel("transform", self.mean, self.std, self.channels)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
 
     @property
     def fingerprint(self) -> str:
@@ -62,13 +64,15 @@ class ImageTransform:
         """Reads an image as the backbone wants it.
 
         Returns:
-            Normalised image, float32 [3, size, size].
+            Normalised image, float32 [channels, size, size].
 
         Raises:
             UserError: The file cannot be read as an image.
         """
-        scaled = self.raw(path).permute(2, 0, 1) / 255
-        mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
+        image = _to_rgb(_open(path), path)
+        pixels = self._fit(image if self.channels == 3 else image.convert("L"), InterpolationMode.BICUBIC)
+        scaled = pixels.view(self.size, self.size, self.channels).permute(2, 0, 1) / 255
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (scaled - mean) / std
 
     def raw(self, path: Path) -> Tensor:
@@ -118,6 +122,31 @@ class ImageTransform:
         else:
             image = tvf.center_crop(tvf.resize(image, [self.resize], interpolation), [self.size, self.size])
         return torch.from_numpy(np.array(image))
+
+
+def each_channel(
+    name: str, mean: Sequence[float], std: Sequence[float], channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every channel, from one number a channel or one for all.
+
+    Args:
+        name: What they belong to.
+        mean: Means.
+        std: Standard deviations.
+        channels: Number of channels.
+
+    Raises:
+        UserError: There are other numbers of them, or a deviation is not positive.
+
+    Example:
+        >>> each_channel("photographs", [0.5], [1, 2, 3], channels=3)
+        ((0.5, 0.5, 0.5), (1.0, 2.0, 3.0))
+    """
+    if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
+        numbers = "one number each" if channels == 1 else f"one number or {channels} each"
+        raise UserError(f"{name} mean={list(mean)}, std={list(std)}: give {numbers}, std above 0")
+    means, deviations = (tuple(map(float, (*values,) * channels))[:channels] for values in (mean, std))
+    return means, deviations
 
 
 def _open(path: Path) -> Image.Image:

@@ -10,7 +10,7 @@ from lit_fedad.models.batch_norm import BatchNorm
 
 
 class ResNetCifar(ResNet):
-    """A ResNet (He et al. 2016) from images [B, 3, S, S] to features [B, 8 * channels], without a classifier.
+    """A ResNet (He et al. 2016) from images [B, inputs, S, S] to features [B, 8 * channels], without a classifier.
 
     With the stem ``"cifar"``, one 3x3 convolution of stride 1 without pooling, the last map is S / 8 wide: 4x4 for
     images of 32 pixels. ``"imagenet"`` is the original stem, 7x7 of stride 2 and pooling, for images of 64 pixels and
@@ -20,6 +20,7 @@ class ResNetCifar(ResNet):
         depth: 18 or 34.
         stem: ``"cifar"`` or ``"imagenet"``.
         channels: Channels of the first stage; 64 are the original's, fewer are for small machines.
+        inputs: Channels of the images.
 
     Attributes:
         width: Number of features, 8 * channels.
@@ -35,14 +36,15 @@ class ResNetCifar(ResNet):
         depth: Literal[18, 34] = 18,
         stem: Literal["cifar", "imagenet"] = "cifar",
         channels: int = 64,
+        inputs: int = 3,
     ) -> None:
         self.channels, self.width = channels, 8 * channels
         blocks = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
         super().__init__(BasicBlock, blocks, norm_layer=BatchNorm)
         self.fc = nn.Identity()
-        if stem == "cifar" or channels != 64:
+        if stem == "cifar" or channels != 64 or inputs != 3:
             side, stride = (3, 1) if stem == "cifar" else (7, 2)
-            self.conv1 = nn.Conv2d(3, channels, side, stride, side // 2, bias=False)
+            self.conv1 = nn.Conv2d(inputs, channels, side, stride, side // 2, bias=False)
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
             self.bn1 = BatchNorm(channels)
         if stem == "cifar":

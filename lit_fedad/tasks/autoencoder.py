@@ -49,8 +49,8 @@ class Autoencoder(Task):
         self.decoder = decoder(self.width, image_size)
         self.learning_rate = learning_rate
         self.draw_map = AnomalyMap(image_size, image_size, sigma)
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def encode(self, batch: Mapping[str, Any]) -> Tensor:
         """Latent vectors [B, C].

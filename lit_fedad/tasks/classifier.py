@@ -17,7 +17,7 @@ class Classifier(Task):
     """Learns labels by cross-entropy; features are what the encoder gives, before the linear head.
 
     Args:
-        encoder: From images [B, 3, S, S] to features [B, C], with C as its attribute ``width``.
+        encoder: From images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute ``width``.
         classes: Number of classes K.
         augment: Whether training looks at random shifts, by up to an eighth of the side, and mirrors of the images.
         learning_rate: SGD's.

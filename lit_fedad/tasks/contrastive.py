@@ -90,8 +90,8 @@ class Contrastive(Task):
         self.clusters, self.shrinkage, self.normal_share = clusters, shrinkage, normal_share
         self.learning_rate, self.final_learning_rate = learning_rate, final_learning_rate
         self.momentum, self.weight_decay = momentum, weight_decay
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
         # Part of the state: what a client found in its own images must not meet another's, nor be lost with a process.
         self.register_buffer("_anomalous", torch.empty(0, dtype=torch.int64))
 

@@ -137,7 +137,31 @@ def test_empty_subsets_are_refused(key):
         labelled_set().subset(**{key: 0})
 
 
-@pytest.mark.parametrize("wrong", [{"mean": (0.5,)}, {"std": (0.5, 0.5)}, {"std": (0.5, 0.5, 0)}])
+@pytest.mark.parametrize(
+    "wrong", [{"mean": (0.5,) * 4}, {"std": (0.5, 0.5)}, {"std": (0.5, 0.5, 0)}, {"std": ()}]
+)
 def test_wrong_normalisation_is_refused(wrong):
-    with pytest.raises(UserError, match="animals mean=.*three numbers each"):
+    with pytest.raises(UserError, match="animals mean=.*one number or 3 each"):
         labelled_set(**wrong)
+
+
+def test_one_number_is_that_of_every_channel():
+    images = labelled_set(mean=[0.25], std=(0.1, 0.2, 1))
+    assert (images.mean, images.std) == ((0.25, 0.25, 0.25), (0.1, 0.2, 1.0))
+    dataset = LabelledDataset(images.train_images, images.train_labels, [0.25], images.std)
+    expected = normalize(images.train_images[:4] / 255, [0.25] * 3, [0.1, 0.2, 1])
+    torch.testing.assert_close(dataset.__getitems__(range(4))["image"], expected, rtol=0, atol=1e-5)
+
+
+def test_grey_images_keep_one_channel():
+    colour = labelled_set()
+    grey = labelled_set(train_images=colour.train_images[:, :1], mean=(0.2,), std=(0.4,))
+    assert grey.channels == grey.subset(train_per_class=3).channels == 1
+    dataset = LabelledDataset(grey.train_images, grey.train_labels, grey.mean, grey.std)
+    image = dataset[5]["image"]
+    assert image.shape == (1, 6, 6)
+    torch.testing.assert_close(image, (grey.train_images[5] / 255 - 0.2) / 0.4)
+    with pytest.raises(UserError, match="animals mean=.*one number each"):
+        labelled_set(train_images=colour.train_images[:, :1], mean=(0.2, 0.2, 0.2))
+    with pytest.raises(UserError, match="animals: its images have 2 channels; give 3, or 1"):
+        labelled_set(train_images=colour.train_images[:, :2])

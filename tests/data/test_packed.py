@@ -78,6 +78,35 @@ def test_grey_becomes_three_equal_channels(plain):
     assert np.allclose(batch["image"][0, 2].numpy(), grey[4] / 127.5 - 1)
 
 
+def test_grey_keeps_one_channel_where_one_is_asked_for(plain, tmp_path):
+    grey, test = pixels(6, 5, 4), pixels(3, 5, 4)
+    images = packed(plain({"images": grey}, {"images": test}), "train.npz", "test.npz", channels=1)
+    assert np.array_equal(images.train_images[:, 0].numpy(), grey)
+    assert images.test_images.shape == (3, 1, 5, 4)
+    assert (images.mean, images.std) == ((0.5,), (0.5,))
+    np.savez(tmp_path / "jpeg.npz", **encoded(grey), labels=np.zeros(6, int))
+    images = packed(tmp_path, "jpeg.npz", "test.npz", channels=1)
+    assert np.array_equal(images.train_images[:, 0].numpy(), grey)
+
+
+def test_colours_are_refused_where_one_channel_is_asked_for(plain, tmp_path):
+    message = "coloured, and one channel is asked for; give image.channels=3"
+    refused(f"train.npz: images of key 'images' are {message}", plain(), "train.npz", "test.npz", channels=1)
+    files = [encoded(pixels(1, 5, 4)), encoded(pixels(1, 5, 4, 3))]
+    both = np.concatenate([file["jpeg"] for file in files])
+    offsets = np.array([0, files[0]["offsets"][1], len(both)])
+    np.savez(tmp_path / "a.npz", jpeg=both, offsets=offsets, labels=np.zeros(2, int))
+    refused(f"a.npz: image 1 of key 'jpeg' is {message}", tmp_path, "a.npz", "a.npz", channels=1)
+
+
+def test_classes_may_be_named_from_outside(plain):
+    root = plain()
+    assert packed(root, "train.npz", "test.npz", classes=["a", "b", "c", "d"]).classes == ("a", "b", "c", "d")
+    refused("labels hold 2, but the 2 classes are", root, "train.npz", "test.npz", classes=["a", "b"])
+    named = plain({"classes": np.array(["x", "y", "z"])})
+    assert packed(named, "train.npz", "test.npz", classes=["a", "b", "c"]).classes == ("x", "y", "z")
+
+
 def test_encoded_images(tmp_path):
     colour, grey = pixels(5, 8, 7, 3), pixels(3, 8, 7)
     labels = np.array([1, 0, 1, 1, 0], np.int16)

@@ -228,6 +228,15 @@ def test_what_a_file_holds(tmp_path, partition, content):
     assert FromFile(tmp_path / "p.json")(image_set(5), 0) == partition
 
 
+def test_from_file_reads_fedvcks_split_files_and_takes_clients_without_images(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"client_idx": [[3, 0], [], [4]], "client_classes": [[0, 1], [], [1]]}))
+    partition = FromFile(path)(image_set(5), 0)
+    assert partition.clients == ((0, 3), (), (4,))
+    partition.save(path)
+    assert FromFile(path, clients=3)(image_set(5), 1) == partition
+
+
 def test_from_file_reads_a_plain_list_and_may_leave_images_out(tmp_path):
     path = tmp_path / "p.json"
     path.write_text("[[4, 0], [2]]")
@@ -241,7 +250,10 @@ def test_from_file_reads_a_plain_list_and_may_leave_images_out(tmp_path):
         ([[-1], [2]], "client 0 lists image -1"),
         ([[0, 1], [1]], "image 1 is listed for client 0 and again for client 1"),
         ([[0, 0]], "image 0 is listed for client 0 and again for client 0"),
-        ([[0], []], "client 1 has no images"),
+        ([[], []], "no client has an image"),
+        ({"client_idx": [[0], [5]]}, "client 1 lists image 5.* 0 to 4"),
+        ({"client_idx": [0]}, "client 0 is not a list of whole numbers"),
+        ({"client_idx": 3}, "holds no list of clients"),
         ([], "holds 0 clients"),
         ([[0], ["1"]], "client 1 is not a list of whole numbers"),
         ([[0], [True]], "client 1 is not a list of whole numbers"),

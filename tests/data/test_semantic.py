@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,15 @@ def test_contaminants_are_drawn_from_all_sets_together():
     content = {name: {i.numpy().tobytes() for i in part.train_images} for name, part in sets.items()}
     for image, label in zip(drawn.train_images[3:], drawn.train_labels[3:].tolist(), strict=True):
         assert image.numpy().tobytes() in content["pq"[label - 3]]
+
+
+def test_grey_and_coloured_sets_do_not_join():
+    letters, other = labelled("letters", "ab", 2, 1), labelled("other", "x", 2, 1)
+    grey = replace(
+        other, train_images=other.train_images[:, :1], test_images=other.test_images[:, :1], mean=[0], std=[1]
+    )
+    with pytest.raises(UserError, match="toy: images of anomaly set 'd' have 1 channels, those of letters 3"):
+        join(letters, {"d": grey}, "toy")
 
 
 @pytest.mark.parametrize(

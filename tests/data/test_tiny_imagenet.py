@@ -156,4 +156,4 @@ def test_a_missing_validation_image_is_named(folder):
 
 def test_limits_and_norms_are_checked(folder):
     refused("train_per_class=0: give at least 1", folder, train_per_class=0)
-    refused("tiny_imagenet mean=[0.5]", folder, mean=[0.5])
+    refused("tiny_imagenet mean=[0.5, 0.5]", folder, mean=[0.5, 0.5])

@@ -199,6 +199,16 @@ def test_flipped_bytes_never_escape_as_another_exception(tmp_path, photo):
     assert refused > 50
 
 
+@pytest.mark.parametrize("shape", [(9, 13), (9, 13, 3)])
+def test_one_channel_is_what_pillow_calls_grey(tmp_path, shape):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    image = ImageTransform(9, 9, mean=(0.5,), std=(0.25,), channels=1).image(tmp_path / "a.png")
+    grey = np.asarray(Image.fromarray(pixels).convert("L"))
+    assert image.shape == (1, 9, 9)
+    assert np.allclose(image[0].numpy(), (grey[:, 2:11] / 255 - 0.5) / 0.25, atol=1e-6)
+
+
 def test_fingerprint_tells_every_field_apart():
     variants = [
         ImageTransform(224),
@@ -206,6 +216,7 @@ def test_fingerprint_tells_every_field_apart():
         ImageTransform(224, 256),
         ImageTransform(224, mean=(0.5, 0.5, 0.5)),
         ImageTransform(224, std=(0.5, 0.5, 0.5)),
+        ImageTransform(224, mean=(0.5,), std=(0.5,), channels=1),
     ]
     assert len({transform.fingerprint for transform in variants}) == len(variants)
     same = ImageTransform(224, mean=list(IMAGENET_MEAN), std=list(IMAGENET_STD))
@@ -220,7 +231,9 @@ def test_fingerprint_tells_every_field_apart():
     [
         ({"size": 0}, "size=0"),
         ({"size": 224, "resize": 200}, "resize=200 is below size=224"),
-        ({"size": 8, "mean": (0.5,)}, "three numbers"),
+        ({"size": 8, "mean": (0.5, 0.5)}, "one number or 3 each"),
+        ({"size": 8, "channels": 1}, "one number each"),
+        ({"size": 8, "channels": 2}, "channels=2: give 3, or 1"),
         ({"size": 8, "std": (1, 1, 0)}, "std above 0"),
     ],
 )

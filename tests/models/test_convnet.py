@@ -15,6 +15,14 @@ def test_parameters_with_a_linear_head(norm):
     assert sum(p.numel() for module in (encoder, head) for p in module.parameters()) == 317_961
 
 
+def test_grey_images():
+    encoder = ConvNet(image_size=28, inputs=1)
+    assert sum(p.numel() for p in ConvNet(28).parameters()) - 2 * 9 * 128 == sum(
+        p.numel() for p in encoder.parameters()
+    )
+    assert encoder(torch.randn(2, 1, 28, 28)).shape == (2, 2048)
+
+
 @pytest.mark.parametrize(("size", "width"), [(28, 2048), (32, 2048), (16, 512), (64, 8192)])
 def test_width(size, width):
     encoder = ConvNet(size)

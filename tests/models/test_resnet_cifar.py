@@ -39,6 +39,14 @@ def test_with_the_original_stem_it_is_torchvisions():
     torch.testing.assert_close(encoder.eval()(images), reference.eval()(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("stem", "side"), [("cifar", 3), ("imagenet", 7)])
+def test_grey_images(stem, side):
+    colour, grey = ResNetCifar(18, stem), ResNetCifar(18, stem, inputs=1)
+    sizes = [sum(p.numel() for p in encoder.parameters()) for encoder in (colour, grey)]
+    assert sizes[0] - sizes[1] == 2 * side**2 * 64
+    assert grey(torch.randn(2, 1, 64, 64)).shape == (2, 512)
+
+
 def test_one_image_trains_and_leaves_running_statistics_alone():
     encoder = ResNetCifar(18)
     encoder(torch.randn(1, 3, 32, 32)).sum().backward()

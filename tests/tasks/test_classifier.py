@@ -120,10 +120,13 @@ def test_learns_under_a_plain_trainer():
         ("classifier", 10, 11_168_832 + 5_130),
         ("classifier_resnet34", 10, 21_276_992 + 5_130),
         ("classifier_convnet", 9, 317_961),
+        ("classifier_convnet image.channels=1", 9, 317_961 - 2 * 9 * 128),
+        # FedVCK's ResNet-18 for OrganC: 1.12e7
+        ("classifier_resnet18_224 image.channels=1", 11, 11_176_512 - 2 * 49 * 64 + 5_643),
     ],
 )
 def test_configurations(option, classes, parameters):
-    config = compose([f"task={option}", "~backbone", "image.size=28", "image.resize=28"])
+    config = compose([*f"task={option}".split(), "~backbone", "image.size=28", "image.resize=28"])
     task = build(config["task"], classes=classes)
     assert task.kind == "classification"
     assert sum(parameter.numel() for parameter in task.parameters()) == parameters

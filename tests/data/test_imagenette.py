@@ -1,0 +1,72 @@
+"""ImageNette as distributed: a small tree of the official form."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.config import build, compose
+from lit_fedad.data.imagenette import CLASSES, imagenette
+from lit_fedad.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Image i of class k has the level 20 k + i; two for training, one for testing, none of them square."""
+    folder = tmp_path / "imagenette2-160"
+    for k, wnid in enumerate(CLASSES):
+        for i, split in enumerate(("train", "train", "val")):
+            path = folder / split / wnid / f"{wnid}_{i}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shape = (70, 90) if i == 1 else (70, 90, 3)  # some photographs are grey
+            Image.fromarray(np.full(shape, 20 * k + i, np.uint8)).save(path, quality=95)
+    (folder / "noisy_imagenette.csv").touch()
+    (tmp_path / "imagenette2-160.tgz").touch()
+    return folder
+
+
+def refused(match: str, *args, **kwargs) -> None:
+    with pytest.raises(UserError, match=match) as caught:
+        imagenette(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tree_is_read(folder):
+    images = build(compose(["data=imagenette", f"data.root={folder.parent}"])["data"])
+    assert (images.name, images.classes[:2]) == ("imagenette", ("tench", "English springer"))
+    assert images.train_images.shape == (20, 3, 64, 64)
+    assert images.train_labels.tolist() == [k for k in range(10) for _ in range(2)]
+    levels = [20 * k + i for k in range(10) for i in range(2)]
+    assert np.abs(images.train_images.float().mean((1, 2, 3)).numpy() - levels).max() < 1
+    assert images.test_labels.tolist() == list(range(10))
+    assert np.abs(images.test_images[:, 1, 5, 7].numpy() - np.arange(2.0, 200, 20)).max() <= 1
+
+
+def test_only_images_that_are_drawn_are_read(folder):
+    whole = imagenette(folder, size=8)
+    part = imagenette(folder, size=8, train_per_class=1, seed=2)
+    assert part.train_images.equal(whole.subset(train_per_class=1, seed=2).train_images)
+    level = int(part.train_images[0, 0, 0, 0])
+    left = folder / "train" / "n01440764" / f"n01440764_{1 - level}.JPEG"
+    left.write_bytes(b"damaged")
+    assert imagenette(folder, size=8, train_per_class=1, seed=2).train_images.equal(part.train_images)
+    refused(f"{left}: cannot be read as an image", folder)
+
+
+def test_limits_are_checked(folder):
+    refused("train_per_class=0: give at least 1", folder, train_per_class=0)
+
+
+def test_wrong_folders_are_one_line(folder):
+    root = folder.parent
+    shutil.copytree(folder, root / "imagenette2")
+    refused("holds imagenette2, imagenette2-160; unpack", root)
+    shutil.rmtree(root / "imagenette2")
+    refused("holds no folder imagenette2", folder / "train" / "n01440764")
+    shutil.rmtree(folder / "val" / "n03028079")
+    refused(f"{folder / 'val'}: must hold the ten folders .* see n03028079", root)
+    (folder / "val" / "n03028079").mkdir()
+    refused(f"{folder / 'val'}: is missing or lacks images", root)
+    shutil.rmtree(folder / "val")
+    refused(f"{folder / 'val'}: is missing or lacks images", root)
