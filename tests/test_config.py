@@ -59,6 +59,7 @@ def needs(group: str, option: str) -> list[str]:
             f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")
         ],
         ("method", "fedrep"): ["task=autoencoder"],
+        **{("method", name): ["data=motif_classes"] for name in ("feddm", "fedvck")},
         ("public", "folder"): ["public.root=images"],
         ("public", "packed"): ["public.root=images", "public.file=images.npz"],
         ("experiment", "cifar10"): ["data.root=images", "method=fedavg"],
@@ -66,13 +67,18 @@ def needs(group: str, option: str) -> list[str]:
         ("experiment", "semantic_cifar10"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_small"): ["method=fadngs"],
         ("experiment", "gldp_small"): ["method=gldp"],
+        ("experiment", "fedvck_small"): ["method=fedvck"],
+        **{
+            ("experiment", name): ["data.root=images", "method=fedvck"]
+            for name in ("fedvck", "fedvck_organs", "fedvck_natural")
+        },
         **{
             ("experiment", name): ["data.root=images", "method=gldp"]
             for name in ("gldp", "gldp_cifar10", "gldp_literal")
         },
         **{("contrastive_loss", loss): ["method=fadngs"] for loss in options("contrastive_loss")},
     }
-    embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small"}
+    embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small", "fedvck_small"}
     rooted = group in ("data", "experiment") and option not in embedded
     return missing.get((group, option), ["data.root=images"] if rooted else [])
 
@@ -126,7 +132,9 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     task = build_model(config, ["a", "b"]).task
     if isinstance(task, Classifier):
         assert task.classifier.out_features == 2
-        assert task.width == (128 if experiment in ("gldp_cifar10", "gldp_small") else 512)
+        widths = dict.fromkeys(("gldp_cifar10", "gldp_small"), 128)
+        widths |= dict.fromkeys(("fedvck", "fedvck_organs", "fedvck_natural"), 2048)
+        assert task.width == widths.get(experiment, 512)
         return
     if isinstance(task, Contrastive):
         assert task.encoder.width == (512 if experiment == "fadngs" else 128)

@@ -45,6 +45,19 @@ def evaluating(task: Task) -> Iterator[None]:
         task.train(training)
 
 
+@contextmanager
+def frozen(task: Task) -> Iterator[None]:
+    """Keeps gradients out of a task's weights for a block: they flow through it, to what it looks at."""
+    parameters = list(trainable(task).values())
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 def trainable(task: Task) -> dict[str, nn.Parameter]:
     """The parameters that training changes, by name."""
     return {name: p for name, p in task.named_parameters() if p.requires_grad}

@@ -1,0 +1,111 @@
+"""Which classes a model confuses, and a loss that drives them apart (FedVCK, Eqs. 12-15)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def merged_prototypes(
+    prototypes: Sequence[Tensor], sizes: Sequence[Tensor], classes: Sequence[Tensor], count: int
+) -> Tensor:
+    """Global logit prototypes: the clients' mean logits of each class, weighted by their images (FedVCK, Eq. 12).
+
+    Args:
+        prototypes: Of every client, mean logits of the classes that it owns [k, K].
+        sizes: How many images each is the mean of, int64 [k].
+        classes: Which classes these are, int64 [k].
+        count: Number of classes K.
+
+    Returns:
+        float32 [K, K]; a row of NaN for a class that nobody owns.
+    """
+    total = torch.zeros(count, count, dtype=torch.float64)
+    images = torch.zeros(count, dtype=torch.float64)
+    for own, number, held in zip(prototypes, sizes, classes, strict=True):
+        total.index_add_(0, held, own.double() * number[:, None])
+        images.index_add_(0, held, number.double())
+    return (total / images[:, None]).float()
+
+
+def hard_negatives(prototypes: Tensor, present: Tensor, k: int) -> Tensor:
+    """The K classes that each class is most easily taken for: HN(c) = argtopK over j != c of p_c[j] (Eq. 13).
+
+    Args:
+        prototypes: Mean logits of each class [C, C]; rows of NaN where they are not known.
+        present: Classes that may be negatives, bool [C].
+        k: K; all others where there are fewer.
+
+    Returns:
+        bool [C, C]: whether j is in HN(c). Never c itself; rows without logits are empty.
+    """
+    known = ~prototypes.isnan().any(1)
+    allowed = known[:, None] & present & ~torch.eye(len(prototypes), dtype=torch.bool)
+    ranked = prototypes.where(allowed, -torch.inf).argsort(dim=1, descending=True)[:, :k]
+    return torch.zeros_like(allowed).scatter(1, ranked, True) & allowed
+
+
+def class_means(features: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Feature prototypes: the mean feature of each class, of norm 1 (FedVCK, Eq. 14).
+
+    Args:
+        features: [n, D].
+        labels: int64 [n].
+        count: Number of classes.
+
+    Returns:
+        [count, D]; zeros for a class without images.
+    """
+    total = features.new_zeros(count, features.shape[1]).index_add_(0, labels, features)
+    return F.normalize(total, dim=1)  # the mean's direction is the sum's
+
+
+class RelationalContrast(nn.Module):
+    """Draws features to their class's prototype, and away from those of its hard negatives (FedVCK, Eq. 15).
+
+    ``-log e^{h(z) . f_c / tau} / sum_j e^{h(z) . f_j / tau}``, with h a small network whose output has norm 1. Eq. 15
+    sums over the hard negatives alone, which leaves the loss without a lower bound: by default the class itself is one
+    of j.
+
+    Args:
+        prototypes: f_c, of norm 1 [C, D]; zeros for classes that have none.
+        negatives: HN, bool [C, C].
+        hidden: Width of h's hidden layer.
+        temperature: tau.
+        with_own: Whether the class itself is in the denominator.
+    """
+
+    prototypes: Tensor
+    candidates: Tensor
+
+    def __init__(
+        self,
+        prototypes: Tensor,
+        negatives: Tensor,
+        hidden: int = 128,
+        temperature: float = 1.0,
+        with_own: bool = True,
+    ) -> None:
+        super().__init__()
+        width = prototypes.shape[1]
+        self.head = nn.Sequential(
+            nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
+        )
+        own = torch.eye(len(prototypes), dtype=torch.bool) & negatives.any(1) & with_own
+        self.register_buffer("prototypes", prototypes)
+        self.register_buffer("candidates", negatives | own)
+        self.temperature = temperature
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The mean over images whose class has hard negatives and a prototype; 0 without any.
+
+        Args:
+            features: [B, D], B > 1.
+            labels: int64 [B].
+        """
+        judged = self.candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
+        similarity = F.normalize(self.head(features).float(), dim=1) @ self.prototypes.T / self.temperature
+        rivals = similarity.where(self.candidates[labels], -torch.inf)[judged].logsumexp(1)
+        own = similarity.gather(1, labels[:, None])[judged, 0]
+        return (rivals - own).sum() / judged.sum().clamp(min=1)

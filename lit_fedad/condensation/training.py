@@ -1,0 +1,140 @@
+"""Training a classifier on condensed images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.errors import UserError
+from lit_fedad.models.diff_augment import diff_augment, draw
+
+
+@dataclass(frozen=True)
+class ExtraLoss:
+    """What is minimised beside cross-entropy.
+
+    Attributes:
+        module: From features [B, D] of images as they are and labels [B] to a scalar.
+        weight: Of the scalar.
+        learning_rate: Adam's, for the module's own parameters.
+    """
+
+    module: nn.Module
+    weight: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class CondensedTraining:
+    """SGD on condensed images; all learning rates, and the weight of an extra loss, fall to a tenth at half time.
+
+    Attributes:
+        epochs: Passes over the images.
+        batch_size: Images a step.
+        learning_rate: SGD's.
+        momentum: SGD's.
+        weight_decay: SGD's.
+        augment: Whether cross-entropy looks at images through `diff_augment`, each with a draw of its own.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    epochs: int
+    batch_size: int = 256
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    augment: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch_size) < 1 or self.learning_rate <= 0:
+            raise UserError(
+                f"method.server.training.epochs={self.epochs}, batch_size={self.batch_size},"
+                f" learning_rate={self.learning_rate}: give at least one epoch and image, and a rate above 0"
+            )
+
+    def __call__(
+        self,
+        model: nn.Module,
+        features: Callable[[Tensor], Tensor],
+        head: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        normalise: Callable[[Tensor], Tensor],
+        generator: torch.Generator,
+        fabric: Fabric,
+        extra: ExtraLoss | None = None,
+    ) -> dict[str, float]:
+        """Trains in place.
+
+        Args:
+            model: All that is trained, on the device.
+            features: Of normalised images [B, C, H, W].
+            head: From features to logits.
+            images: As they were sent [n, C, H, W].
+            labels: int64 [n].
+            normalise: From images as they were sent to what the model looks at.
+            generator: Draws batches and augmentations.
+            fabric: Device and precision.
+            extra: Another loss.
+
+        Returns:
+            Loss and accuracy of the last epoch.
+
+        Raises:
+            UserError: If training diverges.
+        """
+        images, labels = images.to(fabric.device), labels.to(fabric.device)
+        rates = [self.learning_rate]
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.SGD(
+                model.parameters(),
+                lr=self.learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+            )
+        ]
+        if extra is not None:
+            extra.module.to(fabric.device).train()
+            optimizers.append(torch.optim.Adam(extra.module.parameters(), lr=extra.learning_rate))
+            rates.append(extra.learning_rate)
+        model.train()
+        total = correct = 0.0
+        for epoch in range(self.epochs):
+            decay = 1.0 if 2 * epoch < self.epochs else 0.1
+            for optimizer, rate in zip(optimizers, rates, strict=True):
+                optimizer.param_groups[0]["lr"] = decay * rate
+            total = correct = 0.0
+            for rows in (
+                torch.randperm(len(labels), generator=generator).to(fabric.device).split(self.batch_size)
+            ):
+                batch, target = normalise(images[rows]), labels[rows]
+                view = batch
+                if self.augment:
+                    view = diff_augment(
+                        batch, draw(len(rows), generator), torch.arange(len(rows), device=batch.device)
+                    )
+                with fabric.autocast():
+                    logits = head(features(view)).float()
+                    loss = F.cross_entropy(logits, target)
+                    if extra is not None and len(rows) > 1:  # a lone image has no batch statistics
+                        loss = loss + decay * extra.weight * extra.module(features(batch).float(), target)
+                if not torch.isfinite(loss):
+                    raise UserError(
+                        "training on the server diverged; lower method.server.training.learning_rate"
+                    )
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                fabric.backward(loss)
+                for optimizer in optimizers:
+                    optimizer.step()
+                total += float(loss.detach()) * len(rows)
+                correct += int((logits.detach().argmax(1) == target).sum())
+        model.eval()
+        return {"server_loss": total / len(labels), "server_accuracy": correct / len(labels)}

@@ -1,0 +1,383 @@
+"""FedDM: clients send synthetic images that stand for their own, and the server trains on these (Xiong et al., 2023).
+
+No weights come back and nothing is averaged. What FedVCK changes, ``fedvck.py`` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.condensation.batch_statistics import record, unconstrained
+from lit_fedad.condensation.condense import Condensation, RealBatch
+from lit_fedad.condensation.kernels import class_mmd, mmd
+from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
+from lit_fedad.contracts import Client, Message, Payload, Task, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.stateless import evaluating, frozen, with_weights
+from lit_fedad.tasks.classifier import Classifier
+
+IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
+
+_CHUNK = 500  # images that a model looks at at once, where nothing is trained
+
+
+class OwnImages(NamedTuple):
+    """A client's images of the classes that it owns, sorted by class.
+
+    Attributes:
+        images: Normalised [n, C, H, W].
+        classes: The k classes, ascending.
+        sizes: Images of each.
+    """
+
+    images: Tensor
+    classes: list[int]
+    sizes: list[int]
+
+
+class Knowledge(NamedTuple):
+    """Condensed images of a round, as they were sent.
+
+    Attributes:
+        images: uint8, or float32 in the range of pixels [n, C, H, W].
+        labels: int64 [n].
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+class FedDMClient(FedAvgClient):
+    """A client: condenses its images class by class, and sends what comes out.
+
+    Synthetic images are moved until the mean feature and the mean logits of each class are those of the real ones,
+    under the received weights with a disturbance that is drawn anew for each step. Real and synthetic batches are
+    normalised by their own statistics. A class of which a client has fewer than ``least`` images is left out; a
+    client that owns no class sends no image. The differentially private variant is not built.
+
+    Args:
+        task: A `Classifier`.
+        condensation: Steps, batches and learning rate.
+        mean: Mean of each channel in [0, 1], by which images are normalised.
+        std: Standard deviation of each channel.
+        share: p: synthetic images of a class over real ones, rounded up ...
+        minimum: ... but no fewer than these.
+        least: Images that make a client the owner of a class.
+        init: Whether synthetic images start as ``noise``, N(0, 1), or as the client's ``real`` images.
+        radius: rho: norm of the disturbance, of all weights together; 0 for none.
+        quantize: Whether images are sent as bytes, or in 32 bits and as large as they may be.
+
+    Raises:
+        UserError: If a setting is out of range.
+    """
+
+    needs = Classifier
+    own_model = False
+    task: Classifier
+
+    def __init__(
+        self,
+        task: Classifier,
+        condensation: Condensation,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        share: float = 0.0,
+        minimum: int = 10,
+        least: int = 10,
+        init: Literal["noise", "real"] = "real",
+        radius: float = 5.0,
+        quantize: bool = True,
+    ) -> None:
+        super().__init__(task)
+        if not 0 <= share <= 1 or min(minimum, radius) < 0 or least < 1:
+            raise UserError(
+                f"method.client.share={share}, minimum={minimum}, least={least}, radius={radius}: give a share from"
+                " 0 to 1, least at least 1, the others not below 0"
+            )
+        if share == minimum == 0:
+            raise UserError("method.client.share=0 minimum=0 sends no image; raise one of them")
+        self.condensation = condensation
+        self.mean, self.std = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
+        self.share, self.minimum, self.least = share, minimum, least
+        self.init, self.radius, self.quantize = init, radius, quantize
+        self._upload: Message = {}
+
+    def fit(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Condenses.
+
+        Returns:
+            The mean ``loss`` of all steps, and that of the last; nothing where no class is owned.
+
+        Raises:
+            UserError: If condensation diverges.
+        """
+        own = self._own_images(loader)
+        with frozen(self.task):
+            chances, facts = self._survey(own, fabric)
+            counts = [max(self.minimum, math.ceil(self.share * size)) for size in own.sizes]
+            synthetic, losses = own.images[:0], list[float]()
+            if counts:
+                generator = self.context.generator("condensation")
+                with self.context.seeded("disturbance"):
+                    synthetic, losses = self.condensation(
+                        self._start(own, counts, generator),
+                        counts,
+                        own.images,
+                        chances,
+                        lambda real, fake: self._distance(real, fake, counts),
+                        generator,
+                        fabric,
+                    )
+        pixels = synthetic.cpu() * self.std + self.mean
+        self._upload = {
+            IMAGES: (255 * pixels.clamp(0, 1)).round().to(torch.uint8) if self.quantize else pixels,
+            CLASSES: torch.tensor(own.classes, dtype=torch.int64),
+            COUNTS: torch.tensor(counts, dtype=torch.int64),
+            **facts,
+        }
+        return {"loss": sum(losses) / len(losses), "last_loss": losses[-1]} if losses else {}
+
+    def send(self, loader: DataLoader) -> Message:
+        """What `fit` has condensed."""
+        return self._upload
+
+    def _own_images(self, loader: DataLoader) -> OwnImages:
+        """In the same order, whatever the loader's."""
+        batches = list(loader)
+        images, labels, index = (
+            torch.cat([batch[name] for batch in batches]) for name in ("image", "label", "index")
+        )
+        sizes = labels.bincount(minlength=self.task.classes)
+        owned = sizes >= self.least
+        order = index.argsort()
+        order = order[labels[order].argsort(stable=True)]
+        order = order[owned[labels[order]]]
+        return OwnImages(images[order], owned.nonzero()[:, 0].tolist(), sizes[owned].tolist())
+
+    def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
+        """How likely each image of each class is drawn, and what else the client tells of its classes."""
+        return [torch.ones(size) for size in own.sizes], {}
+
+    def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
+        if self.init == "noise":
+            return torch.randn(sum(counts), *own.images.shape[1:], generator=generator)
+        chosen = []
+        for pile, count in zip(own.images.split(own.sizes), counts, strict=True):
+            order = torch.randperm(len(pile), generator=generator)
+            chosen.append(pile[order.repeat(-(-count // len(pile)))[:count]])
+        return torch.cat(chosen)
+
+    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+        """What is minimised: between real images of each class, and ``counts`` synthetic ones."""
+        weights = self._disturbed() if self.radius else {}
+
+        def moments(features: Tensor) -> Tensor:
+            return torch.cat([features, self.task.classifier(features)], 1)
+
+        def both(task: Task) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                target = moments(record(self.task.encoder, real.images, real.times)[0])
+            return target, moments(unconstrained(self.task.encoder, synthetic))
+
+        target, found = with_weights(self.task, weights, both)
+        return class_mmd(target, found, real.times, real.sizes, counts)
+
+    def _disturbed(self) -> Message:
+        """The received weights, moved by ``radius`` in a random direction."""
+        weights = dict(self.task.named_parameters())
+        noise = {name: torch.randn(weight.shape).to(weight) for name, weight in weights.items()}
+        norm = math.sqrt(sum(float(part.square().sum()) for part in noise.values()))
+        return {name: weight + self.radius / norm * noise[name] for name, weight in weights.items()}
+
+
+class FedDMServer(FedAvgServer):
+    """The server: trains the model it has on the images of the round.
+
+    Args:
+        client: A client, for the initial weights and the form of images.
+        training: Epochs, batches and learning rate of a round.
+    """
+
+    def __init__(self, client: FedDMClient, training: CondensedTraining) -> None:
+        super().__init__(client)
+        self.task: Classifier = deepcopy(client.task)
+        self.mean, self.std, self.quantize = client.mean, client.std, client.quantize
+        self.training = training
+        self.initial = self.weights
+        self.knowledge: dict[int, Knowledge] = {}
+        self._report: dict[str, float] = {}
+        self._unowned: list[int] = []
+
+    def upload_payload(self) -> Payload:
+        """Any number of images of any number of classes."""
+        return {
+            IMAGES: TensorSpec((None, None, None, None), torch.uint8 if self.quantize else torch.float32),
+            CLASSES: TensorSpec((None,), torch.int64),
+            COUNTS: TensorSpec((None,), torch.int64),
+        }
+
+    def merge(self, updates: Mapping[int, Update]) -> None:
+        """Trains on what clients sent.
+
+        Raises:
+            UserError: If no client sent an image, two sent images of different sizes, or training diverges.
+        """
+        last = self.knowledge.get(max(self.knowledge, default=0))
+        new = joined({client: update.message for client, update in updates.items()})
+        extra = self._relate([update.message for update in updates.values()])
+        self.knowledge = self._kept(new)
+        self._report = {"images": float(len(new.labels)), **_mebibytes(new.images)}
+        self.weights, trained = self._train(list(self.knowledge.values()), extra)
+        self._report |= trained
+        if last is not None:
+            moved = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
+            self._report |= {name: self._distance(last, new, weights) for name, weights in moved.items()}
+        held = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
+        self._unowned = [label for label in range(self.task.classes) if label not in held]
+
+    def observe(self, update: Update, client: Client) -> None:
+        """Trains the model that the client received on the images of one upload alone."""
+        weights = self.weights
+        if len(update.message[IMAGES]):
+            weights, _ = self._train([joined({0: update.message})], None)
+        client.task.load_state_dict(weights, strict=False)
+
+    def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
+        """What the model is trained on, by round: this one's images."""
+        return {self.context.round: new}
+
+    def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
+        """What is minimised beside cross-entropy."""
+        return None
+
+    def _train(
+        self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
+    ) -> tuple[Message, dict[str, float]]:
+        """New weights, from the current ones."""
+        task, fabric = self.task, self._launched
+        task.load_state_dict(self.weights, strict=False)
+        task.to(fabric.device)
+        images, labels = (torch.cat(parts) for parts in zip(*knowledge, strict=True))
+        with self.context.seeded("condensed training"):  # models may draw, for dropout
+            report = self.training(
+                task,
+                lambda batch: task.features({"image": batch}),
+                task.classifier,
+                images,
+                labels,
+                self._normalised,
+                self.context.generator("condensed training"),
+                fabric,
+                extra,
+            )
+        state = task.to("cpu").state_dict()
+        return {name: state[name].detach().clone() for name in self.weights}, report
+
+    @property
+    def _launched(self) -> Fabric:
+        assert self.fabric is not None  # weights are merged in a federation alone
+        return self.fabric
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """What the model looks at, from what was sent."""
+        pixels = images / 255 if self.quantize else images
+        return (pixels - self.mean.to(images.device)) / self.std.to(images.device)
+
+    @torch.no_grad()
+    def _features(self, images: Tensor, weights: Message) -> Tensor:
+        """Of images as they were sent, in evaluation mode [n, D]."""
+        device = self._launched.device
+        self.task.to(device)
+        given = {name: entry.to(device) for name, entry in weights.items()}
+
+        def look(batch: Tensor) -> Tensor:
+            with self._launched.autocast():
+                return self.task.features({"image": self._normalised(batch.to(device))}).float().cpu()
+
+        with evaluating(self.task):
+            parts = with_weights(self.task, given, lambda _: [look(part) for part in images.split(_CHUNK)])
+        self.task.to("cpu")
+        return torch.cat(parts)
+
+    def _distance(self, last: Knowledge, new: Knowledge, weights: Message) -> float:
+        """Mean over the classes of both rounds of MMD^2 between their features (FedVCK, appendix)."""
+        sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
+        both = set(last.labels.tolist()) & set(new.labels.tolist())
+        pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
+        found = [float(mmd(before, after, "gaussian")) for before, after in pairs]
+        return sum(found) / len(found) if found else math.nan
+
+    def shared_images(self) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """The images that the model is trained on."""
+        return {
+            round: (images / 255 if self.quantize else images.clamp(0, 1), labels)
+            for round, (images, labels) in self.knowledge.items()
+        }
+
+    def diagnostics(self) -> dict[str, float]:
+        """Images of the round and their MiB, loss and accuracy of training, and how far knowledge has moved.
+
+        ``knowledge_mmd`` is the mean over classes of the MMD^2 (Gaussian) between this round's and the last one's
+        features, under the new weights; ``knowledge_mmd_random`` under the initial ones.
+        """
+        return self._report
+
+    def warnings(self) -> list[str]:
+        """Once, which classes nobody owns."""
+        if not self._unowned or self.context.round > 1:
+            return []
+        names = ", ".join(map(str, self._unowned))
+        return [f"no client owns class {names}: the model cannot learn it; lower method.client.least"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, and the images that are trained on."""
+        knowledge = {round: tuple(part) for round, part in self.knowledge.items()}
+        return {**super().state_dict(), "knowledge": knowledge}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        super().load_state_dict(state)
+        self.knowledge = {round: Knowledge(*part) for round, part in state["knowledge"].items()}
+
+
+def joined(messages: Mapping[int, Message]) -> Knowledge:
+    """The images of several clients, client by client.
+
+    Args:
+        messages: Uploads by client.
+
+    Raises:
+        UserError: If nobody sent an image, or two sent images of different sizes.
+    """
+    senders = {client: message for client, message in messages.items() if len(message[IMAGES])}
+    if not senders:
+        raise UserError(
+            "no client owns a class: each has fewer than method.client.least images of every one; lower it, or deal"
+            " images to fewer clients"
+        )
+    first, *others = senders
+    form = senders[first][IMAGES].shape[1:]
+    for client in others:
+        if senders[client][IMAGES].shape[1:] != form:
+            found = tuple(senders[client][IMAGES].shape[1:])
+            raise UserError(
+                f"client {client} sent images {found}, client {first} {tuple(form)}; bring them to one size"
+            )
+    return Knowledge(
+        torch.cat([message[IMAGES] for message in senders.values()]),
+        torch.cat([message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]),
+    )
+
+
+def _mebibytes(images: Tensor) -> dict[str, float]:
+    """What the images of a round take, at one byte a value and at four."""
+    return {"images_mib": images.numel() / 2**20, "images_mib_float32": 4 * images.numel() / 2**20}

@@ -1,0 +1,139 @@
+"""Prototypes, hard negatives and the contrast: what the equations leave open."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lit_fedad.condensation.relations import (
+    RelationalContrast,
+    class_means,
+    hard_negatives,
+    merged_prototypes,
+)
+
+
+def rows(*shape, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def directions(count: int = 4, width: int = 5, seed: int = 0) -> torch.Tensor:
+    return F.normalize(rows(count, width, seed=seed), dim=1)
+
+
+ALL_OTHERS = ~torch.eye(4, dtype=torch.bool)
+
+
+def test_the_order_of_clients_does_not_matter():
+    sent = [rows(2, 3), rows(3, 3, seed=1)]
+    sizes, classes = (
+        [torch.tensor([7, 90]), torch.tensor([1, 5, 30])],
+        [torch.tensor([0, 2]), torch.arange(3)],
+    )
+    found = merged_prototypes(sent, sizes, classes, 3)
+    other = merged_prototypes(sent[::-1], sizes[::-1], classes[::-1], 3)
+    assert torch.equal(found, other)
+    by_hand = (90 * sent[0][1].numpy() + 30 * sent[1][2].numpy()) / 120
+    np.testing.assert_allclose(found[2].numpy(), by_hand, rtol=1e-5)
+
+
+def test_a_million_images_do_not_drown_one():
+    """In single precision, the sum of ten million ones is what it was before the next one came."""
+    sent = [torch.ones(1, 1), torch.full((1, 1), 1001.0)]
+    found = merged_prototypes(sent, [torch.tensor([10**8]), torch.tensor([1])], [torch.tensor([0])] * 2, 1)
+    assert float(found[0, 0]) > 1
+
+
+def test_clients_that_own_nothing_add_nothing():
+    nothing = (rows(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    something = (rows(1, 3), torch.tensor([4]), torch.tensor([1]))
+    found = merged_prototypes(*map(list, zip(nothing, something, strict=True)), 3)
+    torch.testing.assert_close(found[1], something[0][0])
+    assert found[[0, 2]].isnan().all()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 50])
+def test_there_are_as_many_hard_negatives_as_asked_for_and_others_are(k):
+    found = hard_negatives(rows(4, 4), torch.ones(4, dtype=torch.bool), k)
+    assert found.sum(1).tolist() == [min(k, 3)] * 4
+    assert not found.diagonal().any()
+
+
+def test_opposite_features_have_no_prototype():
+    one = rows(1, 3)
+    found = class_means(torch.cat([one, -one, one]), torch.tensor([0, 0, 1]), 2)
+    assert not found[0].any()
+    torch.testing.assert_close(found[1], F.normalize(one, dim=1)[0])
+
+
+def test_the_class_itself_bounds_the_loss():
+    """Features that lie on their own prototype, far from others: ever lower without it, never below 0 with it."""
+    prototypes = torch.eye(4)
+    bounded, literal = (
+        RelationalContrast(prototypes, ALL_OTHERS, 8, temperature=0.01, with_own=own).eval()
+        for own in (True, False)
+    )
+    for loss in (bounded, literal):
+        loss.head = torch.nn.Identity()
+    found = [float(loss(prototypes, torch.arange(4))) for loss in (bounded, literal)]
+    assert found[0] == pytest.approx(0, abs=1e-6)
+    assert found[1] == pytest.approx(np.log(3) - 100, rel=1e-5)
+
+
+def test_features_are_drawn_to_their_class_and_away_from_negatives_alone():
+    """The gradient in what h says: towards the own prototype, against hard negatives, nothing of the others."""
+    prototypes, negatives = torch.eye(4), torch.zeros(4, 4, dtype=torch.bool)
+    negatives[0, 1] = True
+    loss = RelationalContrast(prototypes, negatives)
+    loss.head = torch.nn.Identity()
+    z = torch.full((2, 4), 0.5).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(z, torch.tensor([0, 3])), z)
+    assert gradient[0, 0] < 0 < gradient[0, 1]
+    assert gradient[0, 2:].abs().max() < 1e-6
+    assert not gradient[1].any()
+
+
+def test_only_the_direction_counts():
+    loss = RelationalContrast(directions(), ALL_OTHERS)
+    loss.head = torch.nn.Identity()
+    z, labels = rows(6, 5, seed=1), torch.tensor([0, 1, 2, 3, 0, 1])
+    assert float(loss(z, labels)) == pytest.approx(float(loss(7 * z, labels)), rel=1e-5)
+
+
+def test_images_that_cannot_be_judged_change_nothing():
+    """Neither those of a class without prototype nor those of one without negatives."""
+    prototypes, negatives = directions(), ALL_OTHERS.clone()
+    prototypes[2], negatives[3] = 0, False
+    negatives[:, 2] = False
+    loss = RelationalContrast(prototypes, negatives).eval()
+    z = rows(4, 5, seed=1)
+    all_four, two = loss(z, torch.arange(4)), loss(z[:2], torch.arange(2))
+    assert float(all_four.detach()) == pytest.approx(float(two.detach()), rel=1e-5)
+    all_four.backward()
+    assert all(p.grad.isfinite().all() for p in loss.parameters())
+
+
+def test_prototypes_stand_still_and_h_learns():
+    torch.manual_seed(0)
+    prototypes = directions()
+    loss = RelationalContrast(prototypes, ALL_OTHERS, hidden=16, temperature=0.1)
+    assert {name for name, _ in loss.named_buffers()} >= {"prototypes", "candidates"}
+    optimizer = torch.optim.Adam(loss.parameters(), lr=0.01)
+    z, labels = rows(12, 5, seed=1), torch.arange(12) % 4
+    curve = []
+    for _ in range(60):
+        value = loss(z, labels)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        curve.append(float(value.detach()))
+    assert curve[-1] < 0.5 * curve[0]
+    assert torch.equal(loss.prototypes, directions())
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_the_loss_is_a_mean_over_images(temperature):
+    loss = RelationalContrast(directions(), ALL_OTHERS, temperature=temperature).eval()
+    z, labels = rows(5, 5, seed=1), torch.tensor([0, 1, 2, 3, 0])
+    alone = [float(loss(z[[i]], labels[[i]]).detach()) for i in range(5)]
+    assert float(loss(z, labels).detach()) == pytest.approx(np.mean(alone), rel=1e-5)
