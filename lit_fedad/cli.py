@@ -19,6 +19,13 @@ lit-fedad COMMAND key=value ...
              score new images: CSV of scores and decisions, one heatmap an image
   report     table=feddymem_1 [root.mpdd=DIR | experiment=A,B | data=A,B] [seeds=0,1,2] [rows=A,B] [jobs=2] [out=DIR]
              make a paper's table: runs what is missing, resumes what was begun; any.key=value goes to every run
+  privacy    run=<MLflow run id or folder> attack=lira [mode=online|offline] [shadows=16] [seed=0] [out=DIR]
+             membership inference: what clients upload last, against shadow runs; the same command continues
+  privacy    run=<MLflow run id or folder> attack=inversion [client=0] [images=4] [steps=500] [seed=0]
+             [knowledge=shared|own] [update=round|step]
+             images out of what a client uploads: banks, weights of classifiers, condensed images
+  privacy    run=<MLflow run id or folder> attack=dcor
+             distance correlation of shared densities with the images behind them
   sync       run=<MLflow run id or folder>
              send tracking records that MLflow could not take in time
   options    [GROUP]
@@ -58,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         except KeyboardInterrupt:
             display.error(
-                "interrupted" + ("; the same command continues" if command in ("train", "report") else "")
+                "interrupted"
+                + ("; the same command continues" if command in ("train", "report", "privacy") else "")
             )
             return 130
     return 0
@@ -92,6 +100,13 @@ def _predict(words: list[str]) -> None:
 
     run, images = given.pop("run"), given.pop("images")
     predict(run, images, client=given.pop("client", None), out=given.pop("out", None), overrides=given)
+
+
+def _privacy(words: list[str]) -> None:
+    given = _pairs(words, required=("run", "attack"))
+    from lit_fedad.privacy_audit import audit
+
+    audit(given.pop("attack"), given.pop("run"), given)
 
 
 def _sync(words: list[str]) -> None:
@@ -158,6 +173,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "options": _options,
     "data": _data,
     "report": _report,
+    "privacy": _privacy,
 }
 
 if __name__ == "__main__":

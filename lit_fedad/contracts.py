@@ -461,6 +461,26 @@ class Server:
         """Numbers worth a curve, after `aggregate`."""
         return {}
 
+    def shared_images(self) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """Images that clients have shared, for pictures: by round, values in 0 .. 1 [n, C, H, W] and labels [n]."""
+        return {}
+
+    def observe(self, update: Update, client: Client) -> None:
+        """Makes of a client the best predictor that an observer of its upload can build. Called before `aggregate`.
+
+        The observer knows the round's broadcast and how clients begin, but no personal state.
+
+        Args:
+            update: What the client sent to be merged.
+            client: The live client, which has just received this round's broadcast.
+
+        Raises:
+            UserError: If the upload says nothing of single images.
+        """
+        raise UserError(
+            f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
+        )
+
     def warnings(self) -> list[str]:
         """What a user should be told after `aggregate`, one line each."""
         return []

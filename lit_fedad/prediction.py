@@ -13,32 +13,19 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.assembly import (
-    Model,
-    build_data,
-    build_federation,
-    build_images,
-    build_model,
-    build_partition,
-    image_transform,
-)
-from lit_fedad.config import Config
+from lit_fedad.assembly import image_transform
 from lit_fedad.contracts import Client
 from lit_fedad.data.sample import IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation import predict_batch
-from lit_fedad.federation.processes import make_fabric
+from lit_fedad.reopened import complete_run, one_process, reopen, same_model
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
-from lit_fedad.runs import RunFolder
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
-
-# What may differ between the machine of the run and this one; all else would make it another detector.
-_MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
 
 
 def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -54,17 +41,9 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     Raises:
         UserError: If there is no such complete run, or its data or backbone cannot be had again.
     """
-    folder, result, config = _complete_run(run, overrides)
-    display, fabric = Display(), _one_process(config)
-    model = _same_model(config, result)
-    images = build_images(config)
-    data = build_data(config, images, build_partition(config, images), model, fabric, display)
-    if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
-        raise UserError(
-            f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
-        )
-    federation = build_federation(folder.config(), folder.path, model, data, fabric)
-    last = federation.resume() - 1
+    opened = reopen(run, overrides or {})
+    federation, folder, display = opened.federation, opened.folder, opened.display
+    last = opened.config["rounds"]
     with display.progress("Evaluation") as federation.on_visit:
         metrics = federation.evaluate(last)
     assert metrics is not None
@@ -104,13 +83,13 @@ def predict(
         UserError: If there is no such complete run, client or image, or the backbone differs from the run's;
             after all other images are scored, if an image could not be read.
     """
-    folder, result, config = _complete_run(run, overrides)
+    folder, result, config = complete_run(run, overrides)
     number = _choose_client(client, result["partition"]["sizes"])
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
     paths = _image_files(root, destination)
-    display, fabric = Display(), _one_process(config)
-    model = _same_model(config, result)
+    display, fabric = Display(), one_process(config)
+    model = same_model(config, result)
     model.restore(folder.path, folder.config(), number)
     model.client.to(fabric.device)
     transform = image_transform(config)
@@ -247,40 +226,6 @@ class _Detect:
         image = self.transform.raw(path).numpy()
         save_heatmap(self.destination / name, image, anomaly_map, self.threshold / 2, 2 * self.threshold)
         return name.as_posix()
-
-
-def _complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:
-    """A run's folder and result, and its configuration as it is on this machine."""
-    folder = RunFolder.find(run)
-    result = folder.result()
-    if result is None:
-        raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
-    config = folder.config()
-    for key, value in (overrides or {}).items():
-        section, _, name = key.partition(".")
-        if key not in _MACHINE or name not in config.get(section, {}):
-            raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE)}")
-        config[section][name] = value
-    return folder, result, config
-
-
-def _one_process(config: Config) -> Fabric:
-    fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-    fabric.launch()
-    return fabric
-
-
-def _same_model(config: Config, result: Mapping[str, Any]) -> Model:
-    """The run's model, untrained, on the very backbone it was trained with."""
-    # Where training started from has been trained over, and need not exist any more.
-    model = build_model({**config, "start": None}, result["partition"]["products"])
-    then, now = result["backbone"], model.provenance
-    if then["sha256"] != now["sha256"]:
-        raise UserError(
-            f"backbone: the weights taken now ({now['taken']}) differ from the run's ({then['taken']});"
-            " give backbone.weights=FILE"
-        )
-    return model
 
 
 def _image_files(root: Path, destination: Path) -> list[Path]:

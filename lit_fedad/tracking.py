@@ -145,10 +145,7 @@ class Tracker:
         """
         path = path.resolve()
         if self._delivery is None:
-            # Relative inside the run's folder, so that the folder can be moved before it is sent.
-            inside = path.is_relative_to(self._folder)
-            name = path.relative_to(self._folder).as_posix() if inside else str(path)
-            self._log("artifact", {name: _fingerprint(path)}, folder)
+            self._log("artifact", {_artifact_name(path, self._folder): _fingerprint(path)}, folder)
 
     def dataset(
         self, name: str, source: str, digest: str, profile: Mapping[str, object], context: str
@@ -223,6 +220,33 @@ def log_files(
     for file in files:
         tracker.artifact(file)
     return tracker.close()
+
+
+def amend(
+    folder: Path, metrics: Mapping[str, float], step: int, files: Iterable[Path], place: str
+) -> Delivery:
+    """Adds to a run that has ended; does nothing for one that was not tracked.
+
+    Args:
+        folder: The run's folder.
+        metrics: Further metrics; where one is known at this step, the new value stands beside the old one.
+        step: Their step.
+        files: Further artifacts; one of the same name replaces the old one.
+        place: Their folder among the artifacts.
+
+    Returns:
+        What was delivered.
+    """
+    if not (_tracking_folder(folder) / "journal.jsonl").is_file():
+        return Delivery(None, 0, None)
+    journal = _Journal(folder.resolve())
+    numbers = {_name(name): float(value) for name, value in metrics.items() if math.isfinite(value)}
+    journal.append("metrics", numbers, step)
+    for file in files:
+        path = file.resolve()
+        journal.append_new("artifact", {_artifact_name(path, folder.resolve()): _fingerprint(path)}, place)
+    journal.close()
+    return deliver(folder)
 
 
 def deliver(folder: Path, uri: str | None = None) -> Delivery:
@@ -597,6 +621,11 @@ def _text(value: object) -> str:
 
 def _one_line(cause: Exception | None) -> str:
     return (f"{cause}".strip() or repr(cause)).splitlines()[0]
+
+
+def _artifact_name(path: Path, folder: Path) -> str:
+    """Relative inside the run's folder, so that the folder can be moved before it is sent."""
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 def _fingerprint(path: Path) -> str:

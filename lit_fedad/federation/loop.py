@@ -16,7 +16,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_pool import ClientPool, State, detached
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.participation import Participation
 from lit_fedad.federation.processes import all_cores, collect, deal, share
@@ -112,6 +112,8 @@ class Federation:
         channel: Carries the messages.
         evaluate_every: Evaluate after round 0, every so many rounds, and after the last.
         on_round: Called on the first process after each exchange, before its checkpoint.
+        on_updates: Called on the first process with what clients sent in an exchange, before the server takes it in;
+            its state is still the one that it broadcast. `overhear` may be called there.
         on_visit: Called in every process after each visit to a client, to train or to score it, with the number
             of this process's visits done and of all in the run.
 
@@ -134,6 +136,7 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         on_round: Callable[[RoundReport], None] = lambda report: None,
+        on_updates: Callable[[Context, Mapping[int, Update]], None] = lambda context, updates: None,
         on_visit: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
@@ -141,6 +144,7 @@ class Federation:
         self.checkpoints, self.pool = checkpoints, pool
         self.participation, self.channel = participation, channel
         self.evaluate_every, self.on_round, self.on_visit = evaluate_every, on_round, on_visit
+        self.on_updates = on_updates
         if rounds < 1 and not server.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
@@ -252,11 +256,23 @@ class Federation:
     def enter(self, context: Context, letter: bytes) -> None:
         """Turns the live model into one client, as it is after the server's message."""
         assert context.client is not None
-        self.client.begin(context)
-        self.client.load_personal_state(self.pool.get(context.client))
-        self.client.receive(self.channel.unpack(letter, self.channel.down))
-        self.client.to(self.fabric.device)
+        self._take_place(context, self.pool.get(context.client), letter)
+
+    def overhear(self, client: int, update: Update) -> Client:
+        """Turns the live model into what an observer of an upload makes of it (`Server.observe`).
+
+        Args:
+            client: Who sent it in this exchange.
+            update: What it sent.
+        """
+        context, data = self.server.context, self.data.at(self.server.context.round)
+        message, payload = self.server.broadcast(client), self.server.download_payload()
+        letter = self.channel.pack(message, payload, self.channel.down, context, "the server")
+        context = replace(context, client=client, stage=data.stages[client])
+        self._take_place(context, detached(self.pool.initial), letter)
+        self.server.observe(update, self.client)
         self.client.eval()
+        return self.client
 
     def resume(self) -> int:
         """Restores the last checkpoint, if there is one.
@@ -285,6 +301,13 @@ class Federation:
             state = {"server": self.server.state_dict(), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
+
+    def _take_place(self, context: Context, state: State, letter: bytes) -> None:
+        self.client.begin(context)
+        self.client.load_personal_state(state)
+        self.client.receive(self.channel.unpack(letter, self.channel.down))
+        self.client.to(self.fabric.device)
+        self.client.eval()
 
     def _exchanges(self, round: int) -> int:
         return len(self.server.exchanges) if round > 0 else 1
@@ -397,6 +420,7 @@ class Federation:
         report.trained |= {c: visit.trained for c, visit in good.items() if visit.trained is not None}
         sizes = self.data.at(report.round).sizes
         updates = {c: Update(self.channel.unpack(v.blob, self.channel.up), sizes[c]) for c, v in good.items()}
+        self.on_updates(self.server.context, updates)
         with all_cores(self.fabric):
             self.server.aggregate(updates)
         scalars = {c: visit.scalars for c, visit in good.items()}

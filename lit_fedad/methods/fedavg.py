@@ -144,6 +144,17 @@ class FedAvgServer(Server):
         """``W = sum_n z_n W_n``."""
         self.weights = weighted_mean(updates)
 
+    def observe(self, update: Update, client: Client) -> None:
+        """The uploaded weights.
+
+        Raises:
+            UserError: If no weights cross, or they predict with what never crosses (a bank, densities).
+        """
+        task, known = client.task, self.broadcast(client.context.client or 0)
+        if not update.message or (task.prepares and known.keys().isdisjoint(task.local_buffers)):
+            super().observe(update, client)
+        task.load_state_dict(update.message, strict=False)
+
     def state_dict(self) -> dict[str, Any]:
         """The weights; statistics."""
         return {"weights": self.weights, "statistics": self.statistics}

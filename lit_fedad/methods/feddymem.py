@@ -218,6 +218,11 @@ class FedDyMemServer(Server):
         self._first_spread = self._first_spread or spread
         self._diagnostics = {"memory_spread": spread, "client_agreement": agreement(memories, memory)}
 
+    def observe(self, update: Update, client: Client) -> None:
+        """The uploaded bank, behind the head that clients begin with: their own never leaves them."""
+        assert isinstance(client, FedDyMemClient)
+        client.task.load_memory(update.message["memory"], update.message.get("radii"))
+
     def diagnostics(self) -> dict[str, float]:
         """Memory spread (root of the summed slot variance) and cross-client agreement."""
         return dict(self._diagnostics)

@@ -1,0 +1,111 @@
+"""Who is attacked, and which shadow model is trained on whom: positions in a list of training and held-out images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lit_fedad.randomness import numpy_generator
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Members of one class in the same tasks of a client, and as many held-out images of that class.
+
+    Attributes:
+        client: The client.
+        tasks: Which of its tasks hold the members; only the first, where all images are there from the start.
+        members: Positions of the members that are attacked, ascending.
+        others: Positions of the non-members, ascending.
+    """
+
+    client: int
+    tasks: tuple[int, ...]
+    members: tuple[int, ...]
+    others: tuple[int, ...]
+
+    @property
+    def pool(self) -> tuple[int, ...]:
+        """All examples, members first."""
+        return self.members + self.others
+
+
+def draw_cells(
+    tasks: Sequence[Sequence[Sequence[int]]], products: Sequence[str], held_out: Sequence[int], seed: int
+) -> list[Cell]:
+    """Picks who is attacked: every member for whom there is a held-out image of its class, and these images.
+
+    No image is held out for two clients. Where a class has too few, they are dealt in turn, and random members of
+    it are attacked, as many as there are images.
+
+    Args:
+        tasks: For every client the positions of its images, task by task.
+        products: Class of the image at each position.
+        held_out: Positions of images that nobody holds.
+        seed: Of the draws.
+
+    Example:
+        >>> draw_cells([[[0, 1]], [[2]]], ["cat"] * 5, held_out=[3, 4], seed=0)[1]
+        Cell(client=1, tasks=(0,), members=(2,), others=(...,))
+    """
+    held: dict[str, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
+    for client, own in enumerate(tasks):
+        holding = [set(task) for task in own]
+        for index in sorted(set().union(*holding)):
+            where = client, tuple(number for number, task in enumerate(holding) if index in task)
+            held.setdefault(products[index], {}).setdefault(where, []).append(index)
+    cells = []
+    for product, holders in held.items():
+        rng = numpy_generator(seed, "membership", product)
+        spare = rng.permutation([index for index in held_out if products[index] == product]).tolist()
+        longest = max(map(len, holders.values()))
+        turns = [at for turn in range(longest) for at, members in holders.items() if turn < len(members)]
+        dealt = list(zip(turns, spare, strict=False))  # ends with the shorter of the two
+        for where, members in holders.items():
+            others = [index for taker, index in dealt if taker == where]
+            attacked = rng.permutation(members)[: len(others)].tolist()
+            if others:
+                cells.append(Cell(*where, tuple(sorted(attacked)), tuple(sorted(others))))
+    return sorted(cells, key=lambda cell: (cell.client, cell.tasks, cell.members))
+
+
+def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
+    """Which examples a shadow model is trained on: a random half of each cell.
+
+    Shadow models 0 and 1, 2 and 3 and so on are trained on the two halves of the same draw. So each example is in
+    half of an even number of shadow models, and every client has as many images of each class as it really has.
+
+    Args:
+        cells: From `draw_cells`.
+        shadow: Number of the shadow model, from 0.
+        seed: Of the draws.
+
+    Returns:
+        Positions.
+    """
+    chosen: set[int] = set()
+    for number, cell in enumerate(cells):
+        order = numpy_generator(seed, "shadow", shadow // 2, number).permutation(cell.pool)
+        chosen.update(np.array_split(order, 2)[shadow % 2].tolist())
+    return chosen
+
+
+def trained_on(
+    tasks: Sequence[Sequence[Sequence[int]]], cells: Sequence[Cell], chosen: set[int]
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """What each client holds in each of its tasks where only the chosen ones of the examples are trained on.
+
+    Args:
+        tasks: For every client the positions of its images, task by task.
+        cells: From `draw_cells`.
+        chosen: From `split`.
+
+    Returns:
+        As ``tasks``, ascending; members that are not attacked stay.
+    """
+    out = {index for cell in cells for index in cell.members} - chosen
+    kept = [[set(task) - out for task in own] for own in tasks]
+    for cell in cells:
+        for task in cell.tasks:
+            kept[cell.client][task].update(chosen.intersection(cell.others))
+    return tuple(tuple(tuple(sorted(task)) for task in own) for own in kept)
