@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -13,7 +15,8 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation import image_scores, predict_batch
 from lit_fedad.federation.loop import Federation, RoundReport
-from lit_fedad.report.console import METRIC_TITLES
+from lit_fedad.report.communication import Point, communication_figure
+from lit_fedad.report.console import METRIC_TITLES, metric_title
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, score_figure, stages_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
 
@@ -40,6 +43,22 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
     for name, by_client in curves.items():
         figure = curves_figure(by_client, METRIC_TITLES.get(name, f"training {name}"))
         save_figure(figure, folder / "figures" / f"{name}.png")
+
+
+def draw_communication(history: Sequence[RoundReport], metric: str, folder: Path) -> None:
+    """A metric over all that was sent so far; nothing where no client sends anything.
+
+    Args:
+        history: One report an exchange.
+        metric: Its mean over clients is drawn.
+        folder: The run's.
+    """
+    sent = list(accumulate(sum(report.bytes_up.values()) for report in history))
+    values = [(report.metrics or {}).get(metric, {}).get("mean", math.nan) for report in history]
+    points = [Point(r.round, s, v) for r, s, v in zip(history, sent, values, strict=True) if math.isfinite(v)]
+    if points and points[-1].sent:
+        figure = communication_figure(points, metric_title(metric))
+        save_figure(figure, folder / "figures" / "communication.png")
 
 
 def draw_heatmaps(

@@ -1,6 +1,8 @@
 """Tables from the command line to their files: which runs there are, which are run, and what is kept."""
 
+import itertools
 import json
+import os
 import re
 import sys
 import time
@@ -101,11 +103,11 @@ def test_every_row_composes(overrides):
     assert compose(overrides)["method"]["name"]
 
 
-def columns_of(kind):
-    """Protocol, label and column of all tables, each once."""
+def columns_of(kind, of=""):
+    """Protocol, label and column of all tables, or of a paper's, each once."""
     return {
         (tuple(table.protocol), label): column
-        for table in (read_table(name)[1] for name in options("table"))
+        for table in (read_table(name)[1] for name in options("table") if name.startswith(of))
         for label, column in table.columns.items()
         if isinstance(column, kind)
     }
@@ -125,7 +127,7 @@ def test_every_column_composes():
 
 @pytest.mark.slow
 def test_every_column_of_settings_is_what_its_label_says():
-    found = columns_of(Setting)
+    found = columns_of(Setting, "gldp")
     assert len(found) == 13 + 9 + 4
     for (protocol, label), column in found.items():
         config = compose([*protocol, f"data={column.data}", *column.overrides, "data.root=images"])
@@ -138,6 +140,47 @@ def test_every_column_of_settings_is_what_its_label_says():
         assert (config["rounds"], picked) == (50, 10)
         tiny = name == "Tiny-ImageNet"
         assert (config["batch_size"], config["image"]["size"]) == ((128, 64) if tiny else (32, 32))
+
+
+FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK, appendix)
+    "Path": ("pathmnist", 28, 3, 0.01),
+    "OCT": ("octmnist", 28, 1, 0.01),
+    "OrganS": ("organsmnist", 28, 1, 0.05),
+    "OrganC": ("organcmnist", 224, 1, 0.05),
+    "Pneumonia": ("pneumoniamnist", 224, 1, 0.05),
+    "CIFAR-10": ("cifar10", 32, 3, 0.02),
+    "STL-10": ("stl10", 32, 3, 0.05),
+    "ImageNette": ("imagenette", 64, 3, 0.01),
+}
+FEDVCK_TABLES = [name for name in options("table") if name.startswith("fedvck")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEDVCK_TABLES)
+def test_every_column_of_fedvck_is_what_its_label_says(name):
+    """Each row in some column, each column in some row."""
+    table = read_table(name)[1]
+    rows, columns = [*table.rows, *table.beyond], comparison._columns(table, {})
+    number = max(len(rows), len(columns))
+    for row, column in itertools.islice(zip(itertools.cycle(rows), itertools.cycle(columns)), number):
+        (run,) = plan([row], [column], ["data.root=x"], [0])
+        config, (short, _, setting) = run.config, column.label.partition(", ")
+        data, side, channels, share = FEDVCK[short]
+        limited = name in ("fedvck_3", "fedvck_11", "fedvck_k") or setting == "10 rounds"
+        assert (config["rounds"], config["partition"]["clients"]) == (10 if limited else 100, 10)
+        assert config["partition"]["alpha"] == (0.02 if setting == "Dir 0.02" else 0.05)
+        assert data in (config["data"].get("name"), config["data"]["_target_"].rpartition(".")[2])
+        sides = {config["image"]["size"], config["data"].get("size", side)}
+        assert (sides, config["image"]["channels"]) == ({side}, channels)
+        network = config["task"]["encoder"]["_target_"].rpartition(".")[2]
+        assert network == ("ResNetCifar" if side == 224 else "ConvNet")
+        assert config["condensation"]["share"] == share
+        client = config["method"]["client"]
+        if config["method"]["name"] in ("feddm", "fedvck"):
+            assert (client["share"], client["minimum"]) == (share, 5)
+            assert (client["init"] == "real") == (row.label == "FedDM (real start)")
+        else:
+            assert client["local_epochs"] == 10
 
 
 @pytest.mark.slow
@@ -213,6 +256,40 @@ def test_gldp_tables_agree_with_each_other():
     assert ablation["full"][hundred][0] == server["GLDP-LP"][hundred][0]
     for column in (ten, hundred):
         assert ablation["neither"][column][0] == server["FedRep"][column][0]
+
+
+def test_fedvck_tables_agree_with_each_other():
+    """FedVCK and FedDM stand in the tables of all methods, in the ablation, and FedVCK with K = 5 once more."""
+    long, short, ablation, negatives = (
+        {row.label: row.paper for row in read_table(f"fedvck_{number}")[1].rows} for number in (2, 3, 4, "k")
+    )
+    for label, part in (("FedDM", "without all"), ("FedVCK", "full")):
+        for data in ("Path", "OrganS"):
+            assert ablation[part][f"{data}, 10 rounds"] == short[label][f"{data}, Dir 0.05"]
+            assert ablation[part][f"{data}, 100 rounds"] == long[label][f"{data}, Dir 0.05"]
+    assert all(negatives["5"][data] == short["FedVCK"][f"{data}, Dir 0.05"] for data in ("Path", "OrganS"))
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", FEDVCK_TABLES)
+def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
+    """Each row's numbers end one of the lines above the caption, in the order of the columns."""
+    text = Path(os.environ.get("LIT_FEDAD_DATA", "missing")).parent / "papers" / "fedvck.txt"
+    if not text.is_file():
+        pytest.skip("the paper's text is not at hand")
+    table = read_table(name)[1]
+    lines = text.read_text().splitlines()
+    caption = f"{table.source.rpartition(', ')[2]}: "
+    (end,) = [number for number, line in enumerate(lines) if line.startswith(caption)]
+    printed = [line.split() for line in lines[end - 14 : end]]
+    if name == "fedvck_k":  # the paper has its rows in columns
+        rows = {column: [row.paper[column] for row in table.rows] for column in table.columns}
+    else:
+        rows = {row.label: [row.paper[column] for column in table.columns] for row in table.rows}
+    for label, numbers in rows.items():
+        texts = [f"{number[0]:.2f}" for number in numbers]
+        (line,) = [words for words in printed if words[-len(texts) :] == texts]
+        assert line[0] == label or name == "fedvck_4"  # whose labels are formulas
 
 
 def test_other_metrics_than_the_tables(ran):

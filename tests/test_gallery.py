@@ -24,7 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def drawn(monkeypatch):
     """What is handed to the figures, by the name of the figure."""
     calls = {}
-    for name in ("partition_figure", "stages_figure", "curves_figure", "score_figure", "heatmap_sheet"):
+    figures = ("partition_figure", "stages_figure", "curves_figure", "score_figure", "heatmap_sheet")
+    for name in (*figures, "communication_figure"):
         original = getattr(gallery, name)
 
         def record(*given, name=name, original=original):
@@ -57,7 +58,8 @@ def pictures(folder):
 
 def test_a_run_leaves_all_pictures(tiny_run):
     curves = {"i_auroc.png", "p_auroc.png", "pro.png", "aupr.png", "loss.png"}
-    assert pictures(tiny_run) == {"partition.png", "heatmaps.png", "scores.png", *curves}
+    others = {"partition.png", "communication.png", "heatmaps.png", "scores.png"}
+    assert pictures(tiny_run) == {*others, *curves}
 
 
 def test_the_partition_shows_every_image(restored, drawn, tmp_path):
@@ -101,6 +103,29 @@ def test_curves_join_what_was_measured(drawn, tmp_path):
         ({1: [(1, 2.0), (2, 1.0)], 0: [(2, 3.0)]}, "training loss"),
     ]
     assert pictures(tmp_path) == {"i_auroc.png", "loss.png"}
+
+
+def test_accuracy_is_drawn_over_all_that_was_sent(drawn, tmp_path):
+    def report(number, sent, value=None):
+        metrics = None if value is None else {"accuracy": {"mean": value}}
+        return RoundReport(number, "train", [0, 1], bytes_up=sent, metrics=metrics)
+
+    history = [
+        report(0, {0: 5, 1: 6}, float("nan")),
+        report(1, {0: 100, 1: 200}, 0.5),
+        report(2, {1: 50}),
+        report(3, {}, 0.75),
+    ]
+    gallery.draw_communication(history, "accuracy", tmp_path)
+    assert drawn["communication_figure"] == [([(1, 311, 0.5), (3, 361, 0.75)], "accuracy")]
+    assert pictures(tmp_path) == {"communication.png"}
+
+
+def test_where_nothing_is_sent_there_is_no_such_picture(tmp_path):
+    silent = RoundReport(1, "train", [0], bytes_up={0: 0}, metrics={"accuracy": {"mean": 0.5}})
+    gallery.draw_communication([silent], "accuracy", tmp_path)
+    gallery.draw_communication([RoundReport(1, "train", [0], bytes_up={0: 9})], "accuracy", tmp_path)
+    assert not (tmp_path / "figures").exists()
 
 
 def test_nothing_measured_draws_nothing(tmp_path):

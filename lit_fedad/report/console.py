@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lit_fedad
+from lit_fedad.report.constant_predictions import constant_predictions
 
 METRIC_TITLES = {
     "i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR",
@@ -195,6 +196,8 @@ class Display:
     def closing_table(self, result: Mapping[str, Any]) -> None:
         """Print the metrics of the first, the last and the best round.
 
+        A star marks a round in which a client predicts a single class for every image.
+
         Args:
             result: `first`, `last` and `best`, each with the number of its `round` and a mapping for each
                 metric, with `mean` and `worst` (over the clients) and `pooled` (all test images as one set),
@@ -205,7 +208,8 @@ class Display:
         table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
         table.add_column("metric")
         for head, stage in stages.items():
-            table.add_column(f"{head} ({stage['round']})", justify="right")
+            star = "*" if constant_predictions(stage) else ""
+            table.add_column(f"{head} ({stage['round']}){star}", justify="right")
         table.add_column("worst client", justify="right")
         table.add_column("pooled", justify="right")
         for metric in _shown(key for stage in stages.values() for key in stage if key != "round"):
@@ -216,6 +220,9 @@ class Display:
         self._print("")
         self._out.print(table)
         self._print("Means over clients by round; worst client and pooled test set of the last round.")
+        for head, stage in stages.items():
+            if constant := constant_predictions(stage):
+                self._print(f"* {head}: {constant}.")
         self._print(f"up {up}  down {down}  in {human_seconds(sum(result['seconds_per_round']))}")
 
     def metrics_table(self, metrics: Mapping[str, Any]) -> None:

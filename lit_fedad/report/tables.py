@@ -291,8 +291,11 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     seconds = pd.Series([result["seconds_per_round"][index] for index in training], dtype=float)
     everything = sum(result["bytes_up"]) + sum(result["bytes_down"])
     trained = "loss" in result["scalars"][-1]
-    client_rate = config["method"]["client"].get("learning_rate")
-    learning_rate = config["task"].get("learning_rate") if client_rate is None else client_rate
+    # Whose own learning rate comes first: the client's, that of a server that trains, the task's.
+    method, task = config["method"], config["task"]
+    sections = (method["client"], method.get("server", {}).get("training", {}), task)
+    rates = [part["learning_rate"] for part in sections if part.get("learning_rate") is not None]
+    learning_rate = rates[0] if rates else None
     return {
         "best_round": result["best"]["round"],
         "bytes_up": result["bytes_up"][training[-1]] / len(sizes) if training else None,

@@ -176,6 +176,13 @@ def test_costs_that_differ_are_a_range_and_those_unknown_a_dash():
     assert costs.loc["FedDyMem", "in all"] == "20 B"
 
 
+def test_where_the_server_trains_its_learning_rate_counts():
+    condensing = result(0.5)
+    condensing["config"]["method"]["server"] = {"training": {"learning_rate": 0.02}}
+    costs = costs_table(TABLE, TABLE.rows, frame(Outcome("FedAvg", "Wafer", 0, "a", condensing)))
+    assert costs["learning rate"][0] == "0.02"
+
+
 def test_one_line_a_run_survives_csv(runs):
     read = pd.read_csv(io.StringIO(runs.to_csv(index=False)))
     assert read["state"].tolist() == ["complete"] * 4 + ["failed"] * 2 + ["open"]

@@ -1,0 +1,79 @@
+"""Condensed images among real ones, in the plane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
+
+from lit_fedad.report.figures import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure
+
+_MOST_NAMES = 20
+
+
+def knowledge_plane(
+    places: ArrayLike, labels: ArrayLike, condensed: ArrayLike, classes: Sequence[str]
+) -> Figure:
+    """Where images lie: the colour tells the class, the mark whether an image is condensed.
+
+    More than 20 classes are counted instead of named.
+
+    Args:
+        places: [n, 2].
+        labels: Classes [n].
+        condensed: Whether an image is, or else real, bool [n].
+        classes: Names of the classes.
+
+    Returns:
+        The figure.
+    """
+    place, label, made = np.asarray(places), np.asarray(labels), np.asarray(condensed, dtype=bool)
+    colours = class_colours(len(classes))
+    size = float(np.clip(4000 / len(place), 5, 16))
+    named = len(classes) <= _MOST_NAMES
+    columns = 2 if named and max(map(len, classes)) > 14 else 4
+    figure = blank_figure(3.5, 3.5 + 0.15 * (math.ceil(len(classes) / columns) if named else 1))
+    axes = figure.add_subplot()
+    looks: tuple[tuple[np.ndarray, dict[str, Any]], ...] = (
+        (~made, {"marker": "o", "s": size, "linewidths": 0, "alpha": 0.65}),
+        (made, {"marker": "X", "s": 2 * size, "linewidths": 0.4, "edgecolors": DARK}),
+    )
+    for chosen, look in looks:
+        axes.scatter(place[chosen, 0], place[chosen, 1], c=colours[label[chosen]], **look)
+    kinds = [
+        _handle(f"real test image ({(~made).sum()})", color="0.5", marker="o", markeredgewidth=0),
+        _handle(f"condensed image ({made.sum()})", color="0.5", marker="X", markeredgecolor=DARK),
+    ]
+    axes.set(xticks=[], yticks=[], box_aspect=1)
+    axes.spines[:].set(color="0.6", linewidth=0.6)
+    figure.legend(handles=kinds, loc="outside upper center", ncols=2, **LEGEND)
+    if named:
+        names = [
+            _handle(name, color=colour, marker="s") for name, colour in zip(classes, colours, strict=True)
+        ]
+        figure.legend(handles=names, loc="outside lower center", ncols=columns, **LEGEND)
+    else:
+        axes.set_xlabel(f"colours: {len(classes)} classes", fontsize=FONT_SIZE)
+    return figure
+
+
+def class_colours(number: int) -> np.ndarray:
+    """One colour a class [number, 4]: the common palette as far as it reaches, else a larger one."""
+    if number <= len(COLOURS):
+        return to_rgba_array(COLOURS[:number])
+    if number <= _MOST_NAMES:
+        strong_first = [*range(0, 20, 2), *range(1, 20, 2)]
+        return colormaps["tab20"](strong_first[:number])
+    return colormaps["turbo"](np.linspace(0, 1, number))
+
+
+def _handle(label: str, **look: Any) -> Line2D:
+    """A mark without a line, for a legend."""
+    return Line2D([], [], linestyle="", markersize=4, label=label, **look)
