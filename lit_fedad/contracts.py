@@ -462,7 +462,7 @@ class Server:
         return {}
 
     def shared_images(self) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Images that clients have shared, for pictures: by round, values in 0 .. 1 [n, C, H, W] and labels [n]."""
+        """Images that clients have shared, for pictures: by round, uint8 [n, C, H, W] and labels [n]."""
         return {}
 
     def observe(self, update: Update, client: Client) -> None:

@@ -43,7 +43,7 @@ def draw_knowledge(federation: Federation, data: Data, fabric: Fabric, folder: P
     condensed, labels = chosen
     real = _some(data.images.test_labels, count)
     test = data.module.test
-    images = torch.cat([test.normalise(255 * condensed), test.__getitems__(real.tolist())["image"]])
+    images = torch.cat([test.normalise(condensed), test.__getitems__(real.tolist())["image"]])
 
     def answer(client: Client, number: int) -> Tensor:
         with torch.inference_mode(), fabric.autocast():

@@ -68,7 +68,7 @@ def embedded(monkeypatch):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_condensed_and_test_images_are_seen_as_in_training(scene, embedded, tmp_path, channels):
     """One round, and a class of which nobody sent an image."""
-    shared = {3: (pictures(20, channels, 2) / 255, torch.tensor([0, 2] * 10))}
+    shared = {3: (pictures(20, channels, 2), torch.tensor([0, 2] * 10))}
     federation, data, asked = scene(shared, channels)
     draw_knowledge(federation, data, Fabric(accelerator="cpu"), tmp_path)
     assert asked == [(2, [0])]
@@ -76,7 +76,7 @@ def test_condensed_and_test_images_are_seen_as_in_training(scene, embedded, tmp_
     assert classes == CLASSES
     assert condensed.tolist() == [True] * 20 + [False] * 60
     np.testing.assert_array_equal(labels.bincount(), [10 + 20, 20, 10 + 20])
-    expected = (shared[3][0].flatten(1) - 0.25) / 0.5
+    expected = (shared[3][0].flatten(1) / 255 - 0.25) / 0.5
     torch.testing.assert_close(embedded["features"][:20], expected)
     expected = (data.images.test_images.flatten(1) / 255 - 0.25) / 0.5
     torch.testing.assert_close(embedded["features"][20:], expected)
@@ -85,12 +85,12 @@ def test_condensed_and_test_images_are_seen_as_in_training(scene, embedded, tmp_
 
 
 def test_no_more_images_than_a_plane_holds(scene, embedded, tmp_path):
-    shared = {r: (pictures(200, 1, r) / 255, torch.arange(200) % 2) for r in (1, 2)}
+    shared = {r: (pictures(200, 1, r), torch.arange(200) % 2) for r in (1, 2)}
     draw_knowledge(*scene(shared, 1, tests=300)[:2], Fabric(accelerator="cpu"), tmp_path)
     condensed = embedded["plane"][2]
     assert (int(condensed.sum()), int((~condensed).sum())) == (80, 120)
     # From both rounds.
-    first = (shared[1][0].flatten(1) - 0.25) / 0.5
+    first = (shared[1][0].flatten(1) / 255 - 0.25) / 0.5
     known = (embedded["features"][:80, None] - first).abs().amax(-1).amin(1) < 1e-5
     assert 30 <= int(known.sum()) <= 50
 

@@ -75,17 +75,22 @@ def mmd(real: Tensor, synthetic: Tensor, kernel: Kernel = "linear", times: Tenso
         return (shares @ real - synthetic.mean(0)).square().sum()
     bandwidth = 1.0
     if kernel == "gaussian":
-        bandwidth = _mean_squared_distance(
-            torch.cat([real, synthetic]).detach(), torch.cat([often, often.new_ones(len(synthetic))])
-        )
+        drawn = torch.cat([often, often.new_ones(len(synthetic))])
+        bandwidth = mean_squared_distance(torch.cat([real, synthetic]), drawn)
     among = shares @ kernel_matrix(real, real, kernel, bandwidth) @ shares
     across = (shares @ kernel_matrix(real, synthetic, kernel, bandwidth)).mean()
     return among + kernel_matrix(synthetic, synthetic, kernel, bandwidth).mean() - 2 * across
 
 
-def _mean_squared_distance(features: Tensor, times: Tensor) -> float:
-    """Over all pairs of different draws: twice the variance, summed over dimensions."""
-    centred = features - times @ features / times.sum()
+def mean_squared_distance(features: Tensor, times: Tensor) -> float:
+    """Over all pairs of different draws: twice the variance, summed over dimensions.
+
+    Args:
+        features: [n, D]; no gradient reaches them.
+        times: How often each was drawn [n].
+    """
+    points = features.detach().double()
+    centred = points - times @ points / times.sum()
     spread = 2 * (times @ centred.square().sum(1)) / (times.sum() - 1)
     return max(float(spread), 1e-30)  # of equal points any bandwidth gives 0; that of 0 would give NaN
 

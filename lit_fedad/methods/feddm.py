@@ -139,7 +139,7 @@ class FedDMClient(FedAvgClient):
                     )
         pixels = synthetic.cpu() * self.std + self.mean
         self._upload = {
-            IMAGES: (255 * pixels.clamp(0, 1)).round().to(torch.uint8) if self.quantize else pixels,
+            IMAGES: _as_bytes(pixels) if self.quantize else pixels,
             CLASSES: torch.tensor(own.classes, dtype=torch.int64),
             COUNTS: torch.tensor(counts, dtype=torch.int64),
             **facts,
@@ -226,11 +226,14 @@ class FedDMServer(FedAvgServer):
         }
 
     def merge(self, updates: Mapping[int, Update]) -> None:
-        """Trains on what clients sent.
+        """Trains on what clients sent; a round in which nobody sent an image changes nothing.
 
         Raises:
-            UserError: If no client sent an image, two sent images of different sizes, or training diverges.
+            UserError: If no client has ever sent an image, two sent images of different sizes, or training diverges.
         """
+        if self.knowledge and not any(len(update.message[IMAGES]) for update in updates.values()):
+            self._report = {"images": 0.0}
+            return
         last = self.knowledge.get(max(self.knowledge, default=0))
         new = joined({client: update.message for client, update in updates.items()})
         extra = self._relate([update.message for update in updates.values()])
@@ -319,7 +322,7 @@ class FedDMServer(FedAvgServer):
     def shared_images(self) -> Mapping[int, tuple[Tensor, Tensor]]:
         """The images that the model is trained on."""
         return {
-            round: (images / 255 if self.quantize else images.clamp(0, 1), labels)
+            round: (images if self.quantize else _as_bytes(images), labels)
             for round, (images, labels) in self.knowledge.items()
         }
 
@@ -336,7 +339,9 @@ class FedDMServer(FedAvgServer):
         if not self._unowned or self.context.round > 1:
             return []
         names = ", ".join(map(str, self._unowned))
-        return [f"no client owns class {names}: the model cannot learn it; lower method.client.least"]
+        return [
+            f"no client of round 1 owns class {names}: the model learns nothing of it; lower method.client.least"
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, and the images that are trained on."""
@@ -376,6 +381,11 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
         torch.cat([message[IMAGES] for message in senders.values()]),
         torch.cat([message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]),
     )
+
+
+def _as_bytes(pixels: Tensor) -> Tensor:
+    """Values in 0 .. 1 in 256 levels; others are clipped."""
+    return (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
 
 
 def _mebibytes(images: Tensor) -> dict[str, float]:

@@ -23,7 +23,7 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
     Up to 8 rounds and 20 classes, evenly chosen; first and last are among them. Cells without an image are pale.
 
     Args:
-        shared: At least one round; by its number, images in [0, 1] of 1 or 3 channels [n, C, H, W] and labels [n].
+        shared: At least one round; by its number, images uint8 of 1 or 3 channels [n, C, H, W] and labels [n].
         classes: Names of the classes.
 
     Returns:
@@ -72,7 +72,7 @@ def _strip(images: np.ndarray, labels: np.ndarray, label: int, each: int, gap: i
     own = images[labels == label]
     places = range(0, strip.shape[1], side + gap)
     for place, image in zip(places, own[evenly(len(own), each)], strict=False):
-        strip[:, place : place + side] = image.transpose(1, 2, 0)
+        strip[:, place : place + side] = image.transpose(1, 2, 0) / 255
     for place in places[len(own) :]:
         strip[:, place : place + side] = _EMPTY
     return strip

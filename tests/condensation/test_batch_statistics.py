@@ -204,3 +204,17 @@ def test_without_batch_normalisation_one_line_says_what_to_choose(encoder, found
     assert found in message
     assert "task=classifier_convnet with task.encoder.norm=batch" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_an_image_that_is_there_several_times_counts_so_often(encoder, precision):
+    different, times = images(4), torch.tensor([1, 4, 2, 1])
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        every, expected = record(encoder, different.repeat_interleave(times, 0))
+        once, found = record(encoder, different, times)
+    exact = {"rtol": 1e-4, "atol": 1e-4} if precision == torch.float32 else {"rtol": 0.05, "atol": 0.1}
+    torch.testing.assert_close(once.repeat_interleave(times, 0), every, **exact)
+    for name, statistics in expected.items():
+        for own, wanted in zip(found[name], statistics, strict=True):
+            assert own.dtype == torch.float32
+            torch.testing.assert_close(own, wanted, **exact)

@@ -24,12 +24,14 @@ def strict_json(path):
 # Those that every quick run plays; the others in the slow tests, here and, with every task, in test_pairs.py.
 QUICK = ("fedavg", "feddymem")
 
-# On semantic sets, and on classes that come task after task, below.
+# On semantic sets, on drawn classes, and on such that come task after task, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
+SHARES_IMAGES = ("feddm", "fedvck")
 CLASSIFYING = tuple(
     name
     for name in options("method")
     if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
+    and name not in SHARES_IMAGES
 )
 
 
@@ -37,7 +39,7 @@ CLASSIFYING = tuple(
     "method",
     [
         pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
-        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC, *CLASSIFYING})
+        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *CLASSIFYING})
     ],
 )
 def test_method_trains_and_writes_its_files(lab, method):
@@ -146,6 +148,35 @@ def test_classifying_method_trains_and_writes_its_files(lab, differences, method
     assert {"partition", "loss", "selection_accuracy"} <= {p.stem for p in (out / "figures").glob("*.png")}
     evaluate(str(out))
     assert differences(strict_json(out / "evaluation.json"), last) == []
+
+
+MOTIFS = (
+    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
+    "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid", "partition.clients=2",
+    "task.encoder.channels=4", "method.client.least=3", "method.client.minimum=2", "evaluation.pictures=0",
+    "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fedvck", pytest.param("feddm", marks=pytest.mark.slow)])
+def test_image_sharing_method_trains_and_writes_its_files(lab, differences, method):
+    out, result = lab.finished(f"method={method}", *MOTIFS)
+    stored = strict_json(out / "result.json")
+    assert stored == json.loads(json.dumps(result))
+    assert (stored["method"], stored["task"], stored["data"]) == (method, "Classifier", "motif_classes")
+    assert stored["exchanges"] == [1, 2]
+    first, last = stored["scalars"]
+    assert {"loss", "last_loss", "images", "images_mib", "server_loss", "server_accuracy"} <= first.keys()
+    assert last.keys() - first.keys() == {"knowledge_mmd", "knowledge_mmd_random"}
+    # Images, and the names of what else is sent.
+    sent = stored["bytes_up"][-1] - last["images_mib"] * 2**20
+    assert 0 < sent < 3000
+    for chosen in ("first", "last", "best"):
+        values = stored[chosen]["accuracy"]
+        assert set(values["per_client"]) == {"0", "1"}
+        assert 0 <= values["worst"] == values["pooled"] <= 1  # one model for all
+    evaluate(str(out))
+    assert differences(strict_json(out / "evaluation.json"), stored["last"]) == []
 
 
 def test_evaluating_a_semantic_run_again_gives_the_same(lab, differences):

@@ -22,6 +22,13 @@ def fails(self, loader):
 FedDyMemClient.send = fails
 """
 
+FEDVCK = (
+    "method=fedvck", "data=motif_classes", "~data.train_per_product", "~data.test_per_product",
+    "data.train_per_class=12", "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid",
+    "partition.clients=3", "task.encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
+    "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
     "overrides",
@@ -41,6 +48,21 @@ def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome
         results.append(outcome(json.loads((out / "result.json").read_text())))
     assert differences(*results) == []
     assert differences(lab.state(tmp_path / "1"), lab.state(tmp_path / "2")) == []
+
+
+def test_a_server_that_trains_differs_in_no_more_than_digits(lab, tmp_path, differences):
+    """It uses all cores while others wait: what clients sent first is equal, what they made of its weights nearly."""
+    results, sent = [], []
+    for devices in (1, 2):
+        out = tmp_path / str(devices)
+        lab.command(out, *FEDVCK, f"fabric.devices={devices}")
+        results.append(json.loads((out / "result.json").read_text()))
+        sent.append(lab.state(out)["server"]["knowledge"][1])
+    one, two = results
+    assert differences(*sent) == []
+    assert (one["bytes_up"], one["bytes_down"]) == (two["bytes_up"], two["bytes_down"])
+    for ours, theirs in zip(one["scalars"], two["scalars"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 def test_failing_client_is_left_out_in_any_process(lab, tmp_path, differences, outcome, monkeypatch):

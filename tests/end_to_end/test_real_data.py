@@ -96,3 +96,43 @@ def test_fadngs_on_cifar(tmp_path, lab):
         "capacities.png",
         "distance_correlation.png",
     }
+
+
+def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
+    """From noise: 25 small grey images a client and round, of which none began as a patient's."""
+    from lit_fedad.config import compose
+    from lit_fedad.experiment import train
+
+    words = (
+        "method=fedvck",
+        "data=packed",
+        f"data.root={ROOT}/medical",
+        "data.train=mednist_32.npz",
+        "data.mean=[0.5]",
+        "data.std=[0.5]",
+        "image.channels=1",
+        "data.train_per_class=100",
+        "data.test_per_class=50",
+        "partition.clients=3",
+        "partition.alpha=0.5",
+    )
+    few = (
+        "rounds=3",
+        "task.encoder.channels=16",
+        "method.client.condensation.steps=40",
+        "method.client.condensation.batch=32",
+        "method.client.condensation.learning_rate=5",
+        "method.server.training.epochs=40",
+        "method.server.training.learning_rate=0.01",
+        "method.server.training.batch_size=64",
+    )
+    circumstances = (
+        "evaluation.pictures=0",
+        "fabric.accelerator=cpu",
+        "tracking=off",
+        f"out={tmp_path / 'run'}",
+    )
+    result = train(compose([*words, *few, *circumstances]), quiet=True)
+    assert result["last"]["accuracy"]["pooled"] > 0.45  # chance: 0.17
+    assert result["last"]["accuracy"]["pooled"] > result["first"]["accuracy"]["pooled"] - 0.1
+    assert [scalars["images"] for scalars in result["scalars"]] == [result["scalars"][0]["images"]] * 3

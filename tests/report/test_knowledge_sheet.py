@@ -8,8 +8,8 @@ CLASSES = ("north", "east", "south")
 
 
 def part(labels, values, channels=1):
-    """Images of one value each, with their labels."""
-    values = np.asarray(values, dtype=float)
+    """Images of one value each, of 0 .. 1 in 256 levels, with their labels."""
+    values = np.rint(255 * np.asarray(values)).astype(np.uint8)
     return np.broadcast_to(values[:, None, None, None], (len(values), channels, SIDE, SIDE)), np.asarray(
         labels
     )
@@ -39,12 +39,12 @@ def test_grey_images_lie_in_the_row_of_their_class_and_the_column_of_their_round
         [0.4] + [0.93] * 7,
     ]
     for channel in range(3):
-        np.testing.assert_allclose(found[np.ix_(rows, columns)][..., channel], expected)
+        np.testing.assert_allclose(found[np.ix_(rows, columns)][..., channel], expected, atol=1 / 500)
 
 
 def test_colours_stay_as_they_are():
-    images = np.zeros((1, 3, SIDE, SIDE))
-    images[:, 1] = 0.6
+    images = np.zeros((1, 3, SIDE, SIDE), dtype=np.uint8)
+    images[:, 1] = 153
     found = sheet(knowledge_sheet({1: (images, np.array([1]))}, CLASSES))
     np.testing.assert_allclose(found[SIDE + 5, 5], [0, 0.6, 0])
 
@@ -53,7 +53,7 @@ def test_images_are_chosen_over_all_clients():
     shared = {1: part([0] * 100, np.linspace(0, 1, 100))}
     found = sheet(knowledge_sheet(shared, CLASSES))
     np.testing.assert_allclose(
-        found[7, [7 + place * (SIDE + 1) for place in range(4)], 0], [0, 1 / 3, 2 / 3, 1]
+        found[7, [7 + place * (SIDE + 1) for place in range(4)], 0], [0, 1 / 3, 2 / 3, 1], atol=1 / 500
     )
 
 
