@@ -17,6 +17,10 @@ lit-fedad COMMAND key=value ...
              recompute a finished run's metrics from its last checkpoint
   predict    run=<MLflow run id or folder> images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]
              score new images: CSV of scores and decisions, one heatmap an image
+  export     run=<MLflow run id or folder> [client=N] [format=onnx,pt2] [images=FOLDER] [out=DIR]
+             write a trained detector with its threshold and model card, and check it against the live one
+  report     [experiment=A,B] [out=DIR] [ui=http://127.0.0.1:5000]
+             one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments
   report     table=feddymem_1 [root.mpdd=DIR | experiment=A,B | data=A,B] [seeds=0,1,2] [rows=A,B] [jobs=2] [out=DIR]
              make a paper's table: runs what is missing, resumes what was begun; any.key=value goes to every run
   privacy    run=<MLflow run id or folder> attack=lira [mode=online|offline] [shadows=16] [seed=0] [out=DIR]
@@ -26,6 +30,8 @@ lit-fedad COMMAND key=value ...
              images out of what a client uploads: banks, weights of classifiers, condensed images
   privacy    run=<MLflow run id or folder> attack=dcor
              distance correlation of shared densities with the images behind them
+  sweep      study=feddymem_th [n_trials=20] [storage=journal|URL] [out=DIR] [seed=0] [any.key=value]
+             join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like
   sync       run=<MLflow run id or folder>
              send tracking records that MLflow could not take in time
   options    [GROUP]
@@ -66,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             display.error(
                 "interrupted"
-                + ("; the same command continues" if command in ("train", "report", "privacy") else "")
+                + ("; the same command continues" if command in ("train", "report", "privacy", "sweep") else "")
             )
             return 130
     return 0
@@ -100,6 +106,14 @@ def _predict(words: list[str]) -> None:
 
     run, images = given.pop("run"), given.pop("images")
     predict(run, images, client=given.pop("client", None), out=given.pop("out", None), overrides=given)
+
+
+def _export(words: list[str]) -> None:
+    given = _pairs(words, required=("run",))
+    from lit_fedad.export import export
+
+    options = {key: given.pop(key, None) for key in ("client", "images", "out")}
+    export(given.pop("run"), formats=given.pop("format", "onnx,pt2"), overrides=given, **options)
 
 
 def _privacy(words: list[str]) -> None:
@@ -149,9 +163,20 @@ def _data(words: list[str]) -> None:
 
 
 def _report(words: list[str]) -> None:
-    from lit_fedad.comparison import report
+    if any(word.startswith("table=") for word in words):
+        from lit_fedad.comparison import report
 
-    report(words, Display())
+        report(words, Display())
+    else:
+        from lit_fedad.run_report import report_runs
+
+        report_runs(words, Display())
+
+
+def _sweep(words: list[str]) -> None:
+    from lit_fedad.sweep.command import sweep
+
+    sweep(words, Display())
 
 
 def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
@@ -174,6 +199,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "data": _data,
     "report": _report,
     "privacy": _privacy,
+    "sweep": _sweep,
+    "export": _export,
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,41 @@ from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation import Thresholds
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.federation.processes import launch, make_fabric
-from lit_fedad.gallery import draw_curves, draw_heatmaps, draw_partition
+from lit_fedad.gallery import draw_communication, draw_curves, draw_heatmaps, draw_partition
+from lit_fedad.knowledge_gallery import draw_knowledge
 from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.constant_predictions import constant_predictions
 from lit_fedad.runs import RunFolder
 from lit_fedad.semantic_gallery import draw_semantics
 from lit_fedad.tracking import Tracker
 
 
-def train(config: Config, quiet: bool = False) -> dict[str, Any]:
+class RunStoppedError(Exception):
+    """Ends a run early and on purpose; its checkpoint holds, and the same configuration continues it."""
+
+
+Watch = Callable[[RoundReport], None]
+
+
+def unwatched(report: RoundReport) -> None:
+    """Lets a run go on; a function with a name, because processes are handed it."""
+
+
+def train(config: Config, quiet: bool = False, watch: Watch = unwatched) -> dict[str, Any]:
     """Runs an experiment, or what is left of it.
 
     Args:
         config: From `lit_fedad.config.compose`.
         quiet: Print nothing but warnings.
+        watch: Told of each exchange once its checkpoint is complete, in runs of one process; may raise
+            `RunStoppedError`.
 
     Returns:
         The content of ``result.json``.
 
     Raises:
         UserError: For bad input, in one line.
+        RunStoppedError: As `watch` raised it; the tracked run then ends as killed, with the cause as its tag.
     """
     run = RunFolder.of(config)
     if config["fresh"]:
@@ -56,7 +72,7 @@ def train(config: Config, quiet: bool = False) -> dict[str, Any]:
     display = Display(quiet=quiet)
     if run.result() is None:
         fabric = call(make_fabric, config["fabric"], "fabric")
-        launch(fabric, _play, config, quiet)
+        launch(fabric, _play, config, quiet, watch)
     else:
         display.note(f"complete already; fresh=true runs it anew: {run.path}")
     result = run.result()
@@ -72,14 +88,14 @@ def train(config: Config, quiet: bool = False) -> dict[str, Any]:
     return result
 
 
-def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
+def _play(fabric: Fabric, config: Config, quiet: bool, watch: Watch) -> None:
     """The run itself, in every process; processes other than the first have nothing to say."""
     display = Display(quiet=quiet or not fabric.is_global_zero)
     with plain_warnings(display, ignore=not fabric.is_global_zero):
-        _play_all_rounds(fabric, config, display)
+        _play_all_rounds(fabric, config, display, watch)
 
 
-def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
+def _play_all_rounds(fabric: Fabric, config: Config, display: Display, watch: Watch) -> None:
     run, first = RunFolder.of(config), fabric.is_global_zero
     images = build_images(config)
     partition = build_partition(config, images)
@@ -88,7 +104,7 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
     data = build_data(config, images, partition, model, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)
     tracker = _open_tracker(config, run, model, data, first)
-    federation.on_round = _Reporter(federation, display, tracker)
+    federation.on_round, federation.on_saved = _Reporter(federation, display, tracker), watch
     if first:
         display.header(_describe(config, model, data, run))
         data.partition.save(run.path / "partition.json")
@@ -100,9 +116,12 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
         privacy = None
         if model.task.kind == "anomaly":
             privacy = _judge_images(config, data, federation, fabric, run)
+        elif config["evaluation"]["pictures"]:
+            draw_knowledge(federation, data, fabric, run.path)
         peak = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         if first:
             draw_curves(federation.history, run.path)
+            draw_communication(federation.history, federation.evaluator.metrics[0], run.path)
             if privacy:
                 tracker.metrics(
                     {f"privacy/{name}": value for name, value in privacy.items()}, federation.rounds
@@ -111,6 +130,10 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display) -> None:
             run.save_json("result.json", {**result, "privacy": privacy})
             _track_files(tracker, run.path)
         status = "FINISHED"
+    except RunStoppedError as stop:
+        status = "KILLED"
+        tracker.tags({"stopped": str(stop)})
+        raise
     finally:
         delivery = tracker.close(status)
         if delivery.pending and first:
@@ -169,6 +192,8 @@ class _Reporter:
         )
         for line in report.warnings:
             self.display.warn(line)
+        if constant := constant_predictions(report.metrics or {}):
+            self.display.warn(f"round {report.round}: {constant}")
         self.tracker.metrics(_tracked(report), step=report.round)
 
 
@@ -269,6 +294,7 @@ def _open_tracker(config: Config, run: RunFolder, model: Model, data: Data, firs
         tags=tags,
         uri=settings["uri"],
         enabled=first and settings["enabled"],
+        parent_run_id=settings["parent"],
     )
     tracker.params({key: value for key, value in config.items() if key not in ("out", "tracking", "fresh")})
     counts = data.partition.counts(data.images)

@@ -16,7 +16,7 @@ from lit_fedad.config import Config, identity
 from lit_fedad.errors import UserError
 from lit_fedad.tracking import find_run_folder
 
-_FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy")
+_FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
 _FILES = ("config.yaml", "partition.json", "thresholds.json", "result.json", "evaluation.json")
 
 

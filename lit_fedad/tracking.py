@@ -25,7 +25,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -282,11 +282,9 @@ def find_run_folder(run_id: str, uri: str | None = None) -> Path:
         UserError: The server does not know the run, or the folder is not on this machine.
     """
     uri = _destination(uri)
-    database = _database(uri)
-    if database and not database.is_file():
-        raise UserError(f"MLflow run {run_id}: there is no database {database}; set MLFLOW_TRACKING_URI")
+    client = _reader(uri, f"MLflow run {run_id}")
     try:
-        tags = _connect(uri).get_run(run_id).data.tags
+        tags = client.get_run(run_id).data.tags
     except Exception as cause:
         raise UserError(f"MLflow run {run_id} was not found at {uri}: {_one_line(cause)}") from cause
     if _FOLDER_TAG not in tags:
@@ -295,6 +293,120 @@ def find_run_folder(run_id: str, uri: str | None = None) -> Path:
     if not folder.is_dir():
         raise UserError(f"MLflow run {run_id} was written to {folder}, which is not there; name its folder")
     return folder
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What MLflow knows of a run.
+
+    Attributes:
+        run_id: Its id.
+        experiment_id: Id of its experiment.
+        experiment: Name of its experiment.
+        name: Its name.
+        status: ``FINISHED``, ``RUNNING``, ``FAILED`` or ``KILLED``.
+        started: When it began, in milliseconds.
+        tags: Its tags.
+        params: Its parameters.
+        metrics: The last value of each metric.
+    """
+
+    run_id: str
+    experiment_id: str
+    experiment: str
+    name: str
+    status: str
+    started: int
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its files were written; None for what is no run of lit-fedad."""
+        return Path(self.tags[_FOLDER_TAG]) if _FOLDER_TAG in self.tags else None
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the run that it is listed under."""
+        return self.tags.get("mlflow.parentRunId")
+
+
+def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> list[TrackedRun]:
+    """The runs of some experiments, or of all, in the order of their beginning.
+
+    Args:
+        experiments: Names of MLflow experiments; none for all.
+        uri: Tracking URI, as for :class:`Tracker`.
+
+    Raises:
+        UserError: The server does not answer, or has no such experiment.
+    """
+    uri = _destination(uri)
+    client = _reader(uri, "tracked runs")
+    try:
+        named = {experiment.name: experiment.experiment_id for experiment in client.search_experiments()}
+        for name in experiments:
+            if name not in named:
+                raise UserError(f"experiment={name}: {uri} has none of this name, only {', '.join(named)}")
+        names = {named[name]: name for name in experiments or named}
+        found, token = [], None
+        while names:
+            page = client.search_runs(list(names), order_by=["attributes.start_time"], page_token=token)
+            found += list(page)
+            if not (token := page.token):
+                break
+    except UserError:
+        raise
+    except Exception as cause:
+        raise UserError(f"{uri}: {_one_line(cause)}") from cause
+    return [
+        TrackedRun(
+            run.info.run_id,
+            run.info.experiment_id,
+            names[run.info.experiment_id],
+            run.info.run_name,
+            run.info.status,
+            run.info.start_time,
+            run.data.tags,
+            run.data.params,
+            run.data.metrics,
+        )
+        for run in found
+    ]
+
+
+def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tuple[int, float]]:
+    """Pairs (step, value) of one metric of a run, by step; the last value that was logged at a step."""
+    points = _connect(_destination(uri)).get_metric_history(run_id, metric)
+    return sorted({point.step: point.value for point in points}.items())
+
+
+def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:
+    """Copies those of a run's artifacts that bear one of these names at the top, with all that folders hold.
+
+    Args:
+        run_id: Id of the MLflow run.
+        names: Files or folders.
+        into: An existing folder.
+        uri: Tracking URI, as for :class:`Tracker`.
+
+    Returns:
+        ``into``.
+    """
+    client = _connect(_destination(uri))
+    for artifact in client.list_artifacts(run_id):
+        if artifact.path in names:
+            client.download_artifacts(run_id, artifact.path, str(into))
+    return into
+
+
+def _reader(uri: str, what: str) -> Any:
+    """A client for what is there already: it makes no database."""
+    database = _database(uri)
+    if database and not database.is_file():
+        raise UserError(f"{what}: there is no database {database}; set MLFLOW_TRACKING_URI")
+    return _connect(uri)
 
 
 class _Journal:

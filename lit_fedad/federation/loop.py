@@ -112,6 +112,7 @@ class Federation:
         channel: Carries the messages.
         evaluate_every: Evaluate after round 0, every so many rounds, and after the last.
         on_round: Called on the first process after each exchange, before its checkpoint.
+        on_saved: The same, once the checkpoint is complete: what it raises ends a run that can be continued.
         on_updates: Called on the first process with what clients sent in an exchange, before the server takes it in;
             its state is still the one that it broadcast. `overhear` may be called there.
         on_visit: Called in every process after each visit to a client, to train or to score it, with the number
@@ -136,6 +137,7 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         on_round: Callable[[RoundReport], None] = lambda report: None,
+        on_saved: Callable[[RoundReport], None] = lambda report: None,
         on_updates: Callable[[Context, Mapping[int, Update]], None] = lambda context, updates: None,
         on_visit: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
@@ -144,7 +146,7 @@ class Federation:
         self.checkpoints, self.pool = checkpoints, pool
         self.participation, self.channel = participation, channel
         self.evaluate_every, self.on_round, self.on_visit = evaluate_every, on_round, on_visit
-        self.on_updates = on_updates
+        self.on_updates, self.on_saved = on_updates, on_saved
         if rounds < 1 and not server.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
@@ -180,6 +182,8 @@ class Federation:
             if self.fabric.is_global_zero:
                 self.on_round(report)
             self.save(round)
+            if self.fabric.is_global_zero:
+                self.on_saved(report)
         return self.history
 
     def play(self, round: int) -> RoundReport:

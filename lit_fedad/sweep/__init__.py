@@ -1,0 +1,1 @@
+"""Studies: what is searched, workers that share a search, and what came of it."""

@@ -1,0 +1,223 @@
+"""``lit-fedad sweep``: one worker of a study, or a look at it."""
+
+from __future__ import annotations
+
+import difflib
+import socket
+import uuid
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+from filelock import FileLock
+from optuna import Study
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState
+
+from lit_fedad.errors import UserError
+from lit_fedad.randomness import derive_seed
+from lit_fedad.report.console import Display
+from lit_fedad.sweep.plan import Plan, read_plan
+from lit_fedad.sweep.results import best_so_far, show, write_results
+from lit_fedad.sweep.storage import open_storage, standing
+from lit_fedad.sweep.trial import DEFAULT, play_trial
+from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
+from lit_fedad.tracking import Delivery, Tracker
+
+_KEYS = ("study", "n_trials", "storage", "seed", "out", "patience")
+_FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
+_LEAST_PATIENCE_S = 4
+_DATABASE_S = 120  # a new MLflow database takes half a minute; a server that is away ends the wait by itself
+
+
+def sweep(words: Sequence[str], display: Display, play: Play | None = None) -> None:
+    """Joins a study, or begins it; any number of processes may do so.
+
+    Args:
+        words: ``key=value`` pairs: ``study``, ``n_trials`` (0: only show), ``storage``, ``seed`` (of the sampler),
+            ``out``, ``patience`` (seconds without a sign of life after which a worker counts as lost); any other
+            goes to every trial.
+        display: Says what happens.
+        play: Plays one trial; by default an ordinary run.
+
+    Raises:
+        UserError: For bad input, before anything runs; and if all trials fail.
+    """
+    given, common = _split(words)
+    if not given.get("study"):
+        raise UserError("'study' must be given: study=...")
+    plan = read_plan(given["study"], common)
+    numbers = {
+        key: _number(key, given.get(key, default))
+        for key, default in (("n_trials", plan.trials), ("seed", 0), ("patience", 120))
+    }
+    if numbers["patience"] < _LEAST_PATIENCE_S:
+        raise UserError(f"patience={numbers['patience']} must be at least {_LEAST_PATIENCE_S} seconds")
+    out = Path(given.get("out") or f"outputs/sweeps/{Path(given['study']).stem}")
+    if numbers["n_trials"] == 0 and not (out / "claim.lock").exists():
+        raise UserError(f"out={out}: there is no study to show")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        _work(plan, out, given.get("storage", "journal"), numbers, play, display)
+
+
+def _work(
+    plan: Plan, out: Path, storage: str, numbers: Mapping[str, int], play: Play | None, display: Display
+) -> None:
+    n_trials, seed, patience_s = (numbers[key] for key in ("n_trials", "seed", "patience"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out={out}: cannot be written ({error.strerror})") from error
+    lock = FileLock(out / "claim.lock")
+    with lock:
+        opened = open_storage(storage, out, patience_s)  # two workers that make its tables at once would fail
+        study = _join(plan, out, opened, storage.startswith("sqlite"), display)
+    if n_trials:
+        with lock:
+            registry = Registry(out / "workers", patience_s)
+        study.sampler = plan.make_sampler(derive_seed(seed, "sampler", registry.number))
+        display.note(
+            f"worker {registry.number} of study {study.study_name},"
+            f" {len(standing(study))} of {n_trials} trials begun: {out}"
+        )
+        play = play or partial(play_trial, tracking=_place(study, plan))
+        worker = Worker(study, plan, out, n_trials, registry, lock, play, display)
+        worker.run()
+        if worker.leaving.is_set():
+            display.note("this worker leaves; the same command joins again")
+            return
+    with lock:
+        _finish(study, plan, out, display, anew=not n_trials)
+    show(study, plan, display)
+    display.where_next([("files", str(out)), ("compare", "mlflow ui")])
+    refuse_failures([trial for trial in standing(study).values() if trial.state.is_finished()])
+
+
+def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: Display) -> Study:
+    """Begins the study, or finds it; the study's lock must be held.
+
+    Raises:
+        UserError: If the storage holds another study under this name, or this host may not join.
+    """
+    study = optuna.create_study(
+        study_name=out.resolve().name,
+        storage=storage,
+        pruner=plan.make_pruner(),
+        directions=list(plan.objectives.values()),
+        load_if_exists=True,
+    )
+    folder_id, known = out / "study.id", study.user_attrs
+    if not known.get(_PLAN):
+        if not folder_id.exists():
+            folder_id.write_text(uuid.uuid4().hex)
+        study.set_user_attr(_FOLDER, folder_id.read_text())
+        study.set_user_attr(_HOST, socket.gethostname())
+        _begin(study, plan, out, display)
+        study.set_user_attr(
+            _PLAN, plan.fingerprint()
+        )  # last: a worker that dies before it leaves this to the next
+        return study
+    if not folder_id.exists() or folder_id.read_text() != known[_FOLDER]:
+        raise UserError(
+            f"out={out}: the storage holds a study '{study.study_name}' that works in another folder;"
+            " all workers of a study share one, and another study needs an out of another name"
+        )
+    if known[_PLAN] != plan.fingerprint():
+        raise UserError(
+            f"out={out}: its study has another base, search space or objective; give another out=DIR"
+        )
+    if one_host and known[_HOST] != socket.gethostname():
+        raise UserError(
+            f"storage=sqlite: this study belongs to host {known[_HOST]}; for several hosts give"
+            " postgresql://..., mysql://... or grpc://HOST:PORT"
+        )
+    return study
+
+
+def _begin(study: Study, plan: Plan, out: Path, display: Display) -> None:
+    defaults = plan.defaults()
+    if defaults is None:
+        display.warn("the base experiment's own values lie outside the search space: no trial runs them")
+    else:
+        study.enqueue_trial(defaults, user_attrs={DEFAULT: True}, skip_if_exists=True)
+    delivery = _track(study, plan, out, "RUNNING", {})
+    if delivery.pending:
+        display.warn("MLflow does not answer: the trials' runs will not be listed under the study's")
+    study.set_user_attr(_PARENT, delivery.run_id)
+
+
+def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -> None:
+    """Writes tables and figures; of several workers that come to the end, the first."""
+    trials = standing(study).values()
+    ended = sum(trial.state.is_finished() for trial in trials)
+    if study.user_attrs.get(_SHOWN) == ended and not anew:
+        return
+    files = write_results(study, plan, out)
+    running = any(trial.state == TrialState.RUNNING for trial in trials)
+    delivery = _track(study, plan, out, "RUNNING" if running else "FINISHED", best_so_far(study, plan), files)
+    if delivery.pending:
+        display.warn(f"{delivery.pending} tracking records are kept in {out}; n_trials=0 sends them")
+    study.set_user_attr(_SHOWN, ended)
+
+
+def _track(
+    study: Study, plan: Plan, out: Path, status: str, best: Mapping[int, float], files: Iterable[Path] = ()
+) -> Delivery:
+    """Logs the study's own run, under which those of its trials are listed."""
+    method, tracking = plan.base_config["method"], plan.base_config["tracking"]
+    tracker = Tracker(
+        out,
+        experiment=_place(study, plan)["experiment"],
+        run_name=study.study_name,
+        tags={"study": study.study_name, "method": method["name"], "paper": method["paper"]},
+        uri=tracking["uri"],
+        enabled=tracking["enabled"],
+        parent_run_id=tracking["parent"],
+    )
+    space = {key: str(distribution) for key, distribution in plan.distributions.items()}
+    tracker.params({"base": " ".join(plan.base), "objectives": plan.objectives, "space": space})
+    metric = next(iter(plan.objectives))
+    for trial, value in best.items():
+        tracker.metrics({f"best/{metric}": value}, step=trial)
+    for file in files:
+        tracker.artifact(file, folder="figures" if file.suffix == ".png" else "")
+    return tracker.close(status, timeout_s=_DATABASE_S)
+
+
+def _place(study: Study, plan: Plan) -> dict[str, Any]:
+    """Where MLflow lists the trials."""
+    experiment = plan.base_config["tracking"]["experiment"] or f"sweep_{study.study_name}"
+    return {"experiment": experiment, "parent": study.user_attrs.get(_PARENT)}
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """What the study's worker is told, and what goes to every trial."""
+    given, common = {}, []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and not word.startswith("~"):
+            raise UserError(f"'{word}' is not of the form key=value")
+        if key in _KEYS:
+            given[key] = value
+        elif near := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.8):
+            raise UserError(f"sweep has no key '{key}'; did you mean '{near[0]}'?")
+        else:
+            common.append(word)
+    return given, common
+
+
+def _number(key: str, text: str | int) -> int:
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise UserError(f"{key}={text} must be a whole number") from error
+    if number < 0:
+        raise UserError(f"{key}={number} must be at least 0")
+    return number

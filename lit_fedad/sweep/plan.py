@@ -1,0 +1,210 @@
+"""A study file: the base experiment, what is varied, what is judged by."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.pruners import BasePruner, NopPruner
+from optuna.samplers import BaseSampler
+
+from lit_fedad.config import Config, build, call, compose, identity, takes
+from lit_fedad.errors import UserError
+
+BYTES = "bytes"
+_KINDS = ("mean", "worst", "pooled")
+_DIRECTIONS = ("maximize", "minimize")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One searched key of the configuration.
+
+    Attributes:
+        type: What its values are.
+        low: Least value of a number.
+        high: Largest value of a number.
+        log: Search the number's logarithm.
+        step: Grid of the number; None for any float and every int.
+        choices: Values of a categorical key: options of a group, or what the key may hold.
+    """
+
+    type: Literal["float", "int", "categorical"]
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    step: float | None = None
+    choices: list | None = None
+
+    def distribution(self) -> BaseDistribution:
+        """What Optuna draws from.
+
+        Raises:
+            ValueError: If the bounds make no range.
+        """
+        if self.type == "categorical":
+            return CategoricalDistribution(self.choices or [])
+        if self.low is None or self.high is None:
+            raise ValueError("low and high must be given")
+        if self.type == "float":
+            return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+        return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study: what its trials run, what they vary, and how they are judged.
+
+    Attributes:
+        base: The experiment's overrides.
+        objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
+            ``pro/pooled``, or ``bytes``: what crosses in a round, up and down.
+        space: Searched keys.
+        sampler: An Optuna sampler, by ``_target_``.
+        pruner: An Optuna pruner, by ``_target_``; None to let every trial run to its end.
+        trials: How many, unless the command says otherwise.
+    """
+
+    base: list
+    objectives: dict
+    space: dict
+    sampler: dict
+    trials: int
+    pruner: dict | None = None
+
+    @cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What Optuna draws each searched key from."""
+        return {key: dimension.distribution() for key, dimension in self.space.items()}
+
+    @cached_property
+    def base_config(self) -> Config:
+        """The base experiment, whose own values are the default that trials are held against."""
+        return compose(self.base)
+
+    def config(self, params: Mapping[str, Any]) -> Config:
+        """The configuration of a trial."""
+        return compose([*self.base, *(f"{key}={json.dumps(value)}" for key, value in params.items())])
+
+    def defaults(self) -> dict[str, Any] | None:
+        """The base experiment's own values of the searched keys; None where one lies outside the search space."""
+        values = {key: self._default(key) for key in self.space}
+        inside = all(_holds(self.distributions[key], value) for key, value in values.items())
+        return values if inside else None
+
+    def make_sampler(self, seed: int) -> BaseSampler:
+        """A worker's own sampler."""
+        return build(self.sampler, **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {}))
+
+    def make_pruner(self) -> BasePruner:
+        """The study's pruner."""
+        return build(self.pruner) or NopPruner()
+
+    def fingerprint(self) -> str:
+        """Changes with all that decides what a trial's value means."""
+        space = {key: repr(distribution) for key, distribution in self.distributions.items()}
+        return json.dumps([identity(self.base_config), space, self.objectives], sort_keys=True)
+
+    def _default(self, key: str) -> Any:
+        value: Any = self.base_config
+        for part in key.split("."):
+            value = value[part]
+        if isinstance(value, Mapping) and key in self.base_config:  # a group: which of its options is it?
+            same = (c for c in self.space[key].choices if self.config({key: c})[key] == value)
+            return next(same, value)
+        return value
+
+
+def sweeps_folder() -> Path:
+    """The packaged study files; in a checkout, those at the top of the repository."""
+    packaged = Path(__file__).parents[1] / "studies"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "sweeps"
+
+
+def read_plan(study: str, words: Sequence[str] = ()) -> Plan:
+    """Reads a study file and holds it against the configuration that it searches.
+
+    Args:
+        study: Name of a file in ``sweeps/``, or the path of another one.
+        words: Overrides for every trial.
+
+    Raises:
+        UserError: In one line, for all that is wrong with it, naming the nearest valid key.
+    """
+    path = Path(study) if study.endswith(".yaml") else sweeps_folder() / f"{study}.yaml"
+    if not path.is_file():
+        names = sorted(file.stem for file in sweeps_folder().glob("*.yaml"))
+        near = difflib.get_close_matches(study, names, n=1, cutoff=0.5)
+        raise UserError(f"study={study}: give {' or '.join(near or names)}, or the path of a study file.yaml")
+    where = path.name
+    try:
+        section = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(section, dict) or not isinstance(section.get("space"), dict):
+        raise UserError(f"{path}: a study file needs 'space', a section of searched keys")
+    space = {
+        key: call(Dimension, dimension, f"{where}: space: {key}")
+        for key, dimension in section["space"].items()
+    }
+    plan = call(Plan, {**section, "space": space}, where)
+    plan = replace(plan, base=[*plan.base, *words])
+    _check(plan, where)
+    return plan
+
+
+def _check(plan: Plan, where: str) -> None:
+    if not plan.objectives or not set(plan.objectives.values()) <= set(_DIRECTIONS):
+        raise UserError(f"{where}: objectives={plan.objectives} must be metric: {' or '.join(_DIRECTIONS)}")
+    for metric in plan.objectives:
+        if metric.partition("/")[1] and metric.partition("/")[2] not in _KINDS:
+            raise UserError(f"{where}: objective '{metric}' must end in one of /{' /'.join(_KINDS)}")
+    if len(plan.objectives) > 1 and plan.pruner:
+        raise UserError(f"{where}: a study of several objectives cannot prune; leave 'pruner' out")
+    if plan.trials < 1:
+        raise UserError(f"{where}: trials={plan.trials} must be at least 1")
+    for word in plan.base:
+        if word.partition("=")[0] in plan.space:
+            raise UserError(f"{where}: '{word}' fixes what the study searches; leave it out")
+    try:
+        if str(plan.base_config["fabric"]["devices"]) != "1":
+            raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
+        plan.make_sampler(0)
+        plan.make_pruner()
+        plan.config(_firsts(plan))
+        for key in plan.space:
+            plan._default(key)
+    except (UserError, ValueError, TypeError) as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _firsts(plan: Plan) -> dict[str, Any]:
+    """The first choice or least value of each searched key."""
+    firsts = {}
+    for key, dimension in plan.space.items():
+        try:
+            distribution: Any = dimension.distribution()
+        except ValueError as error:
+            raise UserError(f"space: {key}: {error}") from error
+        is_choice = isinstance(distribution, CategoricalDistribution)
+        firsts[key] = distribution.choices[0] if is_choice else distribution.low
+    return firsts
+
+
+def _holds(distribution: BaseDistribution, value: Any) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and distribution._contains(distribution.to_internal_repr(value))

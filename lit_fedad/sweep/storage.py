@@ -1,0 +1,92 @@
+"""Where a study's trials are kept, and what becomes of one whose worker was lost."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from filelock import FileLock
+from optuna import Study
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
+from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial
+
+from lit_fedad.errors import UserError
+
+if TYPE_CHECKING:
+    from optuna.storages.journal._file import BaseJournalFileLock
+
+RETRIES = 3
+GIVEN_BACK = "given_back"
+WORKER = "worker"
+
+_DRIVERS = {"postgresql": "psycopg2-binary", "mysql": "pymysql, and mysql+pymysql://...", "grpc": "grpcio"}
+_FORMS = "journal, sqlite:///FILE, postgresql://..., mysql://..., grpc://HOST:PORT"
+
+
+def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
+    """Opens a study's storage.
+
+    Args:
+        text: ``journal``, the URL of a database, or ``grpc://host:port`` of Optuna's proxy.
+        out: The study's folder.
+        patience_s: Seconds without a heartbeat after which a database counts a worker as lost.
+
+    Raises:
+        UserError: If it is none of these, does not answer, or its driver is missing. Passwords are not repeated.
+    """
+    scheme, separator, address = text.partition("://")
+    kind = scheme.partition("+")[0]
+    try:
+        if text == "journal":
+            # Unlike Optuna's own locks, this one goes with a killed worker.
+            lock = cast("BaseJournalFileLock", FileLock(out / "journal.lock"))
+            return JournalStorage(JournalFileBackend(str(out / "journal.log"), lock))
+        if separator and kind == "grpc":
+            host, _, port = address.rstrip("/").rpartition(":")
+            proxy = GrpcStorageProxy(host=host, port=int(port))
+            proxy.wait_server_ready(timeout=20)
+            return proxy
+        if separator and kind in ("sqlite", "postgresql", "mysql"):
+            return RDBStorage(
+                text,
+                heartbeat_interval=max(1, patience_s // 4),
+                grace_period=patience_s,
+                heartbeat_stale_trial_callback=pass_on,
+            )
+    except ImportError as error:
+        raise UserError(f"storage={scheme}://... needs a driver: pip install {_DRIVERS[kind]}") from error
+    except Exception as error:  # of SQLAlchemy, a driver or gRPC
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"storage={scheme}://... cannot be opened: {cause[0].replace(address, '...')}"
+        ) from error
+    raise UserError(f"storage={scheme}: give one of {_FORMS}")
+
+
+def pass_on(study: Study, trial: FrozenTrial) -> None:
+    """Queues a trial that was lost with its worker, or given back by it: same parameters, same folder.
+
+    Args:
+        study: The study.
+        trial: Ended as failed. One that has been lost more than `RETRIES` times stays so: it may be what its
+            workers die of.
+    """
+    trial = copy.deepcopy(trial)
+    trial.user_attrs.pop(WORKER, None)
+    lost = len(attempts(trial)) - trial.user_attrs.get(GIVEN_BACK, 0)
+    if lost <= RETRIES:
+        Retry(inherit_intermediate_values=True)(study, trial)
+
+
+def attempts(trial: FrozenTrial) -> list[int]:
+    """Numbers under which a trial has been begun, the first one first; its own is the last."""
+    return [*trial.system_attrs.get("retry_history", ()), trial.number]
+
+
+def standing(study: Study) -> dict[int, FrozenTrial]:
+    """The study's trials, each as its last attempt, by its place among them: 0, 1, 2, ... without a gap."""
+    latest = {attempts(trial)[0]: trial for trial in study.get_trials(deepcopy=False)}
+    return dict(enumerate(latest[number] for number in sorted(latest)))

@@ -1,0 +1,93 @@
+"""A trial as an ordinary run: what it reports while it trains, and what it comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from optuna import Trial
+
+from lit_fedad.errors import UserError
+from lit_fedad.experiment import RunStoppedError, train
+from lit_fedad.federation.loop import RoundReport
+from lit_fedad.sweep.plan import BYTES, Plan
+from lit_fedad.sweep.worker import GivenBackError, PlanError, PrunedError
+
+DEFAULT = "default"
+
+
+def play_trial(
+    trial: Trial, plan: Plan, folder: Path, leaving: Callable[[], bool], tracking: Mapping[str, Any]
+) -> list[float]:
+    """Runs a trial, or what is left of it.
+
+    Args:
+        trial: Its parameters are drawn.
+        plan: The study.
+        folder: The run's folder; a trial that was passed on finds its checkpoint there.
+        leaving: Whether this worker has been asked to stop.
+        tracking: What replaces the configuration's section of this name.
+
+    Returns:
+        A value an objective.
+
+    Raises:
+        PrunedError: If the study's pruner ends it.
+        GivenBackError: If the worker leaves.
+        UserError: If the configuration is refused, or a value is undefined.
+    """
+    config = plan.config(trial.params)
+    config["out"] = str(folder)
+    config["tracking"] = {**config["tracking"], **tracking}
+    watch = _Watch(trial, plan, leaving)
+    try:
+        result = train(config, quiet=True, watch=watch)
+    except RunStoppedError as stop:
+        raise (GivenBackError if leaving() and not watch.pruned else PrunedError)(str(stop)) from stop
+    return [_value(metric, _of_result(result, metric), result["rounds"]) for metric in plan.objectives]
+
+
+class _Watch:
+    """Looks at each round once its checkpoint is there."""
+
+    def __init__(self, trial: Trial, plan: Plan, leaving: Callable[[], bool]) -> None:
+        self.trial, self.metrics, self.leaving = trial, list(plan.objectives), leaving
+        self.pruned = False
+
+    def __call__(self, report: RoundReport) -> None:
+        self.trial.set_user_attr("round", report.round)  # refused where another worker has the trial by now
+        if report.metrics is not None:
+            self._judge(report.round, report.metrics)
+        if self.leaving():
+            raise RunStoppedError(f"round {report.round}, its worker was asked to stop")
+
+    def _judge(self, round: int, metrics: Mapping[str, Any]) -> None:
+        for metric in self.metrics:
+            name = metric.partition("/")[0]
+            if name not in (BYTES, *metrics):
+                raise PlanError(
+                    f"objective '{metric}' is not measured here; one of {', '.join([*metrics, BYTES])}"
+                )
+        if len(self.metrics) > 1 or self.metrics[0] == BYTES:
+            return
+        name, _, kind = self.metrics[0].partition("/")
+        self.trial.report(_value(name, metrics[name][kind or "mean"], round), round)
+        # The default runs to its end: how far it is from the best must be known.
+        if not self.trial.user_attrs.get(DEFAULT) and self.trial.should_prune():
+            self.pruned = True
+            raise RunStoppedError(f"round {round}")
+
+
+def _of_result(result: Mapping[str, Any], metric: str) -> float | None:
+    if metric == BYTES:
+        return (sum(result["bytes_up"]) + sum(result["bytes_down"])) / max(result["rounds"], 1)
+    name, _, kind = metric.partition("/")
+    return result["last"][name][kind or "mean"]
+
+
+def _value(metric: str, value: float | None, round: int) -> float:
+    if value is None or not math.isfinite(value):
+        raise UserError(f"{metric} is undefined after round {round}")
+    return value

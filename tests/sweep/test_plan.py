@@ -1,0 +1,84 @@
+"""Study files: all that ship compose, and what is wrong with one is said in a line."""
+
+from dataclasses import replace
+
+import pytest
+
+from lit_fedad.errors import UserError
+from lit_fedad.sweep.plan import Dimension, read_plan, sweeps_folder
+
+STUDIES = sorted(path.stem for path in sweeps_folder().glob("*.yaml"))
+
+
+def test_the_issue_s_studies_are_there():
+    assert {
+        "feddymem_th",
+        "feddymem_accuracy_bytes",
+        "gldp_lambda_beta",
+        "fadngs_queue",
+        "fedvck_knowledge",
+    } <= {*STUDIES}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_study_searches_keys_of_its_base_around_the_default(study):
+    plan = read_plan(study)
+    defaults = plan.defaults()
+    assert defaults is not None
+    assert list(defaults) == list(plan.space)
+    # What is drawn arrives: the key holds it, or the group's option does.
+    varied = {
+        key: dimension.choices[-1] if dimension.choices else dimension.low
+        for key, dimension in plan.space.items()
+    }
+    config = plan.config(varied)
+    for key, value in varied.items():
+        node = config
+        for part in key.split("."):
+            node = node[part]
+        if isinstance(node, dict):
+            assert node != plan.base_config[key]
+        else:
+            assert node == value
+
+
+def test_default_outside_the_search_space_is_none(study_file):
+    study_file.write_text(study_file.read_text().replace("low: 1, high: 8", "low: 4, high: 8"))
+    assert read_plan(str(study_file)).defaults() is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("task.loss.neighbours", "task.loss.neighbors", "'task.loss.neighbors'; did you mean 'task.loss.neighbours'?"),
+        ("low: 1,", "lo: 1,", "small.yaml: space: task.loss.neighbours has no key 'lo'; did you mean 'low'?"),
+        ("pruner:", "prunner:", "small.yaml has no key 'prunner'; did you mean 'pruner'?"),
+        ("maximize", "up", "small.yaml: objectives={'pro': 'up'} must be metric: maximize or minimize"),
+        ("n_startup_trials: 3", "n_startup: 3", "TPESampler has no key 'n_startup'; did you mean"),
+        ("high: 8", "high: 0", "space: task.loss.neighbours: "),
+        ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
+        ("{pro: maximize}", "{pro/best: maximize}", "objective 'pro/best' must end in one of /mean /worst /pooled"),
+        ("debug=seconds", "fabric.devices=2", "start more workers"),
+        ("debug=seconds", "task.learning_rate=1", "'task.learning_rate=1' fixes what the study searches"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(study_file, old, new, message):
+    study_file.write_text(study_file.read_text().replace(old, new))
+    with pytest.raises(UserError) as error:
+        read_plan(str(study_file))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_study_names_the_nearest():
+    with pytest.raises(UserError, match="study=feddymem_t: give feddymem_th, or the path"):
+        read_plan("feddymem_t")
+
+
+def test_fingerprint_tells_studies_apart_but_not_circumstances(study_file):
+    plan = read_plan(str(study_file))
+    plain = plan.fingerprint()
+    assert replace(plan, base=[*plan.base, "cache.enabled=false"]).fingerprint() == plain
+    assert replace(plan, base=[*plan.base, "rounds=3"]).fingerprint() != plain
+    wider = {**plan.space, "task.loss.neighbours": Dimension("int", 1, 9)}
+    assert replace(plan, space=wider).fingerprint() != plain

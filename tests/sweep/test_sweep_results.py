@@ -1,0 +1,78 @@
+"""What a study came to, against trials whose values are given."""
+
+import optuna
+import pandas as pd
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState, create_trial
+
+from lit_fedad.report.console import Display
+from lit_fedad.sweep.plan import Dimension, Plan
+from lit_fedad.sweep.results import best_so_far, show, write_results
+
+SPACE = {
+    "task.slots": Dimension("categorical", choices=[None, 16]),
+    "lr": Dimension("float", 1e-5, 1e-2, log=True),
+}
+
+
+def make(objectives, rows):
+    """A study and its plan; each row: slots, lr, values (None: failed), user attributes."""
+    plan = Plan([], objectives, SPACE, {}, len(rows))
+    study = optuna.create_study(directions=list(objectives.values()))
+    distributions = {
+        "task.slots": CategoricalDistribution([None, 16]),
+        "lr": FloatDistribution(1e-5, 1e-2, log=True),
+    }
+    for slots, rate, values, attributes in rows:
+        study.add_trial(
+            create_trial(
+                state=TrialState.COMPLETE if values else TrialState.FAIL,
+                values=values,
+                params={"task.slots": slots, "lr": rate},
+                distributions=distributions,
+                user_attrs=attributes,
+            )
+        )
+    return study, plan
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_pareto_front_of_two_objectives(tmp_path, capsys):
+    rows = [
+        (None, 1e-4, [0.5, 100.0], {"default": True}),
+        (16, 1e-3, [0.4, 10.0], {}),
+        (16, 1e-4, [0.3, 20.0], {}),  # worse and dearer than the one before
+        (None, 1e-3, [0.6, 100.0], {}),
+    ]
+    study, plan = make({"pro": "maximize", "bytes": "minimize"}, rows)
+    names = {path.name for path in write_results(study, plan, tmp_path)}
+    assert {"trials.csv", "pareto_front.png", "importance_pro.png", "slices_bytes.png"} <= names
+    assert all((tmp_path / "figures" / name).stat().st_size > 0 for name in names - {"trials.csv"})
+    show(study, plan, Display())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith(("default", "best"))] == [
+        ["default", "0"],
+        ["best", "1"],
+        ["best", "3"],
+    ]
+    assert best_so_far(study, plan) == {}
+
+
+def test_table_and_curve_of_one_objective(tmp_path, capsys):
+    rows = [
+        (16, 1e-4, [0.5], {"default": True}),
+        (16, 1e-3, None, {"cause": "pro is undefined after round 2"}),
+        (16, 1e-5, [0.75], {}),
+        (16, 1e-2, [0.625], {}),
+    ]
+    study, plan = make({"pro": "maximize"}, rows)
+    assert best_so_far(study, plan) == {0: 0.5, 2: 0.75, 3: 0.75}
+    write_results(study, plan, tmp_path)
+    table = pd.read_csv(tmp_path / "trials.csv", index_col="trial")
+    assert table.loc[1, "cause"] == "pro is undefined after round 2"
+    assert table["pro"].dropna().to_dict() == {0: 0.5, 2: 0.75, 3: 0.625}
+    show(study, plan, Display())
+    text = capsys.readouterr().out
+    assert "4 trials: 3 complete, 1 fail" in text
+    assert "the default is 0.25 from the best" in text

@@ -1,0 +1,247 @@
+"""Workers of one study: how many trials there are, what becomes of lost, refused and pruned ones."""
+
+import os
+import signal
+import time
+
+import optuna
+import pandas as pd
+import pytest
+from optuna.trial import TrialState
+
+from lit_fedad.errors import UserError
+from lit_fedad.report.console import Display
+from lit_fedad.sweep import command, storage, worker
+from lit_fedad.sweep.command import sweep
+from lit_fedad.sweep.storage import attempts, open_storage, standing
+from lit_fedad.sweep.worker import GivenBackError, PrunedError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.filterwarnings("ignore:Heartbeat of storage"),
+]
+write_results = command.write_results
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """They take longer than the trials."""
+    monkeypatch.setattr(command, "write_results", lambda study, plan, out: [])
+
+
+def neighbours(trial, plan, folder, leaving):
+    """A trial that is over at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [float(trial.params["task.loss.neighbours"])]
+
+
+def steps(trial, plan, folder, leaving):
+    """A trial that counts to five in its folder, and goes on from where it finds itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "steps.txt"
+    for step in range(len(log.read_text().split()) if log.exists() else 0, 5):
+        trial.set_user_attr("round", step)
+        time.sleep(0.05)
+        with log.open("a") as file:
+            file.write(f"{step}\n")
+        if leaving():
+            raise GivenBackError(f"step {step}")
+    return neighbours(trial, plan, folder, leaving)
+
+
+@pytest.fixture
+def words(study_file, tmp_path):
+    return [f"study={study_file}", f"out={tmp_path / 'study'}"]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """The study as it stands in its journal."""
+    return lambda: optuna.load_study(
+        study_name="study", storage=open_storage("journal", tmp_path / "study", 60)
+    )
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+def test_one_worker_plays_the_default_first_and_shows_the_best(words, tmp_path, opened, capsys, monkeypatch):
+    monkeypatch.setattr(command, "write_results", write_results)
+    sweep([*words, "n_trials=5"], Display(), neighbours)
+    trials = opened().trials
+    assert [trial.number for trial in trials] == list(range(5))
+    assert trials[0].params == {"task.loss.neighbours": 3, "task.learning_rate": 1e-4}
+    assert sum(trial.user_attrs.get("default", False) for trial in trials) == 1
+    best = max(trial.values[0] for trial in trials)
+    assert f"the default is {best - 3:.4g} from the best" in capsys.readouterr().out
+    table = pd.read_csv(tmp_path / "study" / "trials.csv")
+    assert table["pro"].tolist() == [trial.values[0] for trial in trials]
+    assert table["folder"].tolist() == [f"trial_{n}" for n in range(5)]
+    assert {"importance.png", "slices.png", "history.png"} <= {
+        path.name for path in (tmp_path / "study" / "figures").iterdir()
+    }
+    # The same command adds nothing; a look at it needs no trial; another base does not fit in.
+    for count in ("n_trials=5", "n_trials=0"):
+        sweep([*words, count], Display(quiet=True), neighbours)
+        assert len(opened().trials) == 5
+    with pytest.raises(UserError, match="another base, search space or objective"):
+        sweep([*words, "rounds=7"], Display(quiet=True), neighbours)
+
+
+def test_three_workers_share_the_trials_exactly(words, start, opened, tmp_path):
+    processes = [start([*words, "n_trials=13"], neighbours) for _ in range(3)]
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    trials = opened().trials
+    assert [trial.number for trial in trials] == list(range(13))
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    assert {path.name for path in (tmp_path / "study").glob("trial_*")} == {f"trial_{n}" for n in range(13)}
+    drawn = [trial.params["task.learning_rate"] for trial in trials]
+    assert len(set(drawn)) == 13  # workers with the same seed would have drawn the same numbers
+
+
+def test_killed_worker_s_trial_goes_on_where_it_was(words, start, opened, tmp_path):
+    first = start([*words, "n_trials=2"], steps)
+    log = tmp_path / "study" / "trial_0" / "steps.txt"
+    wait_for(lambda: log.exists() and len(log.read_text().split()) == 2)
+    os.kill(first.pid, signal.SIGKILL)  # and nobody has asked how it ended: it is still among the processes
+    sweep([*words, "n_trials=2"], Display(quiet=True), steps)
+    study = opened()
+    assert log.read_text().split() == list("01234")  # nothing was done twice
+    trials = standing(study)
+    assert list(trials) == [0, 1]
+    assert attempts(trials[0]) == [0, 1]
+    assert trials[0].params == study.trials[0].params
+    assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert {path.name for path in (tmp_path / "study").glob("trial_*")} == {"trial_0", "trial_1"}
+
+
+def test_worker_asked_to_leave_gives_its_trial_back(words, start, opened, tmp_path):
+    process = start([*words, "n_trials=1"], steps)
+    log = tmp_path / "study" / "trial_0" / "steps.txt"
+    wait_for(log.exists)
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join(60)
+    assert process.exitcode == 0
+    assert [trial.state.name for trial in opened().trials] == ["FAIL", "WAITING"]
+    assert 0 < len(log.read_text().split()) < 5
+    sweep([*words, "n_trials=1"], Display(quiet=True), steps)
+    assert log.read_text().split() == list("01234")
+    assert standing(opened())[0].user_attrs["given_back"] == 1
+
+
+def test_trial_that_kills_its_workers_is_given_up(study_file, tmp_path):
+    study = optuna.create_study()
+    study.enqueue_trial({"x": 1.0})
+    for _ in range(9):
+        if all(trial.state.is_finished() for trial in study.trials) and study.trials:
+            break
+        trial = study.ask({"x": optuna.distributions.FloatDistribution(0, 2)})
+        assert trial.params == {"x": 1.0}
+        storage.pass_on(study, study.tell(trial, state=TrialState.FAIL))
+    assert len(study.trials) == storage.RETRIES + 1
+
+
+def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(words, opened):
+    def mixed(trial, plan, folder, leaving):
+        match trial.number:
+            case 1:
+                raise UserError("task.loss.neighbours=9 must be at most 8")
+            case 2:
+                raise PrunedError("round 1")
+            case 3:
+                raise RuntimeError("out of memory")
+        return [1.0]
+
+    sweep([*words, "n_trials=5"], Display(quiet=True), mixed)
+    trials = opened().trials
+    assert [t.state.name for t in trials] == ["COMPLETE", "FAIL", "PRUNED", "FAIL", "COMPLETE"]
+    assert trials[1].user_attrs["cause"] == "task.loss.neighbours=9 must be at most 8"
+    assert trials[3].user_attrs["cause"] == "RuntimeError: out of memory"
+
+
+def test_study_whose_first_trials_all_fail_ends(words, opened):
+    def refused(trial, plan, folder, leaving):
+        raise UserError("data.root=/nowhere does not exist")
+
+    with pytest.raises(UserError, match="all 3 trials so far failed; the last: data.root=/nowhere"):
+        sweep([*words, "n_trials=9"], Display(quiet=True), refused)
+    assert len(opened().trials) == 3
+
+
+def test_sqlite_serves_one_host_and_one_folder(words, tmp_path, monkeypatch):
+    words = [*words, f"storage=sqlite:///{tmp_path}/study.db", "n_trials=1"]
+    sweep(words, Display(quiet=True), neighbours)
+    other = [word if not word.startswith("out=") else f"out={tmp_path}/elsewhere/study" for word in words]
+    with pytest.raises(UserError, match="all workers of a study share one"):
+        sweep(other, Display(quiet=True), neighbours)
+    monkeypatch.setattr(command.socket, "gethostname", lambda: "node-2")
+    with pytest.raises(UserError, match="storage=sqlite: this study belongs to host"):
+        sweep(words, Display(quiet=True), neighbours)
+
+
+def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-1")
+    registry = worker.Registry(tmp_path, 60)
+    monkeypatch.setattr(worker.socket, "gethostname", lambda: "node-2")
+    second = worker.Registry(tmp_path, 60)
+    assert second.number == 1
+    assert second.lives(registry.number)
+    old = time.time() - 61
+    os.utime(tmp_path / "0.json", (old, old))
+    assert not second.lives(registry.number)
+    registry.beat()
+    assert second.lives(registry.number)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("storage=oracle://db", "storage=oracle: give one of journal, "),
+        ("storage=journl", "storage=journl: give one of journal, "),
+        ("storage=sqlite:////nowhere/at/all.db", "storage=sqlite://... cannot be opened"),
+        ("n_trials=many", "n_trials=many must be a whole number"),
+        ("n_trial=3", "sweep has no key 'n_trial'; did you mean 'n_trials'?"),
+        ("patience=1", "patience=1 must be at least 4 seconds"),
+        ("n_trials=0", "there is no study to show"),
+    ],
+)
+def test_bad_words_end_in_a_line(words, word, message, monkeypatch):
+    monkeypatch.setattr(command, "read_plan", lambda study, words: PLAN)
+    with pytest.raises(UserError) as error:
+        sweep([*words, word], Display(quiet=True), neighbours)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+PLAN = command.Plan([], {"pro": "maximize"}, {}, {"_target_": "optuna.samplers.RandomSampler"}, 3)
+
+
+def test_password_is_not_repeated(tmp_path):
+    with pytest.raises(UserError) as error:
+        open_storage("postgresql://me:secret@nowhere.invalid/db", tmp_path, 60)
+    assert "secret" not in str(error.value)
+
+
+def test_heartbeat_of_a_database_passes_a_trial_on(tmp_path):
+    """A worker on another host, as far as this process can tell: it only stops to send heartbeats."""
+    database = open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path, 1)
+    study = optuna.create_study(storage=database)
+    space = {"x": optuna.distributions.FloatDistribution(0, 2)}
+    trial = study.ask(space)
+    database.record_heartbeat(trial._trial_id)
+    trial.report(0.25, 1)
+    optuna.storages.fail_stale_trials(study)
+    assert trial.number == 0
+    assert len(study.trials) == 1
+    time.sleep(2.1)
+    optuna.storages.fail_stale_trials(study)
+    again = study.ask(space)
+    assert [t.state.name for t in study.trials] == ["FAIL", "RUNNING"]
+    assert again.params == trial.params
+    assert study.trials[1].intermediate_values == {1: 0.25}
