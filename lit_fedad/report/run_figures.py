@@ -1,0 +1,111 @@
+"""Figures over several runs, and pictures in the form that a page carries."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from lit_fedad.report.figures import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+
+_WIDE = 20  # from this ratio of the largest to the smallest on, an axis is logarithmic
+_SHORT = 30  # letters of a name up to which two stand side by side
+_SHEET_WIDTH = 1000  # pixels
+_QUALITY = 82
+
+Curve = Sequence[tuple[float, float]]
+
+
+def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str, whole: bool) -> Figure:
+    """Curves of several runs in one chart: runs of a group look alike.
+
+    Args:
+        groups: Points (x, y) of each run, by what stands in the legend.
+        xlabel: What x is.
+        ylabel: What y is.
+        whole: Whether x counts something. Else it becomes logarithmic where it spans much, without what is not above
+            zero.
+
+    Returns:
+        The figure.
+    """
+    curves = [curve for group in groups.values() for curve in group]
+    above = [x for curve in curves for x, _ in curve if x > 0]
+    logarithmic = not whole and bool(above) and max(above) >= _WIDE * min(above)
+    columns = 2 if max(map(len, groups)) <= _SHORT else 1
+    figure = blank_figure(4.6, 2.5 + 0.14 * math.ceil(len(groups) / columns))
+    axes = labelled_axes(figure, xlabel, ylabel)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    if logarithmic:
+        axes.set_xscale("log")
+    for index, (label, group) in enumerate(groups.items()):
+        for number, curve in enumerate(group):
+            points = [(x, y) for x, y in curve if x > 0 or not logarithmic]
+            style = line_style(index, len(points)) | {"alpha": 0.85}
+            axes.plot(*zip(*points, strict=True), label=label if number == 0 else None, **style)
+    axes.margins(x=0.04, y=0.08)
+    figure.legend(loc="outside lower center", ncols=columns, **LEGEND)
+    return figure
+
+
+def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
+    """One row a run with one dot a client; the mean is a bar, and the worst client, if any, bears its number.
+
+    Args:
+        groups: Value by client, of each run; at least one client each.
+        xlabel: What the values are.
+
+    Returns:
+        The figure.
+    """
+    figure = blank_figure(4.6, 0.7 + 0.26 * len(groups))
+    axes = labelled_axes(figure, xlabel, "")
+    axes.grid(visible=False)
+    axes.grid(axis="x", color="0.9", linewidth=0.5)
+    for row, values in enumerate(groups.values()):
+        worst = min(values, key=values.__getitem__)
+        axes.plot(list(values.values()), [row] * len(values), "o", markersize=3.5, alpha=0.7, color="#0072B2")
+        axes.plot(np.mean(list(values.values())), row, "|", markersize=11, color=DARK)
+        if len(set(values.values())) > 1:
+            axes.plot(values[worst], row, "o", markersize=4, color="#D55E00")
+            axes.annotate(
+                worst,
+                (values[worst], row),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=FONT_SIZE - 1,
+                color=DARK,
+            )
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.set_ylim(len(groups) - 0.4, -0.7)
+    axes.margins(x=0.06)
+    return figure
+
+
+def svg(figure: Figure) -> bytes:
+    """A figure as SVG: the same bytes for the same figure."""
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "lit_fedad"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def sheet(path: Path) -> bytes:
+    """A picture file as WebP, no wider than a page needs."""
+    with Image.open(path) as image:
+        picture = image.convert("RGB")
+    height = round(picture.height * _SHEET_WIDTH / picture.width)
+    if picture.width > _SHEET_WIDTH:
+        picture = picture.resize((_SHEET_WIDTH, height), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    picture.save(file, "WEBP", quality=_QUALITY, method=4)
+    return file.getvalue()

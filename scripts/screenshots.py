@@ -1,0 +1,184 @@
+"""Pictures of the report and of MLflow's pages, from the runs that are tracked: ``python scripts/screenshots.py``.
+
+Needs Chromium or Chrome; says so and does nothing where there is none. Keys: ``out=docs/images``, ``experiment=NAME``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+from lit_fedad.errors import UserError
+from lit_fedad.report.console import Display
+from lit_fedad.run_report import report_runs
+from lit_fedad.tracking import TrackedRun, tracked_runs
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_PATIENCE_S = 180
+# MLflow's pages fill themselves after they are loaded.
+_FILLED_MS = 20_000
+
+
+def main(words: Sequence[str], display: Display) -> None:
+    """Writes ``report*.png`` and ``mlflow_*.png``.
+
+    Args:
+        words: ``key=value`` pairs: ``out``, ``experiment``.
+        display: Says what was written.
+
+    Raises:
+        UserError: If no two complete runs of different methods are tracked.
+    """
+    given = dict(word.partition("=")[::2] for word in words)
+    out = Path(given.get("out") or "docs/images").resolve()
+    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
+        display.note(f"skipped: no browser found ({', '.join(_BROWSERS)})")
+        return
+    experiments = [given["experiment"]] if "experiment" in given else []
+    first, second = two_methods(tracked_runs(experiments))
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, mlflow_ui() as ui:
+        only = [f"experiment={given['experiment']}"] if experiments else []
+        page = report_runs([f"out={folder}", *only], display).resolve().as_uri()
+        shots = {
+            "report.png": (page, 1280, 1600),
+            "report_phone.png": (_phone(page, Path(folder)), 500, 1100),
+            "mlflow_runs.png": (
+                f"{ui}/#/experiments/{first.experiment_id}/runs?compareRunsMode=CHART",
+                1800,
+                900,
+            ),
+            "mlflow_compare.png": (metric_page(ui, first, second), 1800, 900),
+            "mlflow_artifact.png": (
+                f"{ui}/#/experiments/{first.experiment_id}/runs/{first.run_id}/artifacts/figures/heatmaps.png",
+                1800,
+                900,
+            ),
+        }
+        for name, (url, width, height) in shots.items():
+            shoot(browser, url, out / name, width, height)
+            display.note(f"written: {out / name}")
+
+
+def two_methods(runs: Sequence[TrackedRun]) -> tuple[TrackedRun, TrackedRun]:
+    """The last two complete runs of one experiment whose methods differ.
+
+    Raises:
+        UserError: If there are none.
+    """
+    complete = [
+        run for run in reversed(runs) if run.status == "FINISHED" and "method" in run.tags and not run.parent
+    ]
+    for first in complete:
+        for second in complete:
+            if first.experiment == second.experiment and first.tags["method"] != second.tags["method"]:
+                return first, second
+    raise UserError(
+        "no two complete runs of different methods in one experiment are tracked; train them first"
+    )
+
+
+def metric_page(ui: str, first: TrackedRun, second: TrackedRun) -> str:
+    """MLflow's chart of one metric of two runs: the first mean over clients."""
+    metric = next(name for name in ("i_auroc/mean", "accuracy/mean", *first.metrics) if name in first.metrics)
+    values = {
+        "runs": [first.run_id, second.run_id],
+        "metric": metric,
+        "experiments": [first.experiment_id],
+        "plot_metric_keys": [metric],
+    }
+    query = {key: json.dumps(value, separators=(",", ":")) for key, value in values.items()}
+    look = {"x_axis": "step", "y_axis_scale": "linear", "line_smoothness": 1, "show_point": "true"}
+    empty = {"deselected_curves": "[]", "last_linear_y_axis_range": "[]"}
+    return f"{ui}/#/metric?{urlencode({**query, **look, **empty})}"
+
+
+def shoot(browser: str, url: str, file: Path, width: int, height: int) -> None:
+    """A picture of a page.
+
+    Raises:
+        UserError: If the browser makes none.
+    """
+    command = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", "--allow-file-access-from-files"]
+    command += [f"--virtual-time-budget={_FILLED_MS}", f"--window-size={width},{height}"]
+    file.unlink(missing_ok=True)
+    done = subprocess.run(
+        [*command, f"--screenshot={file}", url],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    if not file.is_file():
+        raise UserError(f"{browser}: no picture of {url}: {done.stderr.strip().splitlines()[-1:]}")
+
+
+@contextmanager
+def mlflow_ui() -> Iterator[str]:
+    """A server of MLflow's pages on a free port, for as long as the block lasts.
+
+    Yields:
+        Its address.
+
+    Raises:
+        UserError: If it does not answer.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ui = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "ui", "--port", str(port), "--workers", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        _wait(f"{ui}/health", server)
+        yield ui
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(_PATIENCE_S)
+
+
+def _wait(url: str, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5)
+            return
+        except OSError:
+            time.sleep(0.5)
+    raise UserError(f"mlflow ui does not answer at {url}")
+
+
+def _phone(page: str, folder: Path) -> str:
+    """The page as wide as a phone; headless windows do not get that narrow."""
+    frame = folder / "phone.html"
+    style = "width:390px;height:1100px;border:0;display:block;margin:0 auto"
+    frame.write_text(
+        f'<body style="margin:0;background:#8a9099"><iframe src="{page}" style="{style}"></iframe>'
+    )
+    return frame.as_uri()
+
+
+if __name__ == "__main__":
+    console = Display()
+    try:
+        main(sys.argv[1:], console)
+    except UserError as error:
+        console.error(str(error))
+        sys.exit(2)
