@@ -1,13 +1,16 @@
 # `make` lists the targets. The first call of any of them makes the environment; later calls start at once.
 METHOD  ?= feddymem
 DATA    ?=
-TABLE   ?= feddymem_1
+TABLE   ?=
+STUDY   ?= feddymem_th
+N_TRIALS ?=
+JOBS    ?= 2
 ARGS    ?=
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict report test coverage test-slow lint format ui bench clean
+TASKS   := help install train evaluate predict export sweep report screenshots privacy test coverage test-slow lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -39,8 +42,20 @@ evaluate: $(READY) ## Recompute a run's metrics: ARGS="run=DIR or id"
 predict: $(READY) ## Score new images: ARGS="run=DIR or id images=FOLDER"
 	@$(BIN)/lit-fedad predict $(ARGS)
 
-report: $(READY) ## Make a paper's table: TABLE=, ARGS="root.mpdd=DIR or experiment=A,B"
-	@$(BIN)/lit-fedad report table=$(TABLE) $(ARGS)
+sweep: $(READY) ## Join a study as a worker: STUDY=, N_TRIALS=, ARGS="storage=... out=DIR"
+	@$(BIN)/lit-fedad sweep study=$(STUDY) $(if $(N_TRIALS),n_trials=$(N_TRIALS)) $(ARGS)
+
+report: $(READY) ## Write a page of all tracked runs; with TABLE=feddymem_1 ..., make a paper's table: ARGS="root.mpdd=DIR"
+	@$(BIN)/lit-fedad report $(if $(TABLE),table=$(TABLE)) $(ARGS)
+
+screenshots: $(READY) ## Picture the report and MLflow with headless Chromium: ARGS="out=DIR experiment=NAME"
+	@$(BIN)/python scripts/screenshots.py $(ARGS)
+
+export: $(READY) ## Write a trained detector as ONNX and torch.export: ARGS="run=DIR or id"
+	@$(BIN)/lit-fedad export $(ARGS)
+
+privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira or inversion or dcor"
+	@$(BIN)/lit-fedad privacy $(ARGS)
 
 test: $(READY) ## Run the quick tests
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
