@@ -22,7 +22,9 @@ RETRIES = 3
 GIVEN_BACK = "given_back"
 WORKER = "worker"
 
-_DRIVERS = {"postgresql": "psycopg2-binary", "mysql": "pymysql, and mysql+pymysql://...", "grpc": "grpcio"}
+_DRIVERS = {"postgresql": "'psycopg[binary]'", "mysql": "pymysql", "grpc": "grpcio"}
+# What a plain URL means depends on the version of SQLAlchemy.
+_PLAIN = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
 _FORMS = "journal, sqlite:///FILE, postgresql://..., mysql://..., grpc://HOST:PORT"
 
 
@@ -51,7 +53,7 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
             return proxy
         if separator and kind in ("sqlite", "postgresql", "mysql"):
             return RDBStorage(
-                text,
+                f"{_PLAIN.get(scheme, scheme)}://{address}",
                 heartbeat_interval=max(1, patience_s // 4),
                 grace_period=patience_s,
                 heartbeat_stale_trial_callback=pass_on,

@@ -81,8 +81,8 @@ def test_forty_trials_four_workers_ten_kills(study_file, tmp_path):
 @pytest.fixture
 def postgresql():
     """URL of a server of this test's own."""
-    if importlib.util.find_spec("psycopg2") is None:
-        pytest.skip("no PostgreSQL driver: pip install psycopg2-binary")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("no PostgreSQL driver: pip install 'psycopg[binary]'")
     with Server() as url:
         yield url
 
