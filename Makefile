@@ -57,8 +57,8 @@ export: $(READY) ## Write a trained detector as ONNX and torch.export: ARGS="run
 privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira or inversion or dcor"
 	@$(BIN)/lit-fedad privacy $(ARGS)
 
-test: $(READY) ## Run the quick tests
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(READY) ## Run the quick tests, JOBS= at a time
+	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
 coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
