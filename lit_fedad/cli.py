@@ -72,7 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             display.error(
                 "interrupted"
-                + ("; the same command continues" if command in ("train", "report", "privacy", "sweep") else "")
+                + (
+                    "; the same command continues"
+                    if command in ("train", "report", "privacy", "sweep")
+                    else ""
+                )
             )
             return 130
     return 0

@@ -84,10 +84,10 @@ def predict(
             after all other images are scored, if an image could not be read.
     """
     folder, result, config = complete_run(run, overrides)
-    number = _choose_client(client, result["partition"]["sizes"])
+    number = choose_client(client, result["partition"]["sizes"])
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
-    paths = _image_files(root, destination)
+    paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
     model = same_model(config, result)
     model.restore(folder.path, folder.config(), number)
@@ -228,8 +228,16 @@ class _Detect:
         return name.as_posix()
 
 
-def _image_files(root: Path, destination: Path) -> list[Path]:
-    """Images below a folder, or the one given; heatmaps of an earlier call are none."""
+def image_files(root: Path, destination: Path) -> list[Path]:
+    """Images below a folder, or the one given; heatmaps of an earlier call are none.
+
+    Args:
+        root: The folder, or the image.
+        destination: Where the call writes.
+
+    Raises:
+        UserError: If there is no image.
+    """
     if not root.exists():
         raise UserError(f"images={root}: no such file or folder")
     made = destination.resolve() / "heatmaps"
@@ -246,7 +254,16 @@ def _image_files(root: Path, destination: Path) -> list[Path]:
     return found
 
 
-def _choose_client(client: str | None, sizes: Sequence[int]) -> int:
+def choose_client(client: str | None, sizes: Sequence[int]) -> int:
+    """The client that is asked for, or the one with most training images.
+
+    Args:
+        client: Its number, as given.
+        sizes: Training images by client.
+
+    Raises:
+        UserError: If it is no client that holds images.
+    """
     holders = [number for number, size in enumerate(sizes) if size]
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))

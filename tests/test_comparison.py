@@ -301,7 +301,8 @@ def test_other_metrics_than_the_tables(ran):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["data=textures"], "table=: give one of fadngs_1, fadngs_2"),
+        (["table="], "table=: give one of fadngs_1, fadngs_2"),
+        (["data=textures"], "report without table= has no key 'data'"),
         (["table=fedymem_1"], "table=fedymem_1: give one of fadngs_1"),
         (words("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
         (words("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),

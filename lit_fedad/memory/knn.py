@@ -145,6 +145,9 @@ def chunks(length: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Itera
         >>> list(chunks(5, row_bytes=4, chunk_bytes=8))
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
+    if torch.compiler.is_exporting():  # the graph must not depend on how many rows there are
+        yield slice(None)
+        return
     step = max(1, chunk_bytes // max(1, row_bytes))
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
@@ -222,7 +225,7 @@ def _numpy(rows: Tensor) -> Any:
 def _uses_faiss(backend: Backend, bank: Tensor) -> bool:
     if backend not in ("auto", "torch", "faiss"):
         raise UserError(f"unknown neighbour backend {backend!r}: choose auto, torch or faiss")
-    if backend == "torch":
+    if backend == "torch" or torch.compiler.is_exporting():
         return False
     installed = find_spec("faiss") is not None
     if backend == "faiss" and not installed:

@@ -152,12 +152,13 @@ class GLDPClient(FedRepClient):
         features = self.task.features(batch)
         prediction = self.task.predict(features, batch)
         assert prediction.logits is not None
-        logits = head = prediction.logits
-        if self.common_prototypes.known.any():
-            logits = self.common_prototypes.logits(features)
-            prediction = Prediction(-logits.amax(1), logits=logits)
-        local = self.local.logits(features) if self.local.known.any() else logits
-        return prediction._replace(others={"lp": local, "head": head})
+        head, local = prediction.logits, self.local
+        # No branch on what is known: an exported graph could not take it along.
+        known = self.common_prototypes.known.any().to(head.device)
+        logits = torch.where(known, self.common_prototypes.logits(features), head)
+        score = torch.where(known, -logits.amax(1), prediction.image_score)
+        lp = torch.where(local.known.any().to(head.device), local.logits(features), logits)
+        return Prediction(score, logits=logits, others={"lp": lp, "head": head})
 
     def personal_state(self) -> dict[str, Any]:
         """The head, and the client's own prototypes with the task that they are of."""

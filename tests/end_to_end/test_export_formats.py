@@ -1,0 +1,115 @@
+"""Every task and every way of predicting, written as ONNX and for torch, and tracked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lit_fedad.export import FORMATS, TOLERANCE, export
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*RANDOM weights")]
+
+MOTIFS = (
+    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
+    "data.test_per_class=3", "data.size=16", "image.size=16",
+)  # fmt: skip
+SEMANTIC = (
+    "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
+    "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
+    "encoder.channels=4", "task.projection=8", "partition.clients=2",
+)  # fmt: skip
+STREAM = (
+    *MOTIFS, "partition=task_stream", "partition.stages=2", "partition.imbalance=2", "task.encoder.channels=4",
+    "method.client.base_epochs=1", "method.client.head_epochs=2",
+)  # fmt: skip
+RUNS = {
+    "feddymem": ("method=feddymem",),
+    "feddymem_close": ("method=feddymem_close",),
+    "feddymem_literal": ("method=feddymem_literal",),
+    "federated_patchcore": ("method=federated_patchcore",),
+    "nearest_neighbour": ("method=nearest_neighbour", "partition=pooled", "~partition.clients"),
+    "dbe": ("method=dbe",),
+    "apfl": ("method=apfl",),
+    "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
+    "contrastive": (
+        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "warmup=1"
+    ),
+    "classifier": ("method=fedavg", *MOTIFS, "task=classifier", "+task.encoder.channels=4"),
+    "gldp": ("method=gldp", *STREAM),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_files_compute_what_the_client_does(lab, name, tmp_path):
+    """`export` refuses files that do not; here its own measure is not trusted."""
+    run, _ = lab.finished(*RUNS[name], "evaluation.pictures=0")
+    export(str(run), client="0", out=str(tmp_path))
+    onnx, pt2 = (FORMATS[form].load(tmp_path / f"detector.{form}") for form in ("onnx", "pt2"))
+    side = json.loads((tmp_path / "preprocessing.json").read_text())["size"]
+    for size in (1, 6):
+        pixels = torch.rand(size, 3, side, side)
+        one, other = onnx(pixels), pt2(pixels)
+        assert list(one) == list(other)
+        for output, values in other.items():
+            assert one[output].shape == values.shape
+            assert len(values) == size
+            if values.is_floating_point():
+                torch.testing.assert_close(
+                    one[output], values, rtol=1e-4, atol=1e-4 * float(values.abs().max())
+                )
+    program = torch.export.load(tmp_path / "detector.pt2")
+    # Of a second model there is only what it has in common with the first.
+    assert not [key for key in program.state_dict if key.startswith("client.personal.head")]
+    assert "detector.onnx" in (tmp_path / "model_card.md").read_text()
+
+
+def test_a_tracked_run_keeps_its_export(lab, tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.chdir(tmp_path)
+    lab.train(tmp_path / "run", "tracking=mlflow", f"tracking.uri={uri}", "evaluation.pictures=0", "rounds=1")
+    out = export(str(tmp_path / "run"), formats="pt2")
+    run_id = json.loads((tmp_path / "run" / "tracking" / "sent.json").read_text())["run_id"]
+    found = mlflow.MlflowClient(uri).list_artifacts(run_id, f"export/{out.name}")
+    assert {Path(item.path).name for item in found} == {path.name for path in out.iterdir()}
+
+
+ROOT = os.environ.get("LIT_FEDAD_DATA")
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
+def test_real_weights_and_photographs(lab, tmp_path):
+    (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
+    from lit_fedad.config import compose
+    from lit_fedad.experiment import train
+
+    words = (
+        "experiment=real_mixture", f"data.root={ROOT}", f"backbone.weights={weights}", "tracking=off",
+        "data.train_per_product=8", "data.test_per_product=4", "rounds=1", "evaluation.pictures=0",
+        "partition=iid", "partition.clients=2", "fabric.accelerator=cpu", f"cache.folder={lab.shared}",
+        f"out={tmp_path / 'run'}",
+    )  # fmt: skip
+    train(compose(list(words)), quiet=True)
+    photographs = tmp_path / "photographs"
+    photographs.mkdir()
+    sources = sorted(path for path in Path(ROOT, "mvtec").rglob("*.jpg") if "test" in path.parts)[::20][:4]
+    for number, path in enumerate(sources):
+        with Image.open(path) as image:  # as a camera gives them: neither square nor of the run's size
+            image.resize((500, 400 + number)).save(photographs / f"{number}.png")
+    out = export(str(tmp_path / "run"), images=str(photographs))
+    card = (out / "model_card.md").read_text()
+    assert "4 random images and 4 image files" in card
+    differences = [float(line.split("|")[3]) for line in card.splitlines() if line.startswith("| `detector")]
+    assert len(differences) == 2
+    assert max(differences) < TOLERANCE
+    assert "random weights" not in card
