@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -49,33 +49,36 @@ def record(encoder: nn.Module, images: Tensor, times: Tensor | None = None) -> t
         FedVCK, Eq. 4: mu_l and sigma_l of the real batch.
     """
     statistics: dict[str, tuple[Tensor, Tensor]] = {}
+    order = None
+    groups = [(len(images), 1)]
+    if times is not None:
+        order = times.argsort(stable=True)  # images that are there as often lie together: few groups
+        images = images[order]
+        often, sizes = times.unique(return_counts=True)
+        groups = list(zip(sizes.tolist(), often.tolist(), strict=True))
 
     def measure(name: str, layer: nn.BatchNorm2d, inputs: tuple[Any, ...]) -> None:
-        statistics[name] = _moments(inputs[0], times)
+        statistics[name] = _moments(inputs[0], groups)
         layer.running_mean, layer.running_var = statistics[name]
 
     layers = {name: layer for name, layer in encoder.named_modules() if isinstance(layer, nn.BatchNorm2d)}
     with _lent(layers.values()), ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_pre_hook(partial(measure, name)))
-        return encoder(images), statistics
+        features: Tensor = encoder(images)
+    return (features if order is None else features[order.argsort()]), statistics
 
 
-def _moments(maps: Tensor, times: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of maps [B, C, H, W]."""
+def _moments(maps: Tensor, groups: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel of maps [B, C, H, W]; of every group, its images and their weight."""
     # Precision is that of the buffers given; nothing else is done with these. Some 25 times faster than var_mean.
     precision = torch.promote_types(maps.dtype, torch.float32)
     unused = maps.new_zeros(2, maps.shape[1], dtype=precision)
-    if times is None or bool((times == times[0]).all()):
-        return torch.batch_norm_update_stats(maps, unused[0], unused[1], 0.0)
-    means, variances = map(
-        torch.stack,
-        zip(
-            *(torch.batch_norm_update_stats(own, unused[0], unused[1], 0.0) for own in maps.split(1)),
-            strict=True,
-        ),
-    )
-    shares = (times / times.sum()).to(means)[:, None]
+    sizes = [size for size, _ in groups]
+    parts = [torch.batch_norm_update_stats(own, unused[0], unused[1], 0.0) for own in maps.split(sizes)]
+    means, variances = (torch.stack(values) for values in zip(*parts, strict=True))
+    drawn = means.new_tensor([size * often for size, often in groups])[:, None]
+    shares = drawn / drawn.sum()
     mean = (shares * means).sum(0)  # no product of matrices, which autocast would round
     return mean, (shares * (variances + (means - mean).square())).sum(0)
 
