@@ -58,7 +58,7 @@ privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira o
 	@$(BIN)/lit-fedad privacy $(ARGS)
 
 test: $(READY) ## Run the quick tests, JOBS= at a time
-	@$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
 coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
