@@ -64,7 +64,7 @@ coverage: $(READY) ## Run the quick tests and show which lines they miss
 	@$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
 test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it)
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(READY) ## Check style, types and the direction of imports
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
