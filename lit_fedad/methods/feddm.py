@@ -22,12 +22,10 @@ from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Client, Message, Payload, Task, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import evaluating, frozen, with_weights
+from lit_fedad.methods.stateless import frozen, look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
-
-_CHUNK = 500  # images that a model looks at at once, where nothing is trained
 
 
 class OwnImages(NamedTuple):
@@ -295,19 +293,15 @@ class FedDMServer(FedAvgServer):
         pixels = images / 255 if self.quantize else images
         return (pixels - self.mean.to(images.device)) / self.std.to(images.device)
 
-    @torch.no_grad()
     def _features(self, images: Tensor, weights: Message) -> Tensor:
         """Of images as they were sent, in evaluation mode [n, D]."""
-        device = self._launched.device
-        self.task.to(device)
-        given = {name: entry.to(device) for name, entry in weights.items()}
 
-        def look(batch: Tensor) -> Tensor:
+        def features(batch: Tensor) -> Tensor:
             with self._launched.autocast():
-                return self.task.features({"image": self._normalised(batch.to(device))}).float().cpu()
+                return self.task.features({"image": self._normalised(batch)}).float().cpu()
 
-        with evaluating(self.task):
-            parts = with_weights(self.task, given, lambda _: [look(part) for part in images.split(_CHUNK)])
+        self.task.to(self._launched.device)
+        parts = look(self.task, weights, images, features)
         self.task.to("cpu")
         return torch.cat(parts)
 

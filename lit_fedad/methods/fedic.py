@@ -20,10 +20,8 @@ from lit_fedad.contracts import Context, Message, Update
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import evaluating, with_weights
+from lit_fedad.methods.stateless import look
 from lit_fedad.tasks.classifier import Classifier
-
-_CHUNK = 500  # images that a model looks at at once
 
 
 class FEDICClient(FedAvgClient):
@@ -196,15 +194,9 @@ class FEDICServer(FedAvgServer):
             logits = self.task.classifier(features)
         return logits.float(), features.float()
 
-    @torch.no_grad()
     def _ask(self, model: Message, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, K] and features [N, D] of all images under a model's weights, in evaluation mode."""
-        weights = {name: entry.to(images.device) for name, entry in model.items()}
-        with evaluating(self.task):
-            parts = with_weights(
-                self.task, weights, lambda _: [self._look(part) for part in images.split(_CHUNK)]
-            )
-        logits, features = zip(*parts, strict=True)
+        logits, features = zip(*look(self.task, model, images, self._look), strict=True)
         return torch.cat(logits), torch.cat(features)
 
     def _train(self, module: nn.Module, loss: Callable[..., Tensor], *batches: Tensor) -> float:

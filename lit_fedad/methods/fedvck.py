@@ -29,14 +29,12 @@ from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Message, Payload, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import CLASSES, FedDMClient, FedDMServer, Knowledge, OwnImages
-from lit_fedad.methods.stateless import evaluating, with_weights
+from lit_fedad.methods.stateless import look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 PROTOTYPES, SIZES = "prototypes", "sizes"
 
 Constraints = Literal["batch", "running", "own"]
-
-_CHUNK = 500
 
 
 class FedVCKClient(FedDMClient):
@@ -113,19 +111,14 @@ class FedVCKClient(FedDMClient):
         self._running = {name: buffer.clone() for name, buffer in self.task.named_buffers()}
         return [chances(part) for part in weights.split(own.sizes)] if own.sizes else [], facts
 
-    @torch.no_grad()
     def _logits(self, images: Tensor, weights: Message, fabric: Fabric) -> Tensor:
         """In evaluation mode, under other weights where any are given [n, K]."""
-        given = {name: entry.to(fabric.device) for name, entry in weights.items()}
 
-        def look(batch: Tensor) -> Tensor:
+        def logits(batch: Tensor) -> Tensor:
             with fabric.autocast():
-                features = self.task.features({"image": batch.to(fabric.device)})
-                return self.task.classifier(features).float().cpu()
+                return self.task.classifier(self.task.features({"image": batch})).float().cpu()
 
-        with evaluating(self.task):
-            parts = with_weights(self.task, given, lambda _: [look(part) for part in images.split(_CHUNK)])
-        return torch.cat(parts)
+        return torch.cat(look(self.task, weights, images, logits))
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
         """The maximum mean discrepancy of features, class by class (Eq. 9), under the constraints of Eq. 4."""

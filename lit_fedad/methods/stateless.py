@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_fedad.contracts import Task
 
 T = TypeVar("T")
+
+_CHUNK = 500  # images that a model looks at at once
 
 
 class _Caller(nn.Module):
@@ -43,6 +46,28 @@ def evaluating(task: Task) -> Iterator[None]:
         yield
     finally:
         task.train(training)
+
+
+@torch.no_grad()
+def look(
+    task: Task, weights: Mapping[str, Tensor], images: Tensor, function: Callable[[Tensor], T]
+) -> list[T]:
+    """What a task says of images, in evaluation mode and a few hundred at a time.
+
+    Args:
+        task: The task; its own weights are untouched.
+        weights: What it has in their place, some or all entries of its state; none for its own.
+        images: On any device [n, C, H, W].
+        function: Called with the images of each part, on the task's device.
+
+    Returns:
+        Its answers, in the order of the images.
+    """
+    given = {name: entry.to(task.device) for name, entry in weights.items()}
+    with evaluating(task):
+        return with_weights(
+            task, given, lambda _: [function(part.to(task.device)) for part in images.split(_CHUNK)]
+        )
 
 
 @contextmanager
