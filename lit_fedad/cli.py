@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.words import key_and_value
 
 USAGE = """\
 lit-fedad COMMAND key=value ...
@@ -184,10 +185,7 @@ def _sweep(words: list[str]) -> None:
 
 
 def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            raise UserError(f"'{word}' is not of the form key=value")
-    pairs = dict(word.split("=", 1) for word in words)
+    pairs = dict(map(key_and_value, words))
     for key in required:
         if not pairs.get(key):
             raise UserError(f"'{key}' must be given: {key}=...")

@@ -37,6 +37,7 @@ from lit_fedad.report.tables import (
 )
 from lit_fedad.runs import RunFolder
 from lit_fedad.tracking import log_files
+from lit_fedad.words import key_and_value
 
 _COLUMNS = ("experiment", "data")
 _KEYS = ("table", *_COLUMNS, "seeds", "rows", "metrics", "jobs", "out")
@@ -321,9 +322,10 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """What the table is made of, and what goes to every run."""
     given, common = {}, []
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals and not word.startswith("~"):
-            raise UserError(f"'{word}' is not of the form key=value")
+        if word.startswith("~"):  # Hydra's way to leave a key out
+            common.append(word)
+            continue
+        key, value = key_and_value(word)
         if key == "seed":
             raise UserError("a table has several seeds: give seeds=0,1,2")
         if key in _KEYS or key.startswith(_ROOT):

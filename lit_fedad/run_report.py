@@ -37,6 +37,7 @@ from lit_fedad.report.html import (
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
 from lit_fedad.tracking import TrackedRun, metric_history, tracked_runs
+from lit_fedad.words import key_and_value
 
 _KEYS = ("experiment", "out", "ui", "tracking.uri")
 _UI = "http://127.0.0.1:5000"
@@ -86,9 +87,7 @@ def report_runs(words: Sequence[str], display: Display) -> Path:
 
 
 def _pair(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise UserError(f"'{word}' is not of the form key=value")
+    key, value = key_and_value(word)
     if key not in _KEYS:
         raise UserError(
             f"report without table= has no key '{key}', only {', '.join(_KEYS)}; for a paper's table: report table=..."

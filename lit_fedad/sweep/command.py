@@ -27,6 +27,7 @@ from lit_fedad.sweep.storage import open_storage, standing
 from lit_fedad.sweep.trial import DEFAULT, play_trial
 from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
 from lit_fedad.tracking import Delivery, Tracker
+from lit_fedad.words import key_and_value
 
 _KEYS = ("study", "n_trials", "storage", "seed", "out", "patience")
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
@@ -201,9 +202,10 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """What the study's worker is told, and what goes to every trial."""
     given, common = {}, []
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals and not word.startswith("~"):
-            raise UserError(f"'{word}' is not of the form key=value")
+        if word.startswith("~"):  # Hydra's way to leave a key out
+            common.append(word)
+            continue
+        key, value = key_and_value(word)
         if key in _KEYS:
             given[key] = value
         elif near := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.8):
