@@ -33,6 +33,8 @@ lit-fedad COMMAND key=value ...
              distance correlation of shared densities with the images behind them
   sweep      study=feddymem_th [n_trials=20] [storage=journal|URL] [out=DIR] [seed=0] [any.key=value]
              join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like
+  pretrain   [out=DIR] [steps=3000] [seed=0] [name=resnet10t]
+             make a backbone from drawn scenes alone; the same command continues
   sync       run=<MLflow run id or folder>
              send tracking records that MLflow could not take in time
   options    [GROUP]
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "interrupted"
                 + (
                     "; the same command continues"
-                    if command in ("train", "report", "privacy", "sweep")
+                    if command in ("train", "report", "privacy", "sweep", "pretrain")
                     else ""
                 )
             )
@@ -184,6 +186,12 @@ def _sweep(words: list[str]) -> None:
     sweep(words, Display())
 
 
+def _pretrain(words: list[str]) -> None:
+    from lit_fedad.pretraining.pretrain import command
+
+    command(words, Display())
+
+
 def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
     pairs = dict(map(key_and_value, words))
     for key in required:
@@ -203,6 +211,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "privacy": _privacy,
     "sweep": _sweep,
     "export": _export,
+    "pretrain": _pretrain,
 }
 
 if __name__ == "__main__":

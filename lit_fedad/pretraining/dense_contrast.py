@@ -1,0 +1,141 @@
+"""Dense contrastive learning: a place must be found again in another view of its scene, at every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import timm
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.pretraining.scenes import Scenes, Shift
+from lit_fedad.randomness import generator
+
+
+class DenseContrast(LightningModule):
+    """A timm backbone whose maps learn to tell every place from all others, whatever the light.
+
+    That is what detection by nearest neighbours asks of features: places that look the same are close, whatever the
+    camera did, and places that look different are far apart. The loss is InfoNCE between the cells of two views'
+    maps, at each layer by itself; a cell's partner is the one nearest to where it moved.
+
+    Args:
+        name: timm model.
+        layers: Its layers that learn, as timm counts them; what lies behind the last is not built.
+        scenes: The training images.
+        steps: Training steps, for the schedule.
+        places: Places of each scene that are compared at a layer.
+        width: Of the embedding in which they are compared.
+        temperature: Of InfoNCE.
+        learning_rate: Largest; it rises over the first steps and falls along a cosine.
+        weight_decay: AdamW's.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        layers: Sequence[int],
+        scenes: Scenes,
+        steps: int,
+        places: int = 16,
+        width: int = 64,
+        temperature: float = 0.1,
+        learning_rate: float = 2e-3,
+        weight_decay: float = 0.02,
+    ) -> None:
+        super().__init__()
+        self.backbone: Any = timm.create_model(name, features_only=True, out_indices=tuple(layers))
+        self.backbone.to(memory_format=torch.channels_last)
+        self.strides: list[int] = self.backbone.feature_info.reduction()
+        self.projections = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(channels, 128, 1), nn.ReLU(), nn.Conv2d(128, width, 1))
+            for channels in self.backbone.feature_info.channels()
+        )
+        self.scenes, self.steps, self.places = scenes, steps, places
+        self.temperature, self.learning_rate, self.weight_decay = temperature, learning_rate, weight_decay
+        config = timm.get_pretrained_cfg(name)
+        for key, values in (("mean", config.mean), ("std", config.std)):
+            self.register_buffer(key, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of the step's own scenes: what the loader gives is of no matter."""
+        first, second, shift = self.scenes.views(self.global_step, self.device)
+        images = (torch.cat([first, second]) - self.mean) / self.std
+        maps = self.backbone(images.contiguous(memory_format=torch.channels_last))
+        losses, draws = [], generator(self.scenes.seed, "places", self.global_step)
+        for project, layer, stride in zip(self.projections, maps, self.strides, strict=True):
+            embedded, others = F.normalize(project(layer).float(), dim=1).chunk(2)
+            cells, partners = paired_cells(layer.shape[-1], stride, shift, self.places, draws)
+            losses.append(place_contrast(embedded, others, cells, partners, self.temperature))
+        for number, loss in enumerate(losses, 1):
+            self.log(f"loss_layer{number}", loss.detach())
+        total = torch.stack(losses).sum()
+        self.log("loss", total.detach(), prog_bar=True)
+        return total
+
+    def configure_optimizers(self) -> Any:
+        """AdamW; a rise over 50 steps, then half a cosine."""
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
+        )
+        rise = min(50, max(1, self.steps // 10))
+        schedule = torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(optimizer, 1 / rise, total_iters=rise),
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps - rise)),
+            ],
+            milestones=[rise],
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def paired_cells(
+    side: int, stride: int, shift: Shift, places: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random cells of the first view's map and the cells of the second that show the same.
+
+    Args:
+        side: Of the maps, in cells.
+        stride: Pixels a cell.
+        shift: How far down and right a place of the first view lies in the second, in pixels.
+        places: How many pairs at most; all there are if fewer.
+        generator: Draws the cells.
+
+    Returns:
+        Numbers of cells, row by row [places] each.
+    """
+    down, right = (round(pixels / stride) for pixels in shift)
+    rows = torch.arange(max(0, -down), min(side, side - down))
+    columns = torch.arange(max(0, -right), min(side, side - right))
+    cells = (rows[:, None] * side + columns).flatten()
+    drawn = cells[torch.randperm(len(cells), generator=generator)[:places]]
+    return drawn, drawn + down * side + right
+
+
+def place_contrast(
+    first: Tensor, second: Tensor, cells: Tensor, partners: Tensor, temperature: float
+) -> Tensor:
+    """InfoNCE over places, in both directions.
+
+    Args:
+        first: Embeddings of unit length [B, D, H, W].
+        second: Likewise, of the second views.
+        cells: Compared cells of the first [n].
+        partners: The same places in the second [n].
+        temperature: Of the softmax over all B n places of the other view.
+
+    Returns:
+        The mean over places, a scalar.
+    """
+    rows = first.flatten(2)[:, :, cells].transpose(1, 2).flatten(0, 1)
+    others = second.flatten(2)[:, :, partners].transpose(1, 2).flatten(0, 1)
+    similarity = rows @ others.T / temperature
+    same = torch.arange(len(similarity), device=similarity.device)
+    return (F.cross_entropy(similarity, same) + F.cross_entropy(similarity.T, same)) / 2

@@ -1,0 +1,175 @@
+"""``lit-fedad pretrain``: makes a backbone out of drawn scenes, with Lightning's trainer."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import yaml
+from lightning import Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from lit_fedad.config import call
+from lit_fedad.errors import UserError
+from lit_fedad.pretraining.dense_contrast import DenseContrast
+from lit_fedad.pretraining.scenes import Scenes
+from lit_fedad.report.console import Display
+from lit_fedad.tracking import Tracker
+from lit_fedad.words import key_and_value
+
+LAST, WEIGHTS = "last.ckpt", "weights.safetensors"
+
+
+def pretrain(
+    out: str = "outputs/own_backbone",
+    name: str = "resnet10t",
+    layers: tuple[int, ...] = (1, 2, 3),
+    steps: int = 3000,
+    seed: int = 0,
+    size: int = 96,
+    batch: int = 48,
+    shift: int = 8,
+    lighting: float = 1.5,
+    places: int = 16,
+    temperature: float = 0.1,
+    learning_rate: float = 2e-3,
+    precision: str = "bf16-mixed",
+    accelerator: str = "auto",
+    save_every: int = 200,
+    tracking: bool = True,
+    tracking_uri: str | None = None,
+) -> Path:
+    """Trains a backbone, or continues; the same values give the same weights on the same kind of device.
+
+    Args:
+        out: Folder of the checkpoint and the finished weights.
+        name: timm model.
+        layers: Its layers that learn; layers behind them are not kept.
+        steps: Training steps.
+        seed: Of the first weights, the scenes and the compared places.
+        size: Side of the scenes in pixels.
+        batch: Scenes a step.
+        shift: As in `Scenes`.
+        lighting: As in `Scenes`.
+        places: As in `DenseContrast`.
+        temperature: As in `DenseContrast`.
+        learning_rate: As in `DenseContrast`.
+        precision: Lightning's.
+        accelerator: Lightning's.
+        save_every: Steps between checkpoints.
+        tracking: Whether MLflow is told.
+        tracking_uri: As in `Tracker`.
+
+    Returns:
+        The file of weights, in half precision; ``backbone.weights=FILE backbone.name=NAME`` uses it.
+
+    Raises:
+        UserError: A number is too small, or the folder holds the checkpoint of another training.
+    """
+    settings = {key: value for key, value in locals().items() if key not in _CIRCUMSTANCES}
+    if min(steps, batch, places, save_every) < 1 or size < 32 or shift < 0:
+        raise UserError(
+            f"pretrain steps={steps} batch={batch} places={places} save_every={save_every} size={size}"
+            f" shift={shift}: give at least 1, 1, 1, 1, 32 and 0"
+        )
+    folder = Path(out).expanduser()
+    _claim(folder, settings)
+    seed_everything(seed, verbose=False)
+    scenes = Scenes(size, batch, textures=batch, shift=shift, lighting=lighting, seed=seed)
+    model = DenseContrast(name, layers, scenes, steps, places, 64, temperature, learning_rate)
+    tracker = Tracker(
+        folder, "pretraining", folder.name, {"method": "dense contrast"}, tracking_uri, enabled=tracking
+    )
+    tracker.params(settings)
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=1,
+        precision=precision,  # type: ignore[arg-type]
+        max_steps=steps,
+        gradient_clip_val=5.0,
+        log_every_n_steps=min(20, save_every),
+        logger=_TrackerLogger(tracker),
+        callbacks=[
+            ModelCheckpoint(
+                folder, filename="{step}", every_n_train_steps=save_every, save_last=True, save_top_k=0
+            )
+        ],
+        enable_model_summary=False,
+    )
+    last = folder / LAST
+    with warnings.catch_warnings():
+        # The loader gives nothing but beats: workers would have nothing to do.
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        trainer.fit(model, DataLoader(_Beats(), batch_size=None), ckpt_path=last if last.exists() else None)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    file = folder / WEIGHTS
+    _save_half(model.backbone, file)
+    tracker.artifact(file)
+    tracker.close()
+    return file
+
+
+_CIRCUMSTANCES = ("out", "tracking", "tracking_uri", "save_every", "accelerator")
+
+
+class _Beats(IterableDataset[int]):
+    """One item a step, for ever: scenes are drawn where the model is."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(0)
+
+
+class _TrackerLogger(Logger):
+    """Lightning's numbers into the run's journal."""
+
+    name, version = "pretraining", 0
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the settings are logged once, by name."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Sends them on."""
+        self._tracker.metrics({key: value for key, value in metrics.items() if key != "epoch"}, step or 0)
+
+
+def _claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Remembers what a folder is for, so that no training goes on with another's checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / "settings.yaml"
+    text = yaml.safe_dump({**settings, "layers": list(settings["layers"])}, sort_keys=False)
+    if record.exists() and (folder / LAST).exists() and record.read_text() != text:
+        raise UserError(f"{folder} holds a training with other settings ({record}); choose another out=")
+    record.write_text(text)
+
+
+def _save_half(backbone: nn.Module, file: Path) -> None:
+    """Weights alone, in half precision, under timm's names."""
+    state = {
+        key: value.half().cpu().contiguous()
+        for key, value in backbone.state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    }
+    safetensors.torch.save_file(state, file)
+
+
+def command(words: Sequence[str], display: Display) -> None:
+    """Runs ``lit-fedad pretrain key=value ...``.
+
+    Raises:
+        UserError: As `pretrain`, and for unknown keys.
+    """
+    given = {key: yaml.safe_load(value) for key, value in map(key_and_value, words)}
+    file = call(pretrain, given, "pretrain")
+    display.where_next([("weights", str(file)), ("use", f"lit-fedad train backbone.weights={file}")])

@@ -1,0 +1,80 @@
+"""The pretrain command: reproducible, resumed bit for bit, and its weights are a backbone's."""
+
+import pytest
+import safetensors.torch
+import torch
+
+from lit_fedad.cli import main
+from lit_fedad.errors import UserError
+from lit_fedad.models.backbones import create_backbone
+from lit_fedad.pretraining import pretrain as module
+from lit_fedad.pretraining.dense_contrast import DenseContrast
+from lit_fedad.pretraining.pretrain import pretrain
+
+TINY = {
+    "steps": 4, "size": 32, "batch": 2, "places": 4, "shift": 2, "layers": (1, 2), "precision": "32-true",
+    "accelerator": "cpu", "save_every": 2, "tracking": False,
+}  # fmt: skip
+
+
+def test_the_same_settings_give_the_same_weights_however_often_it_was_stopped(tmp_path, monkeypatch):
+    whole = safetensors.torch.load_file(pretrain(str(tmp_path / "whole"), **TINY))
+    step = DenseContrast.training_step
+
+    def stop(self, batch, batch_idx):
+        if self.global_step == 3:
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DenseContrast, "training_step", stop)
+    with pytest.raises(RuntimeError, match="power cut"):
+        pretrain(str(tmp_path / "cut"), **TINY)
+    monkeypatch.setattr(DenseContrast, "training_step", step)
+    assert torch.load(tmp_path / "cut" / module.LAST, weights_only=False)["global_step"] == 2
+    resumed = safetensors.torch.load_file(pretrain(str(tmp_path / "cut"), **TINY))
+    assert whole.keys() == resumed.keys()
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+    other = safetensors.torch.load_file(pretrain(str(tmp_path / "other"), **TINY, seed=1))
+    assert not torch.equal(whole["layer1.0.conv1.weight"], other["layer1.0.conv1.weight"])
+
+
+def test_its_weights_are_half_precision_and_a_backbone_takes_them(tmp_path):
+    file = pretrain(str(tmp_path), **TINY)
+    state = safetensors.torch.load_file(file)
+    assert {value.dtype for value in state.values()} == {torch.float16}
+    backbone = create_backbone("resnet10t", (1, 2), file)
+    found = backbone.state_dict()["features.model.layer2.0.conv1.weight"]
+    assert torch.equal(found, state["layer2.0.conv1.weight"].float())
+
+
+def test_steps_are_tracked(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        module.Tracker, "metrics", lambda self, values, step: seen.append((step, set(values)))
+    )
+    pretrain(str(tmp_path), **TINY)
+    assert {"loss", "loss_layer1", "loss_layer2"} <= set.union(*(names for _, names in seen))
+
+
+def test_a_folder_goes_on_with_its_own_training_only(tmp_path):
+    pretrain(str(tmp_path), **TINY)
+    with pytest.raises(UserError, match="holds a training with other settings .*choose another out="):
+        pretrain(str(tmp_path), **{**TINY, "steps": 6})
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["stps=3"], "pretrain has no key 'stps'; did you mean 'steps'?"),
+        (["steps=many"], "pretrain.steps='many' must be int"),
+        (["steps=0"], "give at least 1, 1, 1, 1, 32 and 0"),
+        (["steps"], "'steps' is not of the form key=value"),
+    ],
+)
+def test_bad_words_end_in_one_line(words, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", *words]) == 2
+    err = capsys.readouterr().err
+    assert line in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
