@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.encoder import Encoder
 from safetensors.torch import save
 from torch import nn
 from torch.nn import functional as F
@@ -28,23 +29,10 @@ from lit_fedad.methods.creff import (
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 4, 5
+K, WIDTH = 4, Encoder.width
 QUICK = {"features_per_class": 6, "matching_steps": 4, "retraining_epochs": 3}
 
 nearly = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-6)
-
-
-class Encoder(nn.Module):
-    """Images of 8 pixels to five features, through a normalisation layer."""
-
-    width = WIDTH
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.norm = nn.Conv2d(3, WIDTH, 3, stride=2), nn.BatchNorm2d(WIDTH)
-
-    def forward(self, images):
-        return self.norm(self.mix(images)).relu().mean((2, 3))
 
 
 def make(augment: bool = True) -> Classifier:

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.encoder import Encoder
 from lightning.fabric import Fabric
 from torch import nn
 from torch.nn import functional as F
@@ -18,25 +19,12 @@ from lit_fedad.methods.feddm import CLASSES, COUNTS, IMAGES, FedDMClient, FedDMS
 from lit_fedad.models.convnet import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 3, 5
+K, WIDTH = 3, Encoder.width
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
 mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 nearly = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
-
-
-class Encoder(nn.Module):
-    """Images of any size to five features, through a normalisation layer."""
-
-    width = WIDTH
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.norm = nn.Conv2d(3, WIDTH, 3, stride=2, bias=False), nn.BatchNorm2d(WIDTH)
-
-    def forward(self, images):
-        return self.norm(self.mix(images)).relu().mean((2, 3))
 
 
 def make(encoder=Encoder, seed: int = 0) -> Classifier:

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.encoder import Encoder
 from lightning.fabric import Fabric
 from scipy.special import expit, log_softmax, rel_entr, softmax
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -21,25 +21,11 @@ from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer, divergence
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 3, 5
+K, WIDTH = 3, Encoder.width
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 QUICK = {"steps": 4, "teaching_batch": 5, "auxiliary_batch": 4, "learning_rate": 0.02}
 
 nearly = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5)
-
-
-class Encoder(nn.Module):
-    """Images to five features, through a normalisation layer."""
-
-    width = WIDTH
-
-    def __init__(self) -> None:
-        super().__init__()
-        # A bias before a normalisation has no gradient but for rounding, which Adam makes as large as any other.
-        self.mix, self.norm = nn.Conv2d(3, WIDTH, 3, stride=2, bias=False), nn.BatchNorm2d(WIDTH)
-
-    def forward(self, images):
-        return self.norm(self.mix(images)).relu().mean((2, 3))
 
 
 def make(seed: int = 0) -> Classifier:

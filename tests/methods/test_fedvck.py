@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.encoder import Encoder
 from lightning.fabric import Fabric
 from scipy.special import expit, log_softmax
 from torch import nn
@@ -21,7 +22,7 @@ from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, FedVCKServ
 from lit_fedad.models.convnet import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 4, 5
+K, WIDTH = 4, Encoder.width
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 FABRIC = Fabric(accelerator="cpu", devices=1)
 CLIENT = {"condensation": Condensation(2, 4), "mean": MEAN, "std": STD, "least": 2, "minimum": 3}
@@ -29,19 +30,6 @@ SERVER = {"training": CondensedTraining(2, 4), "negatives": 2, "head_width": 4}
 
 mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 nearly = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
-
-
-class Encoder(nn.Module):
-    """Images of any size to five features, through a normalisation layer."""
-
-    width = WIDTH
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.norm = nn.Conv2d(3, WIDTH, 3, stride=2, bias=False), nn.BatchNorm2d(WIDTH)
-
-    def forward(self, images):
-        return self.norm(self.mix(images)).relu().mean((2, 3))
 
 
 def make(seed: int = 0) -> Classifier:
