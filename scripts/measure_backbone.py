@@ -1,0 +1,87 @@
+"""Measures backbones by training-free nearest neighbours, on single product types.
+
+    python scripts/measure_backbone.py root=DATA imagenet=WEIGHTS.pth [own=WEIGHTS.safetensors] [out=DIR] [seeds=0,1,2]
+
+Every figure is an ordinary run of ``method=nearest_neighbour`` in ``out``; complete runs are not made again. Prints
+the mean image (and pixel) AUROC over data seeds.
+"""
+
+import itertools
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_fedad.config import compose
+from lit_fedad.errors import UserError
+from lit_fedad.experiment import train
+from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.words import key_and_value
+
+PRODUCTS = (
+    "mvtec/bottle",
+    "mvtec/screw",
+    "other_ad/magnetic_tile",
+    "medical/brain_mri",
+    "medical/chest_xray",
+)
+SURFACES = PRODUCTS[:3]  # those with masks
+COMMON = (
+    "method=nearest_neighbour", "task.standardise=false", "data=mvtec_mixture",
+    "data.train_per_product=60", "data.test_per_product=60", "evaluation.pictures=0", "tracking=off",
+)  # fmt: skip
+
+
+def main(words: Sequence[str], display: Display) -> None:
+    """Makes the runs and prints the table.
+
+    Args:
+        words: ``key=value`` pairs.
+        display: Shows the table.
+
+    Raises:
+        UserError: If a key is missing, or as a run does.
+    """
+    given = {"out": "outputs/backbones", "seeds": "0,1,2", "own": "own", **dict(map(key_and_value, words))}
+    for key in ("root", "imagenet"):
+        if key not in given:
+            raise UserError(f"'{key}' must be given: {key}=...")
+    seeds = [int(seed) for seed in given["seeds"].split(",")]
+    backbones = {
+        "random": ["backbone=resnet18", "backbone.weights=random"],
+        "own": ["backbone=own", f"backbone.weights={given['own']}"],
+        "ImageNet": ["backbone=resnet18", f"backbone.weights={given['imagenet']}"],
+    }
+    found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
+    for (name, choice), product, seed in itertools.product(backbones.items(), PRODUCTS, seeds):
+        folder = Path(given["out"]) / f"{name}-{Path(product).name}-s{seed}"
+        config = compose(
+            [*COMMON, *choice, f"data.root={given['root']}", f"data.products=[{product}]", f"data.seed={seed}",
+             f"seed={seed}", f"backbone.seed={seed}", f"out={folder}"]
+        )  # fmt: skip
+        last = train(config, quiet=True)["last"]
+        pixels = last["p_auroc"]["mean"] if product in SURFACES else None
+        found.setdefault((name, product), []).append((last["i_auroc"]["mean"], pixels))
+    rows = []
+    for name in backbones:
+        image = {p: statistics.mean(i for i, _ in found[name, p]) for p in PRODUCTS}
+        pixel = {p: statistics.mean(x for _, x in found[name, p] if x is not None) for p in SURFACES}
+        row = {"backbone": name}
+        row |= {
+            Path(p).name: f"{image[p]:.3f}" + (f" / {pixel[p]:.3f}" if p in pixel else "") for p in PRODUCTS
+        }
+        row["image, surfaces"] = f"{statistics.mean(image[p] for p in SURFACES):.3f}"
+        row["pixel, surfaces"] = f"{statistics.mean(pixel.values()):.3f}"
+        row["image, all"] = f"{statistics.mean(image.values()):.3f}"
+        rows.append(row)
+    display.table(rows)
+
+
+if __name__ == "__main__":
+    screen = Display()
+    with plain_warnings(screen):
+        try:
+            main(sys.argv[1:], screen)
+        except UserError as error:
+            screen.error(str(error))
+            sys.exit(2)
