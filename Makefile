@@ -10,7 +10,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict export sweep report screenshots privacy test coverage test-slow lint format ui bench clean
+TASKS   := help install train evaluate predict export sweep report screenshots privacy pretrain test coverage test-slow lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -53,6 +53,9 @@ screenshots: $(READY) ## Picture the report and MLflow with headless Chromium: A
 
 export: $(READY) ## Write a trained detector as ONNX and torch.export: ARGS="run=DIR or id"
 	@$(BIN)/lit-fedad export $(ARGS)
+
+pretrain: $(READY) ## Make a backbone from drawn scenes alone: ARGS="out=DIR steps=3000"
+	@$(BIN)/lit-fedad pretrain $(ARGS)
 
 privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira or inversion or dcor"
 	@$(BIN)/lit-fedad privacy $(ARGS)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 import yaml
 from lightning import Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -24,7 +26,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.tracking import Tracker
 from lit_fedad.words import key_and_value
 
-LAST, WEIGHTS = "last.ckpt", "weights.safetensors"
+LAST, VIEWS, WEIGHTS = "last.ckpt", "views.png", "weights.safetensors"
 
 
 def pretrain(
@@ -36,7 +38,7 @@ def pretrain(
     size: int = 96,
     batch: int = 48,
     shift: int = 8,
-    lighting: float = 1.5,
+    lighting: float = 2.0,
     places: int = 16,
     temperature: float = 0.1,
     learning_rate: float = 2e-3,
@@ -49,7 +51,7 @@ def pretrain(
     """Trains a backbone, or continues; the same values give the same weights on the same kind of device.
 
     Args:
-        out: Folder of the checkpoint and the finished weights.
+        out: Folder of the checkpoint, a picture of some scenes and the finished weights.
         name: timm model.
         layers: Its layers that learn; layers behind them are not kept.
         steps: Training steps.
@@ -88,6 +90,8 @@ def pretrain(
         folder, "pretraining", folder.name, {"method": "dense contrast"}, tracking_uri, enabled=tracking
     )
     tracker.params(settings)
+    _draw_views(scenes, folder / VIEWS)
+    tracker.artifact(folder / VIEWS)
     trainer = Trainer(
         accelerator=accelerator,
         devices=1,
@@ -152,6 +156,14 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
     if record.exists() and (folder / LAST).exists() and record.read_text() != text:
         raise UserError(f"{folder} holds a training with other settings ({record}); choose another out=")
     record.write_text(text)
+
+
+def _draw_views(scenes: Scenes, file: Path) -> None:
+    """The first batch's first scenes: one view above the other."""
+    first, second, _ = scenes.views(0)
+    rows = [torch.cat(list(view[:8]), dim=2) for view in (first, second)]
+    pixels = (255 * torch.cat(rows, dim=1)).round().to(torch.uint8)
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(file)
 
 
 def _save_half(backbone: nn.Module, file: Path) -> None:

@@ -33,7 +33,7 @@ class Scenes:
     bodies: int = 2
     textures: int = 48
     shift: int = 8
-    lighting: float = 1.5
+    lighting: float = 2.0
     seed: int = 0
 
     def views(self, batch: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Shift]:

@@ -3,6 +3,7 @@
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from lit_fedad.cli import main
 from lit_fedad.errors import UserError
@@ -48,13 +49,15 @@ def test_its_weights_are_half_precision_and_a_backbone_takes_them(tmp_path):
     assert torch.equal(found, state["layer2.0.conv1.weight"].float())
 
 
-def test_steps_are_tracked(tmp_path, monkeypatch):
+def test_steps_are_tracked_and_scenes_shown(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
         module.Tracker, "metrics", lambda self, values, step: seen.append((step, set(values)))
     )
     pretrain(str(tmp_path), **TINY)
     assert {"loss", "loss_layer1", "loss_layer2"} <= set.union(*(names for _, names in seen))
+    with Image.open(tmp_path / module.VIEWS) as shown:
+        assert shown.size == (2 * 32, 2 * 32)
 
 
 def test_a_folder_goes_on_with_its_own_training_only(tmp_path):
