@@ -1,4 +1,4 @@
-"""Frozen feature pyramids: any timm model, with downloaded, given or random weights."""
+"""Frozen feature pyramids: any timm model, with downloaded, given, random or the library's own weights."""
 
 import difflib
 import hashlib
@@ -20,7 +20,11 @@ from lit_fedad.models import resnetv2_gluon as resnetv2_gluon  # registers its m
 
 HUB_TIMEOUT = 5.0  # seconds; a hub out of reach is noticed within twice this
 
-_INSTEAD = "pass a file (backbone.weights=/path/to/file) or backbone.weights=random"
+OWN_NAME = "resnet10t"  # the timm model of the library's own weights
+OWN_WEIGHTS = Path(__file__).parent / "own" / "weights.safetensors"
+_OWN_LAYERS = (0, 1, 2, 3)
+
+_INSTEAD = "pass a file (backbone.weights=/path/to/file), or take the library's own: backbone=own"
 
 
 class FeaturePyramid(nn.Module):
@@ -83,9 +87,10 @@ def create_backbone(
         name: timm model, with a tag where one set of its weights is meant (``"wide_resnet50_2.tv_in1k"``).
         layers: Feature levels as timm counts them, in rising order; for ResNets 0 is the stem, 1 to 4 are the
             stages.
-        weights: ``"imagenet"`` downloads timm's; ``"auto"`` does so where it can and falls back to random
-            weights with a warning; ``"random"`` draws them from ``seed``; anything else is a file: a state
-            dict in ``.pth``, ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
+        weights: ``"imagenet"`` downloads timm's; ``"own"`` takes the library's own, of ``resnet10t``; ``"auto"``
+            downloads where it can and otherwise takes the library's own model in place of ``name``, with a
+            warning; ``"random"`` draws them from ``seed``; anything else is a file: a state dict in ``.pth``,
+            ``.pt`` or ``.safetensors`` that holds at least what the used layers need.
         seed: Seed of random weights. The global random state is left alone.
 
     Returns:
@@ -103,28 +108,38 @@ def create_backbone(
     layers = tuple(int(layer) for layer in layers)
     weights = str(weights)
     _check_model(name, layers)
-    random = f"backbone {name!r} has RANDOM weights (seed {seed})"
-    hub_file = None
+    asked, hub_file = weights, None
     if weights == "imagenet":
         hub_file = _hub_file(name)
     elif weights == "auto":
         try:
             hub_file = _hub_file(name)
         except UserError as error:
-            warnings.warn(f"{random}: {error}", stacklevel=2)
+            warnings.warn(
+                f"the library's own backbone ({OWN_NAME}) in place of {name!r}: {error}", stacklevel=2
+            )
+            name, weights = OWN_NAME, "own"
     elif weights == "random":
-        warnings.warn(f"{random}: they test the plumbing, no more", stacklevel=2)
+        warnings.warn(
+            f"backbone {name!r} has RANDOM weights (seed {seed}): they test the plumbing, no more",
+            stacklevel=2,
+        )
+    if weights == "own":
+        _check_own(name, layers)
 
     features = _build(name, layers, seed, hub_file)
     if hub_file is not None:
         taken = f"imagenet:{timm.get_pretrained_cfg(name).tag}"
-    elif weights in ("auto", "random"):
+    elif weights == "random":
         _open_residual_branches(features)
         taken = "random"
+    elif weights == "own":
+        _load_file(features.model, OWN_WEIGHTS, name)
+        taken = "own"
     else:
         _load_file(features.model, Path(weights), name)
         taken = f"file:{Path(weights).name}"
-    return FeaturePyramid(features, name, layers, weights, taken)
+    return FeaturePyramid(features, name, layers, asked, taken)
 
 
 def _open_residual_branches(features: nn.Module) -> None:
@@ -150,6 +165,18 @@ def _check_model(name: str, layers: tuple[int, ...]) -> None:
         raise UserError(f"backbone.name={name}: timm has no such weights, only {', '.join(tagged) or 'none'}")
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
         raise UserError(f"backbone.layers={list(layers)}: give layer numbers from 0 up, in rising order")
+
+
+def _check_own(name: str, layers: tuple[int, ...]) -> None:
+    """Refuses what the library's own weights do not hold."""
+    if name != OWN_NAME:
+        raise UserError(
+            f"backbone.weights=own: these weights are of {OWN_NAME}, not {name}: give backbone=own"
+        )
+    if not set(layers) <= set(_OWN_LAYERS):
+        raise UserError(
+            f"backbone.layers={list(layers)}: the library's own backbone ends with layer {_OWN_LAYERS[-1]}"
+        )
 
 
 def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None) -> Any:
@@ -244,7 +271,7 @@ def _load_file(model: nn.Module, path: Path, name: str) -> None:
 def _read_state(path: Path) -> dict[str, Tensor]:
     """Reads a state dict, bare or under ``state_dict`` or ``model``."""
     if not path.is_file():
-        raise UserError(f"backbone.weights={path}: no such file; give imagenet, auto, random or a file")
+        raise UserError(f"backbone.weights={path}: no such file; give imagenet, auto, own, random or a file")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 import yaml
-from lightning import Trainer, seed_everything
+from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from PIL import Image
@@ -47,6 +47,7 @@ def pretrain(
     save_every: int = 200,
     tracking: bool = True,
     tracking_uri: str | None = None,
+    quiet: bool = False,
 ) -> Path:
     """Trains a backbone, or continues; the same values give the same weights on the same kind of device.
 
@@ -68,6 +69,7 @@ def pretrain(
         save_every: Steps between checkpoints.
         tracking: Whether MLflow is told.
         tracking_uri: As in `Tracker`.
+        quiet: Shows no progress.
 
     Returns:
         The file of weights, in half precision; ``backbone.weights=FILE backbone.name=NAME`` uses it.
@@ -92,6 +94,7 @@ def pretrain(
     tracker.params(settings)
     _draw_views(scenes, folder / VIEWS)
     tracker.artifact(folder / VIEWS)
+    steps_done = _Steps()
     trainer = Trainer(
         accelerator=accelerator,
         devices=1,
@@ -103,12 +106,14 @@ def pretrain(
         callbacks=[
             ModelCheckpoint(
                 folder, filename="{step}", every_n_train_steps=save_every, save_last=True, save_top_k=0
-            )
+            ),
+            steps_done,
         ],
         enable_model_summary=False,
+        enable_progress_bar=False,
     )
     last = folder / LAST
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), Display(quiet).progress("Steps") as steps_done.show:
         # The loader gives nothing but beats: workers would have nothing to do.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         trainer.fit(model, DataLoader(_Beats(), batch_size=None), ckpt_path=last if last.exists() else None)
@@ -121,7 +126,17 @@ def pretrain(
     return file
 
 
-_CIRCUMSTANCES = ("out", "tracking", "tracking_uri", "save_every", "accelerator")
+_CIRCUMSTANCES = ("out", "tracking", "tracking_uri", "save_every", "accelerator", "quiet")
+
+
+class _Steps(Callback):
+    """Shows how many steps are done."""
+
+    show: Callable[[int, int], None]
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """As the name says."""
+        self.show(trainer.global_step, trainer.max_steps)
 
 
 class _Beats(IterableDataset[int]):
@@ -184,4 +199,7 @@ def command(words: Sequence[str], display: Display) -> None:
     """
     given = {key: yaml.safe_load(value) for key, value in map(key_and_value, words)}
     file = call(pretrain, given, "pretrain")
-    display.where_next([("weights", str(file)), ("use", f"lit-fedad train backbone.weights={file}")])
+    name = given.get("name", "resnet10t")
+    display.where_next(
+        [("weights", str(file)), ("use", f"lit-fedad train backbone.name={name} backbone.weights={file}")]
+    )

@@ -202,7 +202,7 @@ def test_damaged_files_are_said_in_one_line(tmp_path, suffix, content):
             TINY,
             (1,),
             "imagnet",
-            "backbone.weights=imagnet: no such file; give imagenet, auto, random or a file",
+            "backbone.weights=imagnet: no such file; give imagenet, auto, own, random or a file",
         ),
         ("resnetv2_50_gluon", (1,), "imagenet", "has no ImageNet weights to download: pass a file"),
     ],
@@ -216,7 +216,7 @@ def test_wrong_requests_are_named(name, layers, weights, message):
 def test_a_hub_that_refuses_is_said_at_once():
     start = time.monotonic()
     with pytest.raises(
-        UserError, match=r"cannot be downloaded \(http://127.0.0.1:9: .*backbone.weights=random"
+        UserError, match=r"cannot be downloaded \(http://127.0.0.1:9: .*the library's own: backbone=own"
     ):
         create_backbone(TINY)
     assert time.monotonic() - start < 2
@@ -240,12 +240,14 @@ def test_offline_mode_asks_nobody(monkeypatch):
         create_backbone(TINY)
 
 
-def test_auto_falls_back_to_random_weights_and_says_so():
-    with pytest.warns(UserWarning, match="RANDOM weights .*cannot be downloaded") as warned:
+def test_auto_falls_back_to_the_librarys_own_backbone_and_says_so():
+    line = "the library's own backbone \\(resnet10t\\) in place of 'test_resnet': .*cannot be downloaded"
+    with pytest.warns(UserWarning, match=line) as warned:
         backbone = create_backbone(TINY, weights="auto")
     assert len(warned) == 1
-    assert (backbone.provenance["weights"], backbone.provenance["taken"]) == ("auto", "random")
-    assert backbone.fingerprint == random_backbone().fingerprint
+    facts = backbone.provenance
+    assert (facts["name"], facts["weights"], facts["taken"]) == ("resnet10t", "auto", "own")
+    assert backbone.fingerprint == create_backbone("resnet10t", weights="own").fingerprint
 
 
 @pytest.mark.parametrize("weights", ["imagenet", "auto"])

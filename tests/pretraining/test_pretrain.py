@@ -15,6 +15,7 @@ from lit_fedad.pretraining.pretrain import pretrain
 TINY = {
     "steps": 4, "size": 32, "batch": 2, "places": 4, "shift": 2, "layers": (1, 2), "precision": "32-true",
     "accelerator": "cpu", "save_every": 2, "tracking": False,
+    "quiet": True,
 }  # fmt: skip
 
 
