@@ -36,11 +36,13 @@ from lit_fedad.report.html import (
 )
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
+from lit_fedad.sweep.objective import objective_value
 from lit_fedad.tracking import TrackedRun, metric_history, tracked_runs
 from lit_fedad.words import key_and_value
 
 _KEYS = ("experiment", "out", "ui", "tracking.uri")
 _UI = "http://127.0.0.1:5000"
+_OBJECTIVE = "objectives."  # of a study, among its parameters
 _SHEETS = {"heatmaps": "Heatmaps", "knowledge": "Condensed images", "representations": "Representations"}
 _ATTACKS = {
     "lira": "Membership inference (LiRA)",
@@ -268,7 +270,9 @@ def _clients(run: CompleteRun, metric: str) -> dict[str, float]:
 
 def _metric(value: float) -> str:
     """Shares with four decimals; counts with as many digits as they need."""
-    return f"{value:.4f}" if abs(value) <= 1 else f"{value:.4g}"
+    if abs(value) <= 1:
+        return f"{value:.4f}"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _unfinished(tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links) -> Iterator[Block]:
@@ -500,16 +504,16 @@ def _sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links:
         own = [run for run in tracked if run.parent == study.run_id]
         results = {run.tracked.run_id: run for run in trials}
         asked = _differing(own)
+        objectives = [key.removeprefix(_OBJECTIVE) for key in study.params if key.startswith(_OBJECTIVE)]
         lines = []
         for run in own:
             url, complete = links.run(run), results.get(run.run_id)
-            value = complete.result["last"][complete.metric]["mean"] if complete else None
-            best = complete.result["best"][complete.metric]["mean"] if complete else None
+            values = [objective_value(complete.result, name) if complete else None for name in objectives]
             cells = [Cell(run.name, url), Cell(run.status.lower())]
-            cells += [Cell(run.params.get(key, UNKNOWN)) for key in asked]
-            cells += [Cell(_metric(v), url) if v is not None else Cell(UNKNOWN) for v in (value, best)]
+            cells += [Cell(_short(run.params.get(key, UNKNOWN))) for key in asked]
+            cells += [Cell(_metric(v), url) if v is not None else Cell(UNKNOWN) for v in values]
             lines.append(Line(cells))
-        yield Grid(study.name, ["trial", "state", *asked, "last", "best"], lines, texts=2 + len(asked))
+        yield Grid(study.name, ["trial", "state", *asked, *objectives], lines, texts=2 + len(asked))
         pictures = [
             Picture(sheet(file), "webp", caption, caption, links.run(study))
             for file in sorted(study.folder.glob("figures/*.png") if study.folder else ())
@@ -517,6 +521,11 @@ def _sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links:
         ]
         if pictures:
             yield Gallery(pictures)
+
+
+def _short(value: str) -> str:
+    """A drawn number with four digits; anything else as it is."""
+    return f"{float(value):.4g}" if re.fullmatch(r"\d*\.\d{5,}(e-?\d+)?|\d\.\d+e-?\d+", value) else value
 
 
 def _differing(runs: Sequence[TrackedRun]) -> list[str]:

@@ -205,15 +205,31 @@ def test_trials_stand_under_their_study_and_nowhere_else(make_run, page_of, tmp_
     figures = tmp_path / "study" / "figures"
     figures.mkdir(parents=True)
     tags = {"study": "th", "method": "feddymem", "lit_fedad.out": str(figures.parent)}
-    study = TrackedRun("s", "7", "sweep_th", "th", "FINISHED", 0, tags, {}, {})
+    objectives = {"objectives.i_auroc": "maximize", "objectives.bytes": "minimize", "base": "method=feddymem"}
+    study = TrackedRun("s", "7", "sweep_th", "th", "FINISHED", 0, tags, objectives, {})
     trial = make_run("t", "feddymem", [0.5, 0.7], parent="s")
     plain = make_run("a", "fedavg", [0.4, 0.4])
     shutil.copy(plain.files / "figures" / "partition.png", figures / "importance.png")
     page = page_of([trial, plain], [study])
     assert [line[0] for line in texts(grids(page, "Runs")[0])] == ["fedavg"]
     grid, gallery = section(page, "Sweeps").blocks
-    assert texts(grid) == [["t", "finished", "0.6000", "0.6000"]]
+    assert texts(grid) == [["t", "finished", "0.6000", "2,000,000"]]
+    assert grid.heads == ["trial", "state", "i_auroc", "bytes"]
     assert [picture.caption for picture in gallery.pictures] == ["importance: th"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("0.0013525517894", "0.001353"),
+        ("2.66e-05", "2.66e-05"),
+        ("0.01", "0.01"),
+        ("median", "median"),
+        ("12", "12"),
+    ],
+)
+def test_drawn_numbers_are_short(given, shown):
+    assert run_report._short(given) == shown
 
 
 def test_runs_that_are_not_complete_are_named(make_run, page_of):

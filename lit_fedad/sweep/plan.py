@@ -23,7 +23,6 @@ from optuna.samplers import BaseSampler
 from lit_fedad.config import Config, build, call, compose, identity, takes
 from lit_fedad.errors import UserError
 
-BYTES = "bytes"
 _KINDS = ("mean", "worst", "pooled")
 _DIRECTIONS = ("maximize", "minimize")
 

@@ -12,7 +12,8 @@ from optuna import Trial
 from lit_fedad.errors import UserError
 from lit_fedad.experiment import RunStoppedError, train
 from lit_fedad.federation.loop import RoundReport
-from lit_fedad.sweep.plan import BYTES, Plan
+from lit_fedad.sweep.objective import BYTES, objective_value
+from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.worker import GivenBackError, PlanError, PrunedError
 
 DEFAULT = "default"
@@ -46,7 +47,7 @@ def play_trial(
         result = train(config, quiet=True, watch=watch)
     except RunStoppedError as stop:
         raise (GivenBackError if leaving() and not watch.pruned else PrunedError)(str(stop)) from stop
-    return [_value(metric, _of_result(result, metric), result["rounds"]) for metric in plan.objectives]
+    return [_value(metric, objective_value(result, metric), result["rounds"]) for metric in plan.objectives]
 
 
 class _Watch:
@@ -78,13 +79,6 @@ class _Watch:
         if not self.trial.user_attrs.get(DEFAULT) and self.trial.should_prune():
             self.pruned = True
             raise RunStoppedError(f"round {round}")
-
-
-def _of_result(result: Mapping[str, Any], metric: str) -> float | None:
-    if metric == BYTES:
-        return (sum(result["bytes_up"]) + sum(result["bytes_down"])) / max(result["rounds"], 1)
-    name, _, kind = metric.partition("/")
-    return result["last"][name][kind or "mean"]
 
 
 def _value(metric: str, value: float | None, round: int) -> float:
