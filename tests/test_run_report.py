@@ -213,7 +213,7 @@ def test_trials_stand_under_their_study_and_nowhere_else(make_run, page_of, tmp_
     page = page_of([trial, plain], [study])
     assert [line[0] for line in texts(grids(page, "Runs")[0])] == ["fedavg"]
     grid, gallery = section(page, "Sweeps").blocks
-    assert texts(grid) == [["t", "finished", "0.6000", "2,000,000"]]
+    assert texts(grid) == [["t", "finished", "0.6000", "2,000,500"]]
     assert grid.heads == ["trial", "state", "i_auroc", "bytes"]
     assert [picture.caption for picture in gallery.pictures] == ["importance: th"]
 
