@@ -108,25 +108,8 @@ def create_backbone(
     layers = tuple(int(layer) for layer in layers)
     weights = str(weights)
     _check_model(name, layers)
-    asked, hub_file = weights, None
-    if weights == "imagenet":
-        hub_file = _hub_file(name)
-    elif weights == "auto":
-        try:
-            hub_file = _hub_file(name)
-        except UserError as error:
-            warnings.warn(
-                f"the library's own backbone ({OWN_NAME}) in place of {name!r}: {error}", stacklevel=2
-            )
-            name, weights = OWN_NAME, "own"
-    elif weights == "random":
-        warnings.warn(
-            f"backbone {name!r} has RANDOM weights (seed {seed}): they test the plumbing, no more",
-            stacklevel=2,
-        )
-    if weights == "own":
-        _check_own(name, layers)
-
+    asked = weights
+    name, weights, hub_file = _resolve(name, layers, weights, seed)
     features = _build(name, layers, seed, hub_file)
     if hub_file is not None:
         taken = f"imagenet:{timm.get_pretrained_cfg(name).tag}"
@@ -140,6 +123,27 @@ def create_backbone(
         _load_file(features.model, Path(weights), name)
         taken = f"file:{Path(weights).name}"
     return FeaturePyramid(features, name, layers, asked, taken)
+
+
+def _resolve(name: str, layers: tuple[int, ...], weights: str, seed: int) -> tuple[str, str, Path | None]:
+    """The model and weights that are taken in the end, and timm's file of them if any; warns of substitutes."""
+    hub_file = None
+    if weights in ("imagenet", "auto"):
+        try:
+            hub_file = _hub_file(name)
+        except UserError as error:
+            if weights == "imagenet":
+                raise
+            reason = str(error).removesuffix(f": {_INSTEAD}")
+            line = f"{reason}; the library's own backbone ({OWN_NAME}) takes its place"
+            warnings.warn(line, stacklevel=3)
+            name, weights = OWN_NAME, "own"
+    if weights == "random":
+        line = f"backbone {name!r} has RANDOM weights (seed {seed}): they test the plumbing, no more"
+        warnings.warn(line, stacklevel=3)
+    if weights == "own":
+        _check_own(name, layers)
+    return name, weights, hub_file
 
 
 def _open_residual_branches(features: nn.Module) -> None:

@@ -241,7 +241,7 @@ def test_offline_mode_asks_nobody(monkeypatch):
 
 
 def test_auto_falls_back_to_the_librarys_own_backbone_and_says_so():
-    line = "the library's own backbone \\(resnet10t\\) in place of 'test_resnet': .*cannot be downloaded"
+    line = r"'test_resnet' cannot be downloaded \(.*\); the library's own backbone \(resnet10t\) takes its place$"
     with pytest.warns(UserWarning, match=line) as warned:
         backbone = create_backbone(TINY, weights="auto")
     assert len(warned) == 1
