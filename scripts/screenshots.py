@@ -56,11 +56,6 @@ def main(words: Sequence[str], display: Display) -> None:
         shots = {
             "report.png": (page, 1280, 1600),
             "report_phone.png": (_phone(page, Path(folder)), 500, 1100),
-            "mlflow_runs.png": (
-                f"{ui}/#/experiments/{first.experiment_id}/runs?compareRunsMode=CHART",
-                1800,
-                900,
-            ),
             "mlflow_compare.png": (metric_page(ui, first, second), 1800, 900),
             "mlflow_artifact.png": (
                 f"{ui}/#/experiments/{first.experiment_id}/runs/{first.run_id}/artifacts/figures/heatmaps.png",
@@ -74,13 +69,18 @@ def main(words: Sequence[str], display: Display) -> None:
 
 
 def two_methods(runs: Sequence[TrackedRun]) -> tuple[TrackedRun, TrackedRun]:
-    """The last two complete runs of one experiment whose methods differ.
+    """The last two complete runs of one experiment that trained, whose methods differ.
 
     Raises:
         UserError: If there are none.
     """
     complete = [
-        run for run in reversed(runs) if run.status == "FINISHED" and "method" in run.tags and not run.parent
+        run
+        for run in reversed(runs)
+        if run.status == "FINISHED"
+        and "method" in run.tags
+        and not run.parent
+        and run.params.get("rounds") != "0"
     ]
     for first in complete:
         for second in complete:
