@@ -65,7 +65,7 @@ def test_places_are_told_apart_better_after_some_steps():
         loss.backward()
         optimizer.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert np.mean(losses[-2:]) < 0.8 * np.mean(losses[:2])
 
 
