@@ -107,7 +107,7 @@ def create_backbone(
     """
     layers = tuple(int(layer) for layer in layers)
     weights = str(weights)
-    _check_model(name, layers)
+    check_model(name, layers)
     asked = weights
     name, weights, hub_file = _resolve(name, layers, weights, seed)
     features = _build(name, layers, seed, hub_file)
@@ -157,8 +157,12 @@ def _open_residual_branches(features: nn.Module) -> None:
             nn.init.ones_(scale)
 
 
-def _check_model(name: str, layers: tuple[int, ...]) -> None:
-    """Refuses unknown models and tags, and layer lists that timm would silently reorder or repeat."""
+def check_model(name: str, layers: Sequence[int]) -> None:
+    """Refuses unknown models and tags, and layer lists that timm would silently reorder or repeat.
+
+    Raises:
+        UserError: As described.
+    """
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=1)

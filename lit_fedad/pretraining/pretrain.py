@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_fedad.config import call
 from lit_fedad.errors import UserError
+from lit_fedad.models.backbones import check_model
 from lit_fedad.pretraining.dense_contrast import DenseContrast
 from lit_fedad.pretraining.scenes import Scenes
 from lit_fedad.report.console import Display
@@ -75,7 +76,7 @@ def pretrain(
         The file of weights, in half precision; ``backbone.weights=FILE backbone.name=NAME`` uses it.
 
     Raises:
-        UserError: A number is too small, or the folder holds the checkpoint of another training.
+        UserError: A number is too small, the model is unknown, or the folder holds the checkpoint of another training.
     """
     settings = {key: value for key, value in locals().items() if key not in _CIRCUMSTANCES}
     if min(steps, batch, places, save_every) < 1 or size < 32 or shift < 0:
@@ -83,6 +84,7 @@ def pretrain(
             f"pretrain steps={steps} batch={batch} places={places} save_every={save_every} size={size}"
             f" shift={shift}: give at least 1, 1, 1, 1, 32 and 0"
         )
+    check_model(name, layers)
     folder = Path(out).expanduser()
     _claim(folder, settings)
     seed_everything(seed, verbose=False)
@@ -112,21 +114,35 @@ def pretrain(
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    last = folder / LAST
-    with warnings.catch_warnings(), Display(quiet).progress("Steps") as steps_done.show:
-        # The loader gives nothing but beats: workers would have nothing to do.
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        trainer.fit(model, DataLoader(_Beats(), batch_size=None), ckpt_path=last if last.exists() else None)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    file = folder / WEIGHTS
-    _save_half(model.backbone, file)
-    tracker.artifact(file)
-    tracker.close()
+    file, status = folder / WEIGHTS, "FAILED"
+    try:
+        with Display(quiet).progress("Steps") as steps_done.show:
+            _fit(trainer, model, folder / LAST)
+        _save_half(model.backbone, file)
+        tracker.artifact(file)
+        status = "FINISHED"
+    finally:
+        tracker.close(status)
     return file
 
 
 _CIRCUMSTANCES = ("out", "tracking", "tracking_uri", "save_every", "accelerator", "quiet")
+
+
+def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
+    """Trains from the last checkpoint, if there is one."""
+    with warnings.catch_warnings():
+        # The loader gives nothing but beats: workers would have nothing to do.
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        try:
+            trainer.fit(
+                model, DataLoader(_Beats(), batch_size=None), ckpt_path=last if last.exists() else None
+            )
+        except SystemExit:  # Lightning's answer to Ctrl-C
+            if not trainer.interrupted:
+                raise
+    if trainer.interrupted:
+        raise KeyboardInterrupt
 
 
 class _Steps(Callback):

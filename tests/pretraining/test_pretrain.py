@@ -41,6 +41,16 @@ def test_the_same_settings_give_the_same_weights_however_often_it_was_stopped(tm
     assert not torch.equal(whole["layer1.0.conv1.weight"], other["layer1.0.conv1.weight"])
 
 
+def test_an_interruption_is_one(tmp_path, monkeypatch):
+    def interrupted(self, batch, batch_idx):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DenseContrast, "training_step", interrupted)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # Lightning silences Ctrl-C while it ends
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(str(tmp_path), **TINY)
+
+
 def test_its_weights_are_half_precision_and_a_backbone_takes_them(tmp_path):
     file = pretrain(str(tmp_path), **TINY)
     state = safetensors.torch.load_file(file)
@@ -74,6 +84,8 @@ def test_a_folder_goes_on_with_its_own_training_only(tmp_path):
         (["steps=many"], "pretrain.steps='many' must be int"),
         (["steps=0"], "give at least 1, 1, 1, 1, 32 and 0"),
         (["steps"], "'steps' is not of the form key=value"),
+        (["name=resnet10"], "backbone.name=resnet10: timm has no such model; did you mean"),
+        (["layers=[3,1]"], "give layer numbers from 0 up, in rising order"),
     ],
 )
 def test_bad_words_end_in_one_line(words, line, capsys, tmp_path, monkeypatch):
