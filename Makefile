@@ -16,7 +16,7 @@ TASKS   := help install train evaluate predict export sweep report screenshots p
 .DEFAULT_GOAL := help
 
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make train METHOD=feddymem ARGS="experiment=real_mixture data.root=DIR backbone.weights=FILE out=DIR"'
 	@echo '  methods: $(notdir $(basename $(wildcard conf/method/*.yaml)))'
