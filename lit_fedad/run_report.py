@@ -493,7 +493,7 @@ def _attacks(run: CompleteRun) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for path in sorted((run.files / "privacy").glob("*.json")):
         found[path.stem] = json.loads(path.read_text())
     for attack, values in found.items():
-        yield attack, {k: v for k, v in values.items() if isinstance(v, (int, float, str))}
+        yield attack, {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and k != "attack"}
 
 
 def _sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: Links) -> Iterator[Block]:
