@@ -89,7 +89,9 @@ def pretrain(
     _claim(folder, settings)
     seed_everything(seed, verbose=False)
     scenes = Scenes(size, batch, textures=batch, shift=shift, lighting=lighting, seed=seed)
-    model = DenseContrast(name, layers, scenes, steps, places, 64, temperature, learning_rate)
+    model = DenseContrast(
+        name, layers, scenes, steps, places, temperature=temperature, learning_rate=learning_rate
+    )
     tracker = Tracker(
         folder, "pretraining", folder.name, {"method": "dense contrast"}, tracking_uri, enabled=tracking
     )
