@@ -448,7 +448,7 @@ def test_interpreter_exits_while_the_sender_hangs(tmp_path, hanging_server):
         tmp_path,
         hanging_server,
     )
-    assert time.time() - float(done.stdout) < 15  # a request is given 20
+    assert time.time() - float(done.stdout) < 5
     assert done.stderr == ""
     assert [record["kind"] for record in journal(tmp_path)] == ["start", "tags", "metrics"]
 
