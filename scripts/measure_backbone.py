@@ -1,6 +1,6 @@
 """Measures backbones by training-free nearest neighbours, on single product types.
 
-    python scripts/measure_backbone.py root=DATA imagenet=WEIGHTS.pth [own=WEIGHTS.safetensors] [out=DIR] [seeds=0,1,2]
+    python scripts/measure_backbone.py root=DATA imagenet=FILE [own=FILE] [out=DIR] [seeds=[0,1,2]]
 
 Every figure is an ordinary run of ``method=nearest_neighbour`` in ``out``; complete runs are not made again. Prints
 the mean image (and pixel) AUROC over data seeds.
@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.config import compose
+import yaml
+
+from lit_fedad.config import call, compose
 from lit_fedad.errors import UserError
 from lit_fedad.experiment import train
 from lit_fedad.report.console import Display, plain_warnings
@@ -32,31 +34,38 @@ COMMON = (
 )  # fmt: skip
 
 
-def main(words: Sequence[str], display: Display) -> None:
-    """Makes the runs and prints the table.
+def measure(
+    root: str,
+    imagenet: str,
+    own: str = "own",
+    out: str = "outputs/backbones",
+    seeds: Sequence[int] = (0, 1, 2),
+) -> list[dict[str, str]]:
+    """Makes the runs that are missing.
 
     Args:
-        words: ``key=value`` pairs.
-        display: Shows the table.
+        root: Folder of the data.
+        imagenet: ResNet-18's weights.
+        own: Weights of the library's own architecture; by default those that come with it.
+        out: Folder of the runs.
+        seeds: Data seeds.
+
+    Returns:
+        A row of the table for each backbone.
 
     Raises:
-        UserError: If a key is missing, or as a run does.
+        UserError: As a run does.
     """
-    given = {"out": "outputs/backbones", "seeds": "0,1,2", "own": "own", **dict(map(key_and_value, words))}
-    for key in ("root", "imagenet"):
-        if key not in given:
-            raise UserError(f"'{key}' must be given: {key}=...")
-    seeds = [int(seed) for seed in given["seeds"].split(",")]
     backbones = {
         "random": ["backbone=resnet18", "backbone.weights=random"],
-        "own": ["backbone=own", f"backbone.weights={given['own']}"],
-        "ImageNet": ["backbone=resnet18", f"backbone.weights={given['imagenet']}"],
+        "own": ["backbone=own", f"backbone.weights={own}"],
+        "ImageNet": ["backbone=resnet18", f"backbone.weights={imagenet}"],
     }
     found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for (name, choice), product, seed in itertools.product(backbones.items(), PRODUCTS, seeds):
-        folder = Path(given["out"]) / f"{name}-{Path(product).name}-s{seed}"
+        folder = Path(out) / f"{name}-{Path(product).name}-s{seed}"
         config = compose(
-            [*COMMON, *choice, f"data.root={given['root']}", f"data.products=[{product}]", f"data.seed={seed}",
+            [*COMMON, *choice, f"data.root={root}", f"data.products=[{product}]", f"data.seed={seed}",
              f"seed={seed}", f"backbone.seed={seed}", f"out={folder}"]
         )  # fmt: skip
         last = train(config, quiet=True)["last"]
@@ -74,14 +83,15 @@ def main(words: Sequence[str], display: Display) -> None:
         row["pixel, surfaces"] = f"{statistics.mean(pixel.values()):.3f}"
         row["image, all"] = f"{statistics.mean(image.values()):.3f}"
         rows.append(row)
-    display.table(rows)
+    return rows
 
 
 if __name__ == "__main__":
     screen = Display()
     with plain_warnings(screen):
         try:
-            main(sys.argv[1:], screen)
+            given = {key: yaml.safe_load(value) for key, value in map(key_and_value, sys.argv[1:])}
+            screen.table(call(measure, given, "measure_backbone"))
         except UserError as error:
             screen.error(str(error))
             sys.exit(2)

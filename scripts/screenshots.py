@@ -24,6 +24,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.run_report import report_runs
 from lit_fedad.tracking import TrackedRun, tracked_runs
+from lit_fedad.words import key_and_value
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 180
@@ -41,7 +42,7 @@ def main(words: Sequence[str], display: Display) -> None:
     Raises:
         UserError: If no two complete runs of different methods are tracked.
     """
-    given = dict(word.partition("=")[::2] for word in words)
+    given = dict(map(key_and_value, words))
     out = Path(given.get("out") or "docs/images").resolve()
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
