@@ -50,7 +50,10 @@ class DenseContrast(LightningModule):
         weight_decay: float = 0.02,
     ) -> None:
         super().__init__()
-        self.backbone: Any = timm.create_model(name, features_only=True, out_indices=tuple(layers))
+        # The getter keeps timm's own names of weights, whatever the architecture.
+        self.backbone: Any = timm.create_model(
+            name, features_only=True, feature_cls="getter", out_indices=tuple(layers)
+        )
         self.backbone.to(memory_format=torch.channels_last)
         self.strides: list[int] = self.backbone.feature_info.reduction()
         self.projections = nn.ModuleList(

@@ -11,7 +11,8 @@ from typing import Any
 import safetensors.torch
 import torch
 import yaml
-from lightning import Callback, Trainer, seed_everything
+from lightning import Callback, LightningModule, Trainer, seed_everything
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from PIL import Image
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_fedad.config import call
 from lit_fedad.errors import UserError
-from lit_fedad.models.backbones import check_model
+from lit_fedad.models.backbones import OWN_NAME, check_model
 from lit_fedad.pretraining.dense_contrast import DenseContrast
 from lit_fedad.pretraining.scenes import Scenes
 from lit_fedad.report.console import Display
@@ -32,7 +33,7 @@ LAST, VIEWS, WEIGHTS = "last.ckpt", "views.png", "weights.safetensors"
 
 def pretrain(
     out: str = "outputs/own_backbone",
-    name: str = "resnet10t",
+    name: str = OWN_NAME,
     layers: tuple[int, ...] = (1, 2, 3),
     steps: int = 3000,
     seed: int = 0,
@@ -76,7 +77,8 @@ def pretrain(
         The file of weights, in half precision; ``backbone.weights=FILE backbone.name=NAME`` uses it.
 
     Raises:
-        UserError: A number is too small, the model is unknown, or the folder holds the checkpoint of another training.
+        UserError: A number is too small, the model is unknown, Lightning refuses a value,
+            the loss is not finite, or the folder cannot be written, or holds another training or a damaged checkpoint.
     """
     settings = {key: value for key, value in locals().items() if key not in _CIRCUMSTANCES}
     if min(steps, batch, places, save_every) < 1 or size < 32 or shift < 0:
@@ -85,7 +87,25 @@ def pretrain(
             f" shift={shift}: give at least 1, 1, 1, 1, 32 and 0"
         )
     check_model(name, layers)
-    folder = Path(out).expanduser()
+    folder, progress = Path(out).expanduser(), _Steps()
+    checkpoints = ModelCheckpoint(
+        folder, filename="{step}", every_n_train_steps=save_every, save_last=True, save_top_k=0
+    )
+    try:
+        trainer = Trainer(
+            accelerator=accelerator,
+            devices=1,
+            precision=precision,  # type: ignore[arg-type]
+            max_steps=steps,
+            gradient_clip_val=5.0,
+            log_every_n_steps=min(20, save_every),
+            logger=False,
+            callbacks=[checkpoints, progress],
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+    except (ValueError, MisconfigurationException) as error:
+        raise UserError(f"pretrain: {' '.join(str(error).split())}") from error
     _claim(folder, settings)
     seed_everything(seed, verbose=False)
     scenes = Scenes(size, batch, textures=batch, shift=shift, lighting=lighting, seed=seed)
@@ -98,29 +118,12 @@ def pretrain(
     tracker.params(settings)
     _draw_views(scenes, folder / VIEWS)
     tracker.artifact(folder / VIEWS)
-    steps_done = _Steps()
-    trainer = Trainer(
-        accelerator=accelerator,
-        devices=1,
-        precision=precision,  # type: ignore[arg-type]
-        max_steps=steps,
-        gradient_clip_val=5.0,
-        log_every_n_steps=min(20, save_every),
-        logger=_TrackerLogger(tracker),
-        callbacks=[
-            ModelCheckpoint(
-                folder, filename="{step}", every_n_train_steps=save_every, save_last=True, save_top_k=0
-            ),
-            steps_done,
-        ],
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    trainer.logger = _TrackerLogger(tracker)
     file, status = folder / WEIGHTS, "FAILED"
     try:
-        with Display(quiet).progress("Steps") as steps_done.show:
+        with Display(quiet).progress("Steps") as progress.show:
             _fit(trainer, model, folder / LAST)
-        _save_half(model.backbone, file)
+        _save_half(model.backbone.model, file)
         tracker.artifact(file)
         status = "FINISHED"
     finally:
@@ -133,6 +136,11 @@ _CIRCUMSTANCES = ("out", "tracking", "tracking_uri", "save_every", "accelerator"
 
 def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
     """Trains from the last checkpoint, if there is one."""
+    if last.exists():
+        try:
+            torch.load(last, map_location="cpu", weights_only=False)
+        except Exception as error:  # a damaged file fails in zipfile, pickle or torch
+            raise UserError(f"{last} cannot be read ({error}): delete it to begin anew") from error
     with warnings.catch_warnings():
         # The loader gives nothing but beats: workers would have nothing to do.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
@@ -148,12 +156,16 @@ def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
 
 
 class _Steps(Callback):
-    """Shows how many steps are done."""
+    """Shows how many steps are done, and ends a training that has gone astray."""
 
     show: Callable[[int, int], None]
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *_: Any) -> None:
         """As the name says."""
+        if not outputs["loss"].isfinite():
+            raise UserError(
+                f"the loss is not finite at step {trainer.global_step}: lower learning_rate, in another out="
+            )
         self.show(trainer.global_step, trainer.max_steps)
 
 
@@ -183,12 +195,15 @@ class _TrackerLogger(Logger):
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
     """Remembers what a folder is for, so that no training goes on with another's checkpoint."""
-    folder.mkdir(parents=True, exist_ok=True)
     record = folder / "settings.yaml"
     text = yaml.safe_dump({**settings, "layers": list(settings["layers"])}, sort_keys=False)
     if record.exists() and (folder / LAST).exists() and record.read_text() != text:
         raise UserError(f"{folder} holds a training with other settings ({record}); choose another out=")
-    record.write_text(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_text(text)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error}); choose another out=") from error
 
 
 def _draw_views(scenes: Scenes, file: Path) -> None:
@@ -217,7 +232,7 @@ def command(words: Sequence[str], display: Display) -> None:
     """
     given = {key: yaml.safe_load(value) for key, value in map(key_and_value, words)}
     file = call(pretrain, given, "pretrain")
-    name = given.get("name", "resnet10t")
+    name = given.get("name", OWN_NAME)
     display.where_next(
         [("weights", str(file)), ("use", f"lit-fedad train backbone.name={name} backbone.weights={file}")]
     )

@@ -77,6 +77,32 @@ def test_a_folder_goes_on_with_its_own_training_only(tmp_path):
         pretrain(str(tmp_path), **{**TINY, "steps": 6})
 
 
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    pretrain(str(tmp_path), **TINY)
+    (tmp_path / module.LAST).write_bytes(b"no checkpoint")
+    with pytest.raises(UserError, match=r"last.ckpt cannot be read .*delete it to begin anew"):
+        pretrain(str(tmp_path), **TINY)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file.*cannot be written .*choose another out="):
+        pretrain(str(tmp_path / "file" / "out"), **TINY)
+
+
+def test_a_training_that_goes_astray_ends(tmp_path):
+    with pytest.raises(UserError, match="the loss is not finite at step .*: lower learning_rate"):
+        pretrain(str(tmp_path), **{**TINY, "learning_rate": 1e30})
+    assert not (tmp_path / module.WEIGHTS).exists()
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_efficientnet"])
+def test_any_pyramid_of_timm_can_be_trained(name, tmp_path):
+    """Also those whose layers timm would rename."""
+    file = pretrain(str(tmp_path), **{**TINY, "name": name, "steps": 1})
+    assert create_backbone(name, (1, 2), file).provenance["taken"] == f"file:{module.WEIGHTS}"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -86,6 +112,8 @@ def test_a_folder_goes_on_with_its_own_training_only(tmp_path):
         (["steps"], "'steps' is not of the form key=value"),
         (["name=resnet10"], "backbone.name=resnet10: timm has no such model; did you mean"),
         (["layers=[3,1]"], "give layer numbers from 0 up, in rising order"),
+        (["precision=half"], "pretrain: Precision 'half' is invalid"),
+        (["accelerator=abacus"], "pretrain: You selected an invalid accelerator name"),
     ],
 )
 def test_bad_words_end_in_one_line(words, line, capsys, tmp_path, monkeypatch):
