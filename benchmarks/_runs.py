@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.config import compose
-from lit_fedad.experiment import train
+from lit_fedad.experiment.train import train
 
 PLAIN = ["tracking=off", "evaluation.pictures=0", "evaluation.every=1000"]
 

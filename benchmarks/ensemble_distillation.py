@@ -10,7 +10,7 @@ import resource, sys, time
 import lit_fedad  # before torchvision
 import torch
 from torch.nn import functional as F
-from lit_fedad.assembly import build_model
+from lit_fedad.experiment.build import build_model
 from lit_fedad.config import compose
 from lit_fedad.contracts import Context
 from lit_fedad.data.public import synthetic

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from benchmarks._runs import run, seconds_a_round
-from lit_fedad.tracking import Tracker
+from lit_fedad.tracking.tracker import Tracker
 
 METRICS, CLIENTS, ROUNDS = 20, 10, 20
 COMMON = ["partition=iid", f"partition.clients={CLIENTS}", "backbone.weights=random", "rounds=4"]

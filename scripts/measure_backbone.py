@@ -16,9 +16,9 @@ import yaml
 
 from lit_fedad.config import call, compose
 from lit_fedad.errors import UserError
-from lit_fedad.experiment import train
+from lit_fedad.experiment.train import train
+from lit_fedad.options import key_and_value
 from lit_fedad.report.console import Display, plain_warnings
-from lit_fedad.words import key_and_value
 
 PRODUCTS = (
     "mvtec/bottle",

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
+from lit_fedad.comparison.page import report_runs
 from lit_fedad.errors import UserError
+from lit_fedad.options import key_and_value
 from lit_fedad.report.console import Display
-from lit_fedad.run_report import report_runs
-from lit_fedad.tracking import TrackedRun, tracked_runs
-from lit_fedad.words import key_and_value
+from lit_fedad.tracking.tracker import TrackedRun, tracked_runs
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 180

@@ -65,7 +65,7 @@ def make_loader():
 def tiny_run(tmp_path_factory):
     """Folder of a complete two-client FedDyMem run on textures; the textures lie beside it in ``data``."""
     from lit_fedad.config import compose
-    from lit_fedad.experiment import train
+    from lit_fedad.experiment.train import train
 
     home = tmp_path_factory.mktemp("tiny")
     settings = ["debug=seconds", "tracking=off", "cache.enabled=false"]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.assembly import build_model
 from lit_fedad.config import build, call, compose, conf_folder, identity, options
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.participation import Participation
 from lit_fedad.federation.processes import make_fabric

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.datamodule import Batch, unbatched
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import each_channel
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 HALF = (0.5,)
 """Mean or standard deviation of every channel, where nothing else is known."""

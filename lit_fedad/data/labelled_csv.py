@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 
 def labelled_csv(

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 _MAX_DRAWS = 10_000
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lit_fedad.contracts.randomness import generator
 from lit_fedad.data.arrays import draw, read_images, resized
 from lit_fedad.data.image_folder import images_below
 from lit_fedad.data.packed import packed_images
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import generator
 
 _CHUNK = 250  # images drawn at once: bounds memory, and makes a smaller set part of a larger one
 _GRATINGS = 3

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from itertools import chain, zip_longest
 
+from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 
 def subset(

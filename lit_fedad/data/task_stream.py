@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.long_tail import long_tail
 from lit_fedad.data.partition import Partition, indices_by_product
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 
 @dataclass(frozen=True)

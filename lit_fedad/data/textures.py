@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.painting import DEFECTS, SURFACES, paint
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import numpy_generator
 
 _VERSION = 1  # raise it when the same parameters begin to give other pictures
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, Payload, Server, TensorSpec, Update
+from lit_fedad.contracts.randomness import seeded
 from lit_fedad.federation.aggregation import pool_quantile, pool_statistics
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 from lit_fedad.methods.statistics import channel_statistics, statistics_payload
-from lit_fedad.randomness import seeded
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 SKETCH = 257

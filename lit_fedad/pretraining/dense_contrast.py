@@ -11,8 +11,8 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.contracts.randomness import generator
 from lit_fedad.pretraining.scenes import Scenes, Shift
-from lit_fedad.randomness import generator
 
 
 class DenseContrast(LightningModule):

@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from lit_fedad.config import call
 from lit_fedad.errors import UserError
 from lit_fedad.models.backbones import OWN_NAME, check_model
+from lit_fedad.options import key_and_value
 from lit_fedad.pretraining.dense_contrast import DenseContrast
 from lit_fedad.pretraining.scenes import Scenes
 from lit_fedad.report.console import Display
-from lit_fedad.tracking import Tracker
-from lit_fedad.words import key_and_value
+from lit_fedad.tracking.tracker import Tracker
 
 LAST, VIEWS, WEIGHTS = "last.ckpt", "views.png", "weights.safetensors"
 

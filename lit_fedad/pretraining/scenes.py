@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.pretraining.textures import draw_textures
-from lit_fedad.randomness import derive_seed
 
 Shift = tuple[int, int]
 """How far down and right a place of the first view lies in the second, in pixels."""

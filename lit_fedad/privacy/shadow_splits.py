@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_fedad.randomness import numpy_generator
+from lit_fedad.contracts.randomness import numpy_generator
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
+from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.errors import UserError
-from lit_fedad.randomness import derive_seed
+from lit_fedad.options import key_and_value
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results
 from lit_fedad.sweep.storage import open_storage, standing
 from lit_fedad.sweep.trial import DEFAULT, play_trial
 from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
-from lit_fedad.tracking import Delivery, Tracker
-from lit_fedad.words import key_and_value
+from lit_fedad.tracking.tracker import Delivery, Tracker
 
 _KEYS = ("study", "n_trials", "storage", "seed", "out", "patience")
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"

@@ -10,7 +10,7 @@ from typing import Any
 from optuna import Trial
 
 from lit_fedad.errors import UserError
-from lit_fedad.experiment import RunStoppedError, train
+from lit_fedad.experiment.train import RunStoppedError, train
 from lit_fedad.federation.loop import RoundReport
 from lit_fedad.sweep.objective import BYTES, objective_value
 from lit_fedad.sweep.plan import Plan

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.assembly import build_images
 from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.medmnist import CLASSES, medmnist
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import build_images
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 GREY = sorted({*CLASSES} - {"pathmnist"})

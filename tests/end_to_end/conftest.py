@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lit_fedad.config import Config, compose
-from lit_fedad.experiment import train
+from lit_fedad.experiment.train import train
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.export import FORMATS, TOLERANCE, export
+from lit_fedad.deployment.export import FORMATS, TOLERANCE, export
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -91,7 +91,7 @@ ROOT = os.environ.get("LIT_FEDAD_DATA")
 def test_real_weights_and_photographs(lab, tmp_path):
     (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
     from lit_fedad.config import compose
-    from lit_fedad.experiment import train
+    from lit_fedad.experiment.train import train
 
     words = (
         "experiment=real_mixture", f"data.root={ROOT}", f"backbone.weights={weights}", "tracking=off",

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lit_fedad.data.partition import Partition
-from lit_fedad.prediction import evaluate, predict
+from lit_fedad.deployment.predict import evaluate, predict
 
 SMALL = ("task=classifier_convnet", "task.encoder.channels=8", "image.resize=null", "batch_size=32")
 MOTIFS = (

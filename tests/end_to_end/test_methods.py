@@ -9,11 +9,12 @@ import pytest
 
 from lit_fedad.config import conf_folder, options
 from lit_fedad.data.partition import Partition
+from lit_fedad.deployment.predict import evaluate
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation import AnomalyEvaluator, SemanticEvaluator
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
-from lit_fedad.prediction import evaluate
-from lit_fedad.runs import RunFolder
 
 
 def strict_json(path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.config import compose
-from lit_fedad.experiment import train
+from lit_fedad.experiment.train import train
 
 pytestmark = [
     pytest.mark.slow,

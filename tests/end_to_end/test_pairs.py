@@ -11,9 +11,9 @@ from PIL import Image
 
 from lit_fedad.config import conf_folder, options
 from lit_fedad.contracts import Client
+from lit_fedad.deployment.predict import predict
 from lit_fedad.errors import UserError
 from lit_fedad.federation.loop import Federation
-from lit_fedad.prediction import predict
 
 ANY_TASK = [
     "local",

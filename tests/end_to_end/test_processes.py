@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 FAILING = """
-from lit_fedad import cli
+from lit_fedad.cli import main as cli
 from lit_fedad.methods.feddymem import FedDyMemClient
 
 send = FedDyMemClient.send

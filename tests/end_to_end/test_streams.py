@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lit_fedad.config import compose, locate
-from lit_fedad.experiment import train
+from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
-from lit_fedad.prediction import evaluate, predict
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 METHODS = ("fedavg", "feddymem", "local")

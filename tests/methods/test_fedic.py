@@ -12,11 +12,17 @@ from scipy.special import expit, log_softmax, rel_entr, softmax
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.assembly import build_images, build_model, build_partition, build_public, build_teaching
 from lit_fedad.config import compose
 from lit_fedad.contracts import Context, Update
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import (
+    build_images,
+    build_model,
+    build_partition,
+    build_public,
+    build_teaching,
+)
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer, divergence
 from lit_fedad.tasks.classifier import Classifier

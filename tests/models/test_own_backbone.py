@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from torch.nn import functional as F
 
-from lit_fedad.assembly import build_images
 from lit_fedad.config import build, compose
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import build_images
 from lit_fedad.models.backbones import OWN_NAME, OWN_WEIGHTS, create_backbone
 from lit_fedad.pretraining.dense_contrast import paired_cells
 from lit_fedad.pretraining.scenes import Scenes

@@ -5,7 +5,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from lit_fedad.cli import main
+from lit_fedad.cli.main import main
 from lit_fedad.errors import UserError
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.pretraining import pretrain as module

@@ -16,7 +16,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from lit_fedad.runs import RunFolder
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.sweep.storage import attempts, open_storage, standing
 
 pytestmark = [

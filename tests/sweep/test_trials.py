@@ -3,11 +3,11 @@
 import optuna
 import pytest
 
-from lit_fedad import experiment
 from lit_fedad.errors import UserError
+from lit_fedad.experiment import train as experiment
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.report.console import Display
-from lit_fedad.runs import RunFolder
 from lit_fedad.sweep.command import Plan, sweep
 from lit_fedad.sweep.storage import open_storage
 from lit_fedad.sweep.trial import _Watch, play_trial

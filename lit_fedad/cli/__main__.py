@@ -1,0 +1,7 @@
+"""``python -m lit_fedad.cli``: the command line without its installed script."""
+
+import sys
+
+from lit_fedad.cli.main import main
+
+sys.exit(main())

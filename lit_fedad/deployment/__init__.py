@@ -1,0 +1,1 @@
+"""Trained detectors in use: scoring new images, export."""

@@ -1,0 +1,272 @@
+"""A finished run, used: metrics recomputed, new images scored."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Client
+from lit_fedad.data.sample import IMAGE_SUFFIXES
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.build import image_transform
+from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
+from lit_fedad.report.console import Display
+from lit_fedad.report.heatmaps import save_heatmap
+
+NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
+COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
+CLASS_COLUMNS = ("path", "class", "probability")
+
+
+def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Recomputes a run's metrics from its last checkpoint, and writes ``evaluation.json``.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        overrides: Values that differ on this machine, such as ``data.root``.
+
+    Returns:
+        Metrics as ``last`` in ``result.json``.
+
+    Raises:
+        UserError: If there is no such complete run, or its data or backbone cannot be had again.
+    """
+    opened = reopen(run, overrides or {})
+    federation, folder, display = opened.federation, opened.folder, opened.display
+    last = opened.config["rounds"]
+    with display.progress("Evaluation") as federation.on_visit:
+        metrics = federation.evaluate(last)
+    assert metrics is not None
+    path = folder.save_json("evaluation.json", {"round": last, **metrics})
+    display.note(f"round {last} of {folder.path}")
+    display.metrics_table(metrics)
+    display.where_next([("written", str(path))])
+    return metrics
+
+
+def predict(
+    run: str,
+    images: str,
+    client: str | None = None,
+    out: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> Path:
+    """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
+
+    Tasks that do not localise draw no heatmap. Classifiers write each image's class and its probability instead.
+
+    The run's training images need not exist any more. Heatmaps colour what scores above half the threshold,
+    up to twice the threshold: one scale for all images, which does not depend on what else is in the folder.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        images: Folder of images, searched through; or one image.
+        client: Whose detector; None for the client with most training images.
+        out: Where to write; None for ``predictions`` in the run's folder.
+        overrides: Values that differ on this machine, such as ``backbone.weights``.
+
+    Returns:
+        The CSV: path, score, threshold, decision, heatmap. The threshold is a quantile of the scores of the
+        client's own normal training images; test labels were never looked at.
+
+    Raises:
+        UserError: If there is no such complete run, client or image, or the backbone differs from the run's;
+            after all other images are scored, if an image could not be read.
+    """
+    folder, result, config = complete_run(run, overrides)
+    number = choose_client(client, result["partition"]["sizes"])
+    destination = Path(out) if out else folder.path / "predictions"
+    root = Path(images)
+    paths = image_files(root, destination)
+    display, fabric = Display(), one_process(config)
+    model = same_model(config, result)
+    model.restore(folder.path, folder.config(), number)
+    model.client.to(fabric.device)
+    transform = image_transform(config)
+    judge: _Detect | _Classify
+    if model.task.kind == "classification":
+        judge = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
+    else:
+        threshold = folder.thresholds()[number]
+        judge = _Detect(model.client, fabric, transform, threshold, destination, root, display)
+    rows: list[dict[str, str]] = []
+    scores = destination / "scores.csv"
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        with (
+            scores.open("w", newline="") as file,
+            display.progress(f"Scoring with client {number}") as progress,
+        ):
+            writer = csv.DictWriter(file, judge.columns)
+            writer.writeheader()
+            for start in range(0, len(paths), size := config["evaluation"]["batch_size"]):
+                judged = judge(paths[start : start + size])
+                writer.writerows(judged)
+                file.flush()  # an interruption loses nothing that was computed
+                rows += judged
+                progress(len(rows), len(paths))
+    except OSError as error:
+        raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
+    read = sum(row[judge.verdict] != UNREADABLE for row in rows)
+    display.note(f"client {number}: {judge.summary(rows)}")
+    display.where_next([("scores", str(scores)), *judge.pictures(rows)])
+    if read < len(rows):
+        raise UserError(
+            f"{len(rows) - read} of {len(rows)} images could not be read; the others are scored: {scores}"
+        )
+    return scores
+
+
+def _readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
+    """The images that can be read, as the task sees them; a warning for every other."""
+    images = {}
+    for path in paths:
+        try:
+            images[path] = transform.image(path)
+        except UserError as error:
+            display.warn(str(error))
+    return images
+
+
+@dataclass(frozen=True)
+class _Classify:
+    """Turns image files into rows of the CSV: the likeliest class of each."""
+
+    client: Client
+    fabric: Fabric
+    transform: ImageTransform
+    classes: Sequence[str]
+    display: Display
+
+    columns = CLASS_COLUMNS
+    verdict = "class"
+
+    def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
+        """Rows of one batch."""
+        images = _readable(paths, self.transform, self.display)
+        rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
+        if images:
+            batch = {"image": torch.stack(list(images.values()))}
+            logits = predict_batch(self.client, batch, self.fabric).logits
+            assert logits is not None
+            probabilities, labels = logits.softmax(1).max(1)
+            for path, probability, label in zip(images, probabilities, labels, strict=True):
+                rows[path] |= {"class": self.classes[int(label)], "probability": f"{float(probability):.6g}"}
+        return list(rows.values())
+
+    def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
+        """How many images of each class."""
+        counts = Counter(row["class"] for row in rows)
+        return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+    def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+        """None."""
+        return []
+
+
+@dataclass(frozen=True)
+class _Detect:
+    """Turns image files into rows of the CSV, and draws their heatmaps."""
+
+    client: Client
+    fabric: Fabric
+    transform: ImageTransform
+    threshold: float
+    destination: Path
+    root: Path
+    display: Display
+
+    columns = COLUMNS
+    verdict = "decision"
+
+    def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
+        """How many images are anomalous."""
+        decisions = [row["decision"] for row in rows]
+        read = len(rows) - decisions.count(UNREADABLE)
+        return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous (threshold {self.threshold:.4g})"
+
+    def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+        """Where the heatmaps lie; nowhere if the task does not localise."""
+        drawn = any(row.get("heatmap") for row in rows)
+        return [("heatmaps", str(self.destination / "heatmaps"))] if drawn else []
+
+    def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
+        """Rows of one batch; those of unreadable images have neither score nor heatmap."""
+        images = _readable(paths, self.transform, self.display)
+        rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
+        if images:
+            prediction = predict_batch(
+                self.client, {"image": torch.stack(list(images.values()))}, self.fabric
+            )
+            maps = prediction.anomaly_map
+            for place, path in enumerate(images):
+                score = float(prediction.image_score[place])
+                rows[path] |= {
+                    "score": f"{score:.9g}",  # all digits of a float32
+                    "threshold": f"{self.threshold:.9g}",
+                    "decision": NORMAL if score <= self.threshold else ANOMALOUS,
+                    "heatmap": "" if maps is None else self._draw(path, maps[place].cpu().numpy()),
+                }
+        return list(rows.values())
+
+    def _draw(self, path: Path, anomaly_map: np.ndarray) -> str:
+        """Draws the heatmap of an image into a mirror of the images' folders, so that no two share a name."""
+        folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
+        name = Path("heatmaps") / folder / f"{path.stem}_{path.suffix[1:]}.png"
+        image = self.transform.raw(path).numpy()
+        save_heatmap(self.destination / name, image, anomaly_map, self.threshold / 2, 2 * self.threshold)
+        return name.as_posix()
+
+
+def image_files(root: Path, destination: Path) -> list[Path]:
+    """Images below a folder, or the one given; heatmaps of an earlier call are none.
+
+    Args:
+        root: The folder, or the image.
+        destination: Where the call writes.
+
+    Raises:
+        UserError: If there is no image.
+    """
+    if not root.exists():
+        raise UserError(f"images={root}: no such file or folder")
+    made = destination.resolve() / "heatmaps"
+    found = [
+        path
+        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not path.name.startswith(".")
+        and path.is_file()
+        and not path.resolve().is_relative_to(made)
+    ]
+    if not found:
+        raise UserError(f"images={root}: no image there ({', '.join(IMAGE_SUFFIXES)})")
+    return found
+
+
+def choose_client(client: str | None, sizes: Sequence[int]) -> int:
+    """The client that is asked for, or the one with most training images.
+
+    Args:
+        client: Its number, as given.
+        sizes: Training images by client.
+
+    Raises:
+        UserError: If it is no client that holds images.
+    """
+    holders = [number for number, size in enumerate(sizes) if size]
+    if client is None:
+        return max(holders, key=lambda number: (sizes[number], -number))
+    if not client.isdecimal() or int(client) not in holders:
+        raise UserError(f"client={client}: the run has clients {', '.join(map(str, holders))}")
+    return int(client)

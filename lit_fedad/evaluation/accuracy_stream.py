@@ -1,0 +1,169 @@
+"""Scores clients whose images come task after task (GLDP, evaluation metrics)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client
+from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients
+from lit_fedad.metrics.federated import Summary
+
+ClientTest = Literal["own", "balanced"]
+Scores = dict[str, Tensor]
+"""Correct images and images of each class [2, K], by the ending of metrics' names, which says the classifier."""
+
+
+_NAMES = ("selection_accuracy", "global_accuracy", "local_accuracy", "incremental_accuracy", "forgetting")
+
+
+class StreamAccuracyEvaluator(Evaluator):
+    """Evaluates classifiers on the test data of the tasks that a client has met so far.
+
+    - ``global_accuracy``: the server's model (A_glo).
+    - ``local_accuracy``: what the client had when it was last trained (A_loc); undefined where only the server makes
+      models that are meant to predict (`Client.own_model`).
+    - ``selection_accuracy``: the same, or else the server's model, over the clients of the last round alone (A_sel).
+    - ``incremental_accuracy``, ``forgetting``: of what the client had at the end of each task.
+
+    ``_masked`` marks predictions restricted to the classes that the client has met, so that heads compare fairly
+    with prototypes; the name of one of `Client.classifiers` marks that classifier.
+
+    Args:
+        loader: Test batches in a fixed order: the whole test split, of which every client's test data are weighted
+            together (`ContinualAccuracy`).
+        module: The stream, which says what task a client was at in a round.
+        counts: For every client its training images by task and class [M_i, K].
+        client: Names the method's classifiers.
+        fabric: Moves batches and sets precision.
+        client_test: Whether a client's test classes are as frequent as in its training data, or ``"balanced"``.
+
+    Raises:
+        UserError: If ``client_test`` is neither.
+    """
+
+    after_fit = True
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        module: StreamDataModule,
+        counts: Sequence[np.ndarray],
+        client: Client,
+        fabric: Fabric,
+        client_test: ClientTest = "own",
+    ) -> None:
+        if client_test not in get_args(ClientTest):
+            raise UserError(f"evaluation.client_test={client_test}: give {' or '.join(get_args(ClientTest))}")
+        self.loader, self.module, self.fabric = loader, module, fabric
+        self.images = [torch.from_numpy(own) for own in counts]
+        self.weights = [(own > 0).long() if client_test == "balanced" else own for own in self.images]
+        self.own_models = client.own_model
+        self.endings = ["", "_masked", *(f"_{name}" for name in client.classifiers)]
+        self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
+
+    def asked(self, client: Client, clients: list[int]) -> list[int]:
+        """One client where the server's model is the same for all."""
+        return clients[:1] if client.uniform_server else clients
+
+    def score(self, client: Client, number: int) -> Scores:
+        """How well a client's model predicts."""
+        return self._score(client, {number: client.context.stage})[number]
+
+    def evaluate(self, federation: Federation, round: int) -> dict[str, Summary] | None:
+        """Asks for the server's model; what clients had when they were last trained is in the history."""
+        lent, stages = federation.lent(round), self.module.at(round).stages
+        asked = self.asked(federation.client, federation.clients)
+        common = federation.client.uniform_server
+
+        def shared(client: Client, number: int) -> dict[int, Scores]:
+            return self._score(client, stages if common else {number: stages[number]})
+
+        answers = federation.ask(round, shared, asked, lent)
+        if not federation.fabric.is_global_zero:
+            return None
+        server = {client: scores for answer in answers.values() for client, scores in answer.items()}
+        reports = [report for report in federation.history if report.round <= round]
+        if not federation.client.own_model and reports:
+            reports[-1].trained = {client: server[client] for client in reports[-1].participants}
+        trained = self._history(reports)
+        participants = reports[-1].participants if reports else []
+        now = {client: {stages[client]: scores} for client, scores in server.items()}
+        return self._summarise(now, trained, participants, stages)
+
+    def _score(self, client: Client, stages: Mapping[int, int]) -> dict[int, Scores]:
+        """One model, as it predicts for clients at their stages."""
+        found = {
+            number: {ending: self._metric(number, ending) for ending in self.endings} for number in stages
+        }
+        for batch in self.loader:
+            prediction = predict_batch(client, batch, self.fabric)
+            assert prediction.logits is not None
+            others = {f"_{name}": logits for name, logits in prediction.others.items()}
+            by_ending = {"": prediction.logits, "_masked": prediction.logits, **others}
+            for ending, logits in by_ending.items():
+                guesses = logits.cpu()
+                for number, metrics in found.items():
+                    metrics[ending].update(guesses, batch["label"], stages[number])
+        return {
+            number: {ending: metric.of_stage(stages[number]) for ending, metric in metrics.items()}
+            for number, metrics in found.items()
+        }
+
+    def _metric(self, client: int, ending: str) -> ContinualAccuracy:
+        return ContinualAccuracy(self.weights[client], known_only=ending == "_masked")
+
+    def _history(self, reports: Sequence[RoundReport]) -> dict[int, dict[int, Scores]]:
+        """By client, what it had when it was last trained in each of its tasks."""
+        last: dict[int, dict[int, Scores]] = {}
+        for report in reports:
+            for client, scores in report.trained.items():
+                last.setdefault(client, {})[self.module.stage(client, report.round)] = scores
+        return last
+
+    def _summarise(
+        self,
+        server: Mapping[int, Mapping[int, Scores]],
+        trained: Mapping[int, Mapping[int, Scores]],
+        participants: Sequence[int],
+        stages: Mapping[int, int],
+    ) -> dict[str, Summary]:
+        sizes = {client: int(self.images[client][: stages[client] + 1].sum()) for client in server}
+        values: dict[int, dict[str, float]] = {
+            client: dict.fromkeys(self.metrics, math.nan) for client in server
+        }
+        for client, ending in itertools.product(values, self.endings):
+            found = self._compute(client, ending, server[client])
+            values[client][f"global_accuracy{ending}"] = found["accuracy"]
+            if client not in trained:
+                continue
+            found = self._compute(client, ending, trained[client])
+            if self.own_models:
+                values[client][f"local_accuracy{ending}"] = found["accuracy"]
+            values[client] |= {
+                f"incremental_accuracy{ending}": found["incremental_accuracy"],
+                f"forgetting{ending}": found["forgetting"],
+            }
+            if client in participants:
+                values[client][f"selection_accuracy{ending}"] = found["accuracy"]
+        lower = [name for name in self.metrics if name.startswith("forgetting")]
+        return summarise_clients(values, sizes, lower)
+
+    def _compute(self, client: int, ending: str, by_stage: Mapping[int, Scores]) -> dict[str, float]:
+        metric = self._metric(client, ending)
+        for stage, scores in by_stage.items():
+            metric.add(scores[ending], stage)
+        return {name: float(value) for name, value in metric.compute_local().items()}

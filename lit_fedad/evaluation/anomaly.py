@@ -1,0 +1,47 @@
+"""Image and pixel metrics of anomaly detectors."""
+
+from __future__ import annotations
+
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.federated import Summary, summarise
+
+
+class AnomalyEvaluator(Evaluator):
+    """Evaluates every client on the union of all test images (FedDyMem, Eq. 4).
+
+    Args:
+        loader: Test batches in a fixed order.
+        pixel: Whether masks are there; pixel metrics are then measured of tasks that localise.
+        fabric: Moves batches and sets precision.
+    """
+
+    metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr")
+
+    def __init__(self, loader: DataLoader, pixel: bool, fabric: Fabric) -> None:
+        self.loader, self.pixel, self.fabric = loader, pixel, fabric
+
+    def score(self, client: Client, number: int) -> AnomalyMetrics:
+        """Mergeable metric state of one client."""
+        metrics = AnomalyMetrics(pixel=False)
+        for position, batch in enumerate(self.loader):
+            prediction = predict_batch(client, batch, self.fabric)
+            maps = prediction.anomaly_map if self.pixel else None
+            if position == 0:
+                metrics = AnomalyMetrics(pixel=maps is not None)
+            pixels = () if maps is None else (maps.cpu(), batch["mask"])
+            metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)
+        return metrics
+
+    def spread(self, state: AnomalyMetrics, clients: list[int]) -> dict[int, AnomalyMetrics]:
+        """The same state for every client."""
+        return dict.fromkeys(clients, state)
+
+    def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Summary]:
+        """Mean, worst, pooled and per-client values of each metric."""
+        return summarise(states)

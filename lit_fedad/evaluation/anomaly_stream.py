@@ -1,0 +1,156 @@
+"""Scores clients whose product types come task after task: what they detect, and what they have forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader, Subset, default_convert
+
+from lit_fedad.contracts import Client
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.continual import defined_mean, forgetting, summarise_clients
+from lit_fedad.metrics.federated import Summary, summarise
+
+
+class Judged(NamedTuple):
+    """What a model makes of the test images of one client's tasks so far.
+
+    Attributes:
+        met: Metric state of all of them.
+        tasks: I-AUROC of each task on its own.
+    """
+
+    met: AnomalyMetrics
+    tasks: list[float]
+
+
+class AnomalyStreamEvaluator(Evaluator):
+    """Evaluates every client on the test images, normal and anomalous, of the product types it has met so far.
+
+    A task's test images are those of the product types in its training images. With a_lj the I-AUROC after task l on
+    the test images of task j, and m the task that a client is at:
+
+    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of tasks 1 .. m together.
+    - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after task l.
+    - ``forgetting``: mean over j < m of max_l a_lj - a_mj, j <= l < m (see `forgetting`).
+    - ``i_auroc_task_j``: a_mj, from 1; NaN before a client has met its task j.
+
+    What held after an earlier task is the last evaluation in it: evaluations at the ends of tasks need no
+    ``evaluation.every``. Values of several tasks are pooled as the mean over clients, weighted by training images.
+
+    Args:
+        images: Product types of the test images, and whether there are masks.
+        module: Test images, and what task a client is at in a round.
+        counts: For every client its training images by task and product type [M_i, K].
+        fabric: Moves batches and sets precision.
+
+    Raises:
+        UserError: If a product type in a task has no test images.
+    """
+
+    def __init__(
+        self, images: ImageSet, module: StreamDataModule, counts: Sequence[np.ndarray], fabric: Fabric
+    ) -> None:
+        self.module, self.counts = module, counts
+        self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
+        self.judges: dict[int, AnomalyEvaluator] = {}
+        for number in sorted({product for own in self.tasks for task in own for product in task}):
+            product = images.products[number]
+            indices = [i for i, sample in enumerate(images.test) if sample.product == product]
+            if not indices:
+                raise UserError(
+                    f"{images.name}: product '{product}' comes in a task but has no test images; add some, or leave"
+                    " it out of the partition"
+                )
+            loader = DataLoader(
+                Subset(module.test, indices),
+                module.eval_batch_size,
+                generator=torch.Generator(),  # else it takes a number from the global one
+                collate_fn=default_convert,  # data sets give whole batches
+            )
+            self.judges[number] = AnomalyEvaluator(loader, images.has_masks, fabric)
+        longest = max(map(len, self.tasks))
+        self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, longest + 1))
+        self.metrics = (
+            *AnomalyEvaluator.metrics,
+            "incremental_i_auroc",
+            "forgetting",
+            *self.task_metrics,
+        )
+
+    def evaluate(self, federation: Federation, round: int) -> dict[str, Summary] | None:
+        """Scores clients as they predict now; what they scored after earlier tasks is in the history."""
+        stages = self.module.at(round).stages
+        asked = self.asked(federation.client, federation.clients)
+        alike = federation.client.uniform
+
+        def question(client: Client, number: int) -> dict[int, Judged]:
+            judged = federation.clients if alike else [number]
+            return self._judge(client, {holder: stages[holder] for holder in judged})
+
+        answers = federation.ask(round, question, asked)
+        if not federation.fabric.is_global_zero:
+            return None
+        now = {holder: judged for answer in answers.values() for holder, judged in answer.items()}
+        earlier = [report for report in federation.history if report.round < round and report.metrics]
+        return self._summarise(now, stages, earlier)
+
+    def _judge(self, client: Client, stages: Mapping[int, int]) -> dict[int, Judged]:
+        """One model, as it predicts for clients at their stages; each product is scored once."""
+        tasks = {holder: self.tasks[holder][: stage + 1] for holder, stage in stages.items()}
+        met = {holder: frozenset[int]().union(*own) for holder, own in tasks.items()}
+        scored = {
+            product: self.judges[product].score(client, product)
+            for product in sorted(frozenset[int]().union(*met.values()))
+        }
+        wanted = {*met.values(), *(task for own in tasks.values() for task in own)}
+        states = {products: _union(scored[product] for product in sorted(products)) for products in wanted}
+        image_aurocs = {
+            products: float(state.compute_local()["i_auroc"]) for products, state in states.items()
+        }
+        return {
+            holder: Judged(states[met[holder]], [image_aurocs[task] for task in own])
+            for holder, own in tasks.items()
+        }
+
+    def _summarise(
+        self, now: Mapping[int, Judged], stages: Mapping[int, int], earlier: Sequence[RoundReport]
+    ) -> dict[str, Summary]:
+        of_met = summarise({client: judged.met for client, judged in now.items()})
+        values: dict[int, dict[str, float]] = {}
+        for client, judged in now.items():
+            ends = {self.module.stage(client, report.round): report.metrics or {} for report in earlier}
+            ends = {stage: metrics for stage, metrics in ends.items() if stage < stages[client]}
+            so_far = [metrics["i_auroc"]["per_client"][client] for metrics in (*ends.values(), of_met)]
+            after = {
+                stage: [metrics[name]["per_client"][client] for name in self.task_metrics[: stage + 1]]
+                for stage, metrics in ends.items()
+            }
+            values[client] = {
+                "incremental_i_auroc": defined_mean(so_far),
+                "forgetting": forgetting({**after, stages[client]: judged.tasks}),
+                **dict.fromkeys(self.task_metrics, math.nan),
+                **dict(zip(self.task_metrics, judged.tasks, strict=False)),
+            }
+        sizes = {client: int(self.counts[client][: stages[client] + 1].sum()) for client in now}
+        return {**of_met, **summarise_clients(values, sizes, ["forgetting"])}
+
+
+def _union(states: Iterable[AnomalyMetrics]) -> AnomalyMetrics:
+    first, *others = states
+    union = deepcopy(first)
+    for other in others:
+        union.merge_state(other)
+    return union

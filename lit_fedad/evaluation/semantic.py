@@ -1,0 +1,62 @@
+"""Metrics of detectors of semantic anomalies."""
+
+from __future__ import annotations
+
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Client
+from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.evaluation.thresholds import Thresholds
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.metrics.federated import Summary, summarise
+from lit_fedad.metrics.semantic import SemanticMetrics
+
+
+class SemanticEvaluator(Evaluator):
+    """Evaluates every client against whole sets of anomalous images (FADngs, experiments).
+
+    Args:
+        module: Test batches in a fixed order, and training data by client.
+        normal_classes: Products below this number are normal.
+        anomalies: Names of the anomaly sets, which are the products that follow.
+        fabric: Moves batches and sets precision.
+        quantile: Share of a client's training images below its label-free threshold.
+    """
+
+    metrics: tuple[str, ...] = ("auroc", "aupr", "fe", "me", "fe_train", "me_train")
+
+    def __init__(
+        self,
+        module: FederatedDataModule,
+        normal_classes: int,
+        anomalies: tuple[str, ...],
+        fabric: Fabric,
+        quantile: float,
+    ) -> None:
+        self.module, self.normal_classes, self.anomalies = module, normal_classes, anomalies
+        self.fabric = fabric
+        self.thresholds = Thresholds(module, fabric, quantile)
+        if len(anomalies) > 1:
+            self.metrics = tuple(
+                f"{name}{of}" for of in ("", *(f"_{a}" for a in anomalies)) for name in self.metrics
+            )
+
+    def score(self, client: Client, number: int) -> dict[int, SemanticMetrics]:
+        """Mergeable metric states: of one client, or of all where they predict alike, each at its own threshold."""
+        metrics = SemanticMetrics(self.anomalies)
+        for batch in self.module.test_dataloader():
+            scores = predict_batch(client, batch, self.fabric).image_score.cpu()
+            metrics.update(scores, (batch["product"] - self.normal_classes + 1).clamp(min=0))
+        holders = [c for c, size in self.module.sizes.items() if size] if client.uniform else [number]
+        return {holder: metrics.at_threshold(self.thresholds(client, holder)) for holder in holders}
+
+    def spread(
+        self, state: dict[int, SemanticMetrics], clients: list[int]
+    ) -> dict[int, dict[int, SemanticMetrics]]:
+        """Each client's own state."""
+        return {client: {client: state[client]} for client in clients}
+
+    def summarise(self, states: dict[int, dict[int, SemanticMetrics]]) -> dict[str, Summary]:
+        """Mean, worst, pooled and per-client values of each metric."""
+        return summarise({client: state[client] for client, state in states.items()})

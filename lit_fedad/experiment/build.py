@@ -1,0 +1,367 @@
+"""Builds the parts of an experiment from its configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_fedad.config import Config, build, call, identity, locate, takes
+from lit_fedad.contracts import Client, Context, Server, Task
+from lit_fedad.contracts.randomness import seeded
+from lit_fedad.data.arrays import read_images
+from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
+from lit_fedad.data.feature_cache import FeatureCache
+from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.public import refuse_overlap
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.semantic import SemanticDataset, SemanticSet
+from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
+from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.processes import all_cores
+from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.report.console import Display
+
+_NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
+
+
+@dataclass
+class Model:
+    """Backbone, task and the two sides of the method.
+
+    Attributes:
+        backbone: Frozen feature extractor; None for tasks that train from pixels.
+        task: What a client learns.
+        client: The method's client side.
+        server: The method's server side.
+    """
+
+    backbone: FeaturePyramid | None
+    task: Task
+    client: Client
+    server: Server
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Which backbone with which weights."""
+        return _NO_BACKBONE if self.backbone is None else self.backbone.provenance
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the frozen features do."""
+        return "none" if self.backbone is None else self.backbone.fingerprint
+
+    def restore(self, folder: Path, config: Config, number: int) -> None:
+        """Turns the live client into one of a run's trained clients, without the run's data.
+
+        Args:
+            folder: The run's folder.
+            config: The run's configuration.
+            number: Which client.
+
+        Raises:
+            UserError: If the run has no complete round.
+        """
+        checkpoints = open_checkpoints(folder, config, self)
+        latest = checkpoints.latest()
+        if latest is None:
+            raise UserError(f"{folder}: no round is complete yet; train first")
+        round, state = checkpoints.load(latest)
+        self.server.load_state_dict(state["server"])
+        context = Context(config["seed"], round + 1, number)
+        self.server.begin(context)
+        pool = ClientPool(self.client.personal_state(), folder / "personal")
+        pool.restore(latest, {number})
+        channel: Channel = build(config["federation"]["channel"])
+        letter = channel.pack(
+            self.server.broadcast(number), self.server.download_payload(), channel.down, context, "the server"
+        )
+        self.client.begin(context)
+        self.client.load_personal_state(pool.get(number))
+        self.client.receive(channel.unpack(letter, channel.down))
+        self.client.deploy()
+        self.client.eval()
+
+
+@dataclass
+class Data:
+    """Images, who holds them, and how they are read.
+
+    Attributes:
+        images: Training and test samples.
+        partition: Training indices by client.
+        transform: From file to tensor.
+        module: Loaders.
+    """
+
+    images: Images
+    partition: Partition
+    transform: ImageTransform
+    module: FederatedDataModule
+
+
+def build_images(config: Config) -> Images:
+    """Reads the image set.
+
+    Raises:
+        UserError: If the method cannot work with the task, or the task with these images.
+    """
+    # First of all: a method's settings for its own task and data fit no other.
+    task = locate(config["task"]["_target_"])
+    locate(config["method"]["client"]["_target_"]).check_task(task)
+    if task.kind == "anomaly" and config["image"]["channels"] != 3:
+        raise UserError(
+            f"image.channels={config['image']['channels']}: task {task.__name__} looks at three channels, as all tasks"
+            " but classifiers do; give image.channels=3"
+        )
+    images: Images = build(config["data"])
+    if images.kind != task.kind:
+        raise UserError(
+            f"task {task.__name__} learns labels, and data {images.name} has none; give data=cifar10"
+            if task.kind == "classification"
+            else f"task {task.__name__} looks for anomalies, and data {images.name} has only classes;"
+            " give task=classifier"
+        )
+    return images
+
+
+def build_public(config: Config, images: Images) -> Tensor | None:
+    """Reads the public images that a method's server looks at, if it does: uint8 [P, 3, S, S].
+
+    Raises:
+        UserError: If one of them is also a client's or a test image, or the run looks at grey images.
+    """
+    if not takes(config["method"]["server"], "public") or config.get("public") is None:
+        return None
+    if config["image"]["channels"] != 3:
+        raise UserError(
+            f"image.channels={config['image']['channels']}: public images have three channels; give image.channels=3"
+        )
+    public: Tensor = build(config["public"])
+    if isinstance(images, LabelledSet):
+        private = [images.train_images, images.test_images]
+    else:  # at the public images' size, as `public=folder` would have read them
+        private = [read_images([sample.path for sample in (*images.train, *images.test)], public.shape[-1])]
+    for part in private:
+        refuse_overlap(public, part, images.name)
+    return public
+
+
+def build_partition(config: Config, images: Images) -> Partition:
+    """Deals the training images to clients, and to their tasks where these come one after another."""
+    partition: Partition = build(config["partition"])(images, config["seed"])
+    return partition
+
+
+def build_teaching(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
+    """The images that the partition keeps for a method's server, if it takes any.
+
+    Raises:
+        UserError: If there are none.
+    """
+    if not takes(config["method"]["server"], "teaching"):
+        return None
+    assert isinstance(images, LabelledSet)
+    kept = list(partition.reserved)
+    if not kept:
+        raise UserError(
+            f"method {config['method']['name']} teaches its server with labelled images that no client holds:"
+            " give partition=task_stream partition.teaching=100 (of each class)"
+        )
+    return LabelledDataset(images.train_images[kept], images.train_labels[kept], images.mean, images.std)
+
+
+def build_model(
+    config: Config,
+    products: Sequence[str],
+    public: Tensor | None = None,
+    teaching: LabelledDataset | None = None,
+) -> Model:
+    """Builds backbone, task, client and server, with initial weights drawn from the seed.
+
+    Args:
+        config: The configuration.
+        products: Product types or classes of the data set.
+        public: From `build_public`; without it a server that wants public images can answer, but not learn.
+        teaching: From `build_teaching`; likewise.
+    """
+    with seeded(config["seed"], "initial weights"):
+        given: dict[str, Any] = {}
+        if takes(config["task"], "backbone"):
+            if config.get("backbone") is None:
+                raise UserError("this task looks at images through a backbone: give backbone=resnet18")
+            given["backbone"] = build(config["backbone"])
+        if takes(config["task"], "classes"):
+            given["classes"] = len(products)
+        task = build(config["task"], **given)
+        if config["start"]:
+            start_from(task, config["start"])
+        client = build(config["method"]["client"], task=task)
+        kept = {"public": public, "teaching": teaching}
+        server = build(
+            config["method"]["server"],
+            client=client,
+            **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
+        )
+    client.eval()
+    return Model(given.get("backbone"), task, client, server)
+
+
+def start_from(task: Task, run: str) -> None:
+    """Gives a task the weights that a run's server ended with, where the two have any of the same name and shape.
+
+    Raises:
+        UserError: If there is no such run, its server holds no weights, or no weight fits.
+    """
+    try:
+        folder = RunFolder.find(run)
+    except UserError as error:
+        raise UserError(f"start={str(error).removeprefix('run=')}") from error
+    checkpoints = Checkpoints(folder.path / "checkpoints")
+    latest = checkpoints.latest()
+    if folder.result() is None or latest is None:
+        raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
+    weights = checkpoints.load(latest)[1]["server"].get("weights", {})
+    own = task.learned_state()
+    fitting = {n: entry for n, entry in weights.items() if n in own and entry.shape == own[n].shape}
+    if not fitting:
+        raise UserError(
+            f"start={run}: its server holds no weights that fit this task; start from a run of the same"
+        )
+    task.load_state_dict(fitting, strict=False)
+
+
+def build_data(
+    config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric, display: Display
+) -> Data:
+    """Prepares images to be read, and computes frozen features that are not cached yet."""
+    if isinstance(images, LabelledSet):
+        transform, train, test = _labelled_data(config, images)
+    else:
+        transform, train, test = _image_data(config, images, model.backbone, fabric, display)
+    sizes = config["batch_size"], config["evaluation"]["batch_size"]
+    module = (
+        FederatedDataModule(train, test, partition.clients, *sizes)
+        if partition.stages is None
+        else StreamDataModule(train, test, partition.stages, config["rounds"], config["schedule"], *sizes)
+    )
+    return Data(images, partition, transform, module)
+
+
+def image_transform(config: Config) -> ImageTransform:
+    """From an image file to what the run's task sees; labelled sets bring their own mean and deviation."""
+    source = config["data"].get("normal", config["data"])
+    own = {key: source[key] for key in ("mean", "std") if key in source}
+    return call(ImageTransform, {**own, **config["image"]}, "image")
+
+
+def _labelled_data(config: Config, images: LabelledSet) -> tuple[ImageTransform, Dataset, Dataset]:
+    side = images.train_images.shape[-1]
+    if config["image"]["size"] != side:
+        raise UserError(
+            f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
+            f" give image.size={side} image.resize=null"
+        )
+    if config["image"]["channels"] != images.channels:
+        raise UserError(
+            f"image.channels={config['image']['channels']}, but the images of {images.name} have"
+            f" {images.channels}; give image.channels={images.channels}"
+        )
+    parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
+    train, test = (
+        SemanticDataset(*part, images.normal_classes, images.mean, images.std)
+        if isinstance(images, SemanticSet)
+        else LabelledDataset(*part, images.mean, images.std)
+        for part in parts
+    )
+    return image_transform(config), train, test
+
+
+def _image_data(
+    config: Config, images: ImageSet, backbone: FeaturePyramid | None, fabric: Fabric, display: Display
+) -> tuple[ImageTransform, Dataset, Dataset]:
+    transform = image_transform(config)
+    train: Dataset = ImageDataset(images.train, transform, with_masks=False)
+    test: Dataset = ImageDataset(images.test, transform, with_masks=images.has_masks)
+    if backbone is not None and config["cache"]["enabled"]:
+        backbone.to(fabric.device)
+        cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
+        samples = (*images.train, *images.test)
+        if fabric.is_global_zero:
+            with all_cores(fabric), display.progress("Frozen features") as progress:
+                cache.fill(samples, progress=progress, device=fabric.device)
+        fabric.barrier()
+        if not fabric.is_global_zero:
+            cache.fill(samples, device=fabric.device)
+        train = cache.dataset(images.train, with_masks=False)
+        test = cache.dataset(images.test, with_masks=images.has_masks)
+    return transform, train, test
+
+
+def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
+    """What judges clients on this kind of data."""
+    loader = data.module.test_dataloader()
+    if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
+        counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
+        return StreamAccuracyEvaluator(loader, data.module, counts, client, fabric, client_test)
+    if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
+        counts = data.partition.stage_counts(data.images)
+        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric)
+    if isinstance(data.images, SemanticSet):
+        quantile = config["evaluation"]["threshold_quantile"]
+        return SemanticEvaluator(
+            data.module, data.images.normal_classes, data.images.anomalies, fabric, quantile
+        )
+    if isinstance(data.images, LabelledSet):
+        return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
+    return AnomalyEvaluator(loader, data.images.has_masks, fabric)
+
+
+def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:
+    """Puts server, client, data and metrics into the round loop."""
+    return Federation(
+        server=model.server,
+        client=model.client,
+        data=data.module,
+        evaluator=build_evaluator(config, data, model.client, fabric),
+        fabric=fabric,
+        rounds=config["rounds"],
+        seed=config["seed"],
+        checkpoints=open_checkpoints(folder, config, model),
+        pool=ClientPool(
+            model.client.personal_state(), folder / "personal", config["federation"]["pool_bytes"]
+        ),
+        participation=build(config["federation"]["participation"]),
+        channel=build(config["federation"]["channel"]),
+        evaluate_every=config["evaluation"]["every"],
+    )
+
+
+def open_checkpoints(folder: Path, config: Config, model: Model) -> Checkpoints:
+    """A run's checkpoints, which only the same configuration with the same backbone weights may continue."""
+    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}")
+
+
+def cache_folder(config: Config) -> Path:
+    """Where frozen features are kept: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
+    folder = config["cache"]["folder"] or os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad"
+    return Path(folder).expanduser() / "features"

@@ -1,0 +1,87 @@
+"""The pictures of a run whose clients shared images: what was condensed, and where it lies among real images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lit_fedad.contracts import Client
+from lit_fedad.data.labelled import LabelledDataset, LabelledSet
+from lit_fedad.experiment.build import Data
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.processes import share
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.knowledge_plane import knowledge_plane
+from lit_fedad.report.knowledge_sheet import evenly, knowledge_sheet
+from lit_fedad.report.representations import embed
+
+_EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in the plane at most
+
+
+def draw_knowledge(federation: Federation, data: Data, fabric: Fabric, folder: Path) -> None:
+    """Draws images that clients have shared, by class and round, and among test images; nothing where there are none.
+
+    Features are those of the first client, as it predicts after the last round, laid out with t-SNE.
+
+    Args:
+        federation: After its last round.
+        data: The test images.
+        fabric: Moves batches and sets precision.
+        folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
+    """
+    shared = federation.server.shared_images()
+    count = len(data.images.products)
+    chosen = share(fabric, _chosen(shared, count))
+    if chosen is None:
+        return
+    assert isinstance(data.images, LabelledSet)
+    assert isinstance(data.module.test, LabelledDataset)
+    condensed, labels = chosen
+    real = _some(data.images.test_labels, count)
+    test = data.module.test
+    images = torch.cat([test.normalise(condensed), test.__getitems__(real.tolist())["image"]])
+
+    def answer(client: Client, number: int) -> Tensor:
+        with torch.inference_mode(), fabric.autocast():
+            parts = [
+                client.task.features({"image": part.to(fabric.device)}).flatten(1).float().cpu()
+                for part in images.split(data.module.eval_batch_size)
+            ]
+        return torch.cat(parts)
+
+    first = federation.clients[0]
+    features = federation.ask(federation.rounds, answer, [first]).get(first)
+    if features is None:
+        return
+    sheet = {round: (own.numpy(), kinds.numpy()) for round, (own, kinds) in shared.items()}
+    save_figure(knowledge_sheet(sheet, data.images.classes), folder / "figures" / "knowledge.png")
+    plane = knowledge_plane(
+        embed(features),
+        torch.cat([labels, data.images.test_labels[real]]),
+        torch.arange(len(images)) < len(condensed),
+        data.images.classes,
+    )
+    save_figure(plane, folder / "figures" / "knowledge_tsne.png")
+
+
+def _chosen(shared: Mapping[int, tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor] | None:
+    """Images of all rounds, and their labels."""
+    if not shared:
+        return None
+    parts, kinds = zip(*shared.values(), strict=True)
+    labels = torch.cat(kinds)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    chosen[_some(labels, classes)] = True
+    masks = chosen.split([len(part) for part in parts])  # many rounds' images are not copied
+    return torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)]), labels[chosen]
+
+
+def _some(labels: Tensor, classes: int) -> Tensor:
+    """Positions of a few images of each class, evenly chosen, ascending."""
+    each = min(_EACH, max(1, _IN_THE_PLANE // (2 * classes)))
+    own = [(labels == label).nonzero()[:, 0] for label in range(classes)]
+    return torch.cat([positions[evenly(len(positions), each)] for positions in own]).sort().values

@@ -1,0 +1,120 @@
+"""A complete run, opened again with its images and all its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from lit_fedad.config import Config
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import (
+    Data,
+    Model,
+    build_data,
+    build_federation,
+    build_images,
+    build_model,
+    build_partition,
+)
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.report.console import Display
+
+# What may differ between the machine of the run and this one; all else would make it another detector.
+_MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A run after its last round.
+
+    Attributes:
+        folder: Its files.
+        result: Content of ``result.json``.
+        config: Its configuration, as it is on this machine.
+        model: Its live client and server.
+        data: Its images.
+        federation: With the last checkpoint restored.
+        fabric: One process.
+        display: For what is to be said.
+    """
+
+    folder: RunFolder
+    result: dict[str, Any]
+    config: Config
+    model: Model
+    data: Data
+    federation: Federation
+    fabric: Fabric
+    display: Display
+
+
+def reopen(run: str, overrides: Mapping[str, str]) -> Reopened:
+    """Builds a run's parts as they were at its end; plays nothing.
+
+    Args:
+        run: MLflow run id, or the run's folder.
+        overrides: Values that differ on this machine, such as ``data.root``.
+
+    Raises:
+        UserError: If there is no such complete run, or its data or backbone cannot be had again.
+    """
+    folder, result, config = complete_run(run, overrides)
+    display, fabric = Display(), one_process(config)
+    model = same_model(config, result)
+    images = build_images(config)
+    data = build_data(config, images, build_partition(config, images), model, fabric, display)
+    if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
+        raise UserError(
+            f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
+        )
+    federation = build_federation(folder.config(), folder.path, model, data, fabric)
+    federation.resume()
+    return Reopened(folder, result, config, model, data, federation, fabric, display)
+
+
+def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:
+    """A run's folder and result, and its configuration as it is on this machine.
+
+    Raises:
+        UserError: If there is no such complete run, or a value may not differ.
+    """
+    folder = RunFolder.find(run)
+    result = folder.result()
+    if result is None:
+        raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")
+    config = folder.config()
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        if key not in _MACHINE or name not in config.get(section, {}):
+            raise UserError(f"'{key}' cannot be given for a trained run, only {', '.join(_MACHINE)}")
+        config[section][name] = value
+    return folder, result, config
+
+
+def one_process(config: Config) -> Fabric:
+    """A launched Fabric of one process, as the run's otherwise."""
+    fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+    fabric.launch()
+    return fabric
+
+
+def same_model(config: Config, result: Mapping[str, Any]) -> Model:
+    """The run's model, untrained, on the very backbone it was trained with.
+
+    Raises:
+        UserError: If the backbone's weights are others now.
+    """
+    # Where training started from has been trained over, and need not exist any more.
+    model = build_model({**config, "start": None}, result["partition"]["products"])
+    then, now = result["backbone"], model.provenance
+    if then["sha256"] != now["sha256"]:
+        raise UserError(
+            f"backbone: the weights taken now ({now['taken']}) differ from the run's ({then['taken']});"
+            " give backbone.weights=FILE"
+        )
+    return model

@@ -1,0 +1,135 @@
+"""A run's folder: where its files lie, and how a later command finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fedad.config import Config, identity
+from lit_fedad.errors import UserError
+from lit_fedad.tracking.tracker import find_run_folder
+
+_FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
+_FILES = ("config.yaml", "partition.json", "thresholds.json", "result.json", "evaluation.json")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config) -> RunFolder:
+        """The folder that a configuration's run uses: the same command always gets the same one."""
+        if config["out"]:
+            return cls(Path(config["out"]))
+        data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
+        name = f"{config['method']['name']}-{data}-s{config['seed']}-{identity(config)[:8]}"
+        return cls(Path("outputs") / name)
+
+    @classmethod
+    def find(cls, run: str) -> RunFolder:
+        """The folder of a finished or begun run.
+
+        Args:
+            run: Its path, or its MLflow run id.
+
+        Raises:
+            UserError: If there is no such run.
+        """
+        if Path(run).is_dir():
+            folder = Path(run)
+        else:
+            try:
+                folder = find_run_folder(run)
+            except UserError as error:
+                raise UserError(f"run={run}: no such folder, and no tracked run: {error}") from error
+        if not (folder / "config.yaml").exists():
+            raise UserError(f"{folder}: not a run's folder (it holds no config.yaml)")
+        return cls(folder)
+
+    def clear(self) -> None:
+        """Removes what an earlier run left, and nothing else that lies in the folder."""
+        for name in _FOLDERS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in _FILES:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                (self.path / name).unlink()
+
+    def config(self) -> Config:
+        """The resolved configuration that the run was made with.
+
+        Raises:
+            UserError: If the file is not such a configuration.
+        """
+        path = self.path / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        if not isinstance(config, dict) or "method" not in config:
+            raise UserError(f"{path}: not the configuration of a run; name another folder")
+        return config
+
+    def claim(self, config: Config) -> None:
+        """Makes the folder this configuration's.
+
+        Raises:
+            UserError: If another configuration's run lies in it, or it cannot be written.
+        """
+        if (self.path / "config.yaml").exists() and identity(self.config()) != identity(config):
+            if self.result() or any((self.path / "checkpoints").glob("round_*")):
+                raise UserError(
+                    f"{self.path}: holds a run of another configuration; give another out=DIR, or fresh=true"
+                )
+            self.clear()  # a command that was refused before its first round, and has been corrected since
+        self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+    def result(self) -> dict[str, Any] | None:
+        """What a complete run came to; None for a run that is not complete."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def thresholds(self) -> dict[int, float]:
+        """Image score by client above which a complete run calls an image anomalous."""
+        return {
+            int(client): value
+            for client, value in json.loads((self.path / "thresholds.json").read_text()).items()
+        }
+
+    def save_json(self, name: str, value: Any) -> Path:
+        """Writes JSON; undefined numbers become null."""
+        return self._write(name, json.dumps(_plain(value), indent=1))
+
+    def _write(self, name: str, text: str) -> Path:
+        """Writes a file that is either complete or absent."""
+        partial = self.path / f".{name}.partial"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            partial.write_text(text)
+            partial.replace(self.path / name)
+        except OSError as error:
+            raise UserError(f"{self.path / name}: cannot be written ({error.strerror})") from error
+        return self.path / name
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

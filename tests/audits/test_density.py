@@ -1,0 +1,47 @@
+"""Distance correlation of a finished run."""
+
+import json
+import re
+
+import pytest
+
+from lit_fedad.audits.density import correlate
+from lit_fedad.config import compose
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.train import train
+
+SMALL = [
+    *("method=fadngs", "experiment=semantic_small", "rounds=1", "warmup=0", "queue=32", "encoder.channels=4"),
+    *("data.train_per_class=16", "data.test_per_class=2", "data.train_per_set=2", "data.test_per_set=2"),
+    *(
+        "partition.clients=2",
+        "partition.size=12",
+        "partition.contamination=0",
+        "batch_size=8",
+        "tracking=off",
+    ),
+    *("public.count=10", "method.server.distillation.epochs=1", "fabric.accelerator=cpu"),
+]
+
+
+@pytest.mark.slow
+def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys):
+    result = train(compose([*SMALL, f"out={tmp_path}"]), quiet=True)
+    capsys.readouterr()
+    correlate(str(tmp_path), {})
+    found = json.loads((tmp_path / "privacy" / "dcor.json").read_text())
+    assert found == pytest.approx(result["privacy"], abs=1e-9)
+    printed = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+    shared = next(line for line in printed if line[0] == "shared densities")
+    assert shared[1:] == [
+        f"{result['privacy'][f'shared_raw_{name}']:.3f}" for name in ("r_squared", "r", "corrected")
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_a_run_without_densities_is_one_line(tiny_run):
+    with pytest.raises(
+        UserError, match=r"method feddymem shares no densities.*attack=inversion and attack=lira"
+    ) as e:
+        correlate(str(tiny_run), {})
+    assert "\n" not in str(e.value)

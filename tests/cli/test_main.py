@@ -1,0 +1,205 @@
+"""The command line: what each command prints, and its exit status."""
+
+import importlib
+import logging
+import subprocess
+import sys
+import warnings
+
+import pytest
+import yaml
+
+from lit_fedad.cli import main as cli
+from lit_fedad.config import compose, options
+from lit_fedad.deployment import predict as prediction
+from lit_fedad.experiment import train as experiment
+from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.tracking import tracker as tracking
+from lit_fedad.tracking.tracker import Delivery
+
+
+@pytest.fixture
+def say(capsys):
+    """Runs a command; returns its exit status, output lines and error lines."""
+
+    def run(*words):
+        capsys.readouterr()
+        status = cli.main(words)
+        printed = capsys.readouterr()
+        return status, printed.out.splitlines(), printed.err.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("help",), ("-h",), ("--help",), ("train", "--help"), ("predict", "-h")]
+)
+def test_help_names_every_command(say, words):
+    status, out, err = say(*words)
+    assert (status, err) == (0, [])
+    commands = {line.split()[0] for line in out if line.startswith("  ") and line[2] != " "}
+    assert commands == set(cli._COMMANDS)
+
+
+def test_help_does_not_wait_for_lightning():
+    code = (
+        "import sys; from lit_fedad.cli.main import main; main(['help']); print('lightning' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("trian",), "no command 'trian'; one of train, evaluate, predict, sync, options"),
+        (("train", "rounds"), "'rounds' is not of the form key=value"),
+        (("train", "rouds=3"), "did you mean 'rounds'"),
+        (("train", "method=fedymem"), "did you mean 'feddymem'"),
+        (("evaluate",), "'run' must be given: run=..."),
+        (("evaluate", "run="), "'run' must be given: run=..."),
+        (("predict", "run=x"), "'images' must be given: images=..."),
+        (("predict", "folder"), "'folder' is not of the form key=value"),
+        (("sync", "run=x", "client=1"), "sync has no key 'client', only 'run'"),
+        (("options", "methods"), "no group 'methods'"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(say, words, message):
+    status, out, err = say(*words)
+    assert (status, out) == (2, [])
+    assert len(err) == 1
+    assert err[0].startswith("error: ")
+    assert message in err[0]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "sync", "predict"])
+def test_an_unknown_run_is_one_line(say, command, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'none.db'}")
+    status, _, err = say(command, "run=typo", *(["images=."] if command == "predict" else []))
+    assert status == 2
+    assert len(err) == 1
+    assert "run=typo: no such folder" in err[0]
+
+
+def test_cfg_prints_the_configuration_that_would_run(say):
+    status, out, _ = say("train", "debug=seconds", "--cfg", "seed=3")
+    assert status == 0
+    assert yaml.safe_load("\n".join(out)) == compose(["debug=seconds", "seed=3"])
+
+
+def test_options_lists_groups_and_choices(say):
+    status, out, _ = say("options")
+    listed = {line.split()[0]: line.split()[1:] for line in out}
+    assert status == 0
+    assert listed["method"] == options("method")
+    assert {"data", "backbone", "experiment"} <= set(listed)
+    assert say("options", "method")[1] == [line for line in out if line.startswith("method ")]
+
+
+def test_training_and_showing_it_again(say, tmp_path):
+    words = [
+        "train",
+        "debug=seconds",
+        "tracking=off",
+        "rounds=1",
+        "evaluation.pictures=0",
+        "cache.enabled=false",
+    ]
+    words += [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    status, out, err = say(*words)
+    assert status == 0
+    assert err == [
+        "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more"
+    ]
+    assert any(line.startswith("round  1/1") for line in out)
+    status, out, err = say(*words)
+    assert (status, err) == (0, [])
+    assert out[0].startswith("complete already")
+
+
+def test_predicting_tells_unreadable_images_by_its_status(say, tiny_run, tmp_path):
+    (tmp_path / "bad.png").write_text("no image")
+    data = tiny_run.parent / "data"
+    good = next(data.rglob("test/good/*.png"))
+    (tmp_path / "good.png").write_bytes(good.read_bytes())
+    out = tmp_path / "out"
+    status, _, err = say("predict", f"run={tiny_run}", f"images={tmp_path}", f"out={out}", "client=1")
+    assert status == 2
+    assert [line.split(":")[0] for line in err] == ["warning", "warning", "error"]
+    assert "RANDOM" in err[0]
+    assert "bad.png" in err[1]
+    assert len((out / "scores.csv").read_text().splitlines()) == 3
+    (tmp_path / "bad.png").unlink()
+    status, lines, _ = say("predict", f"run={tiny_run}", f"images={tmp_path}", f"out={out}")
+    assert status == 0
+    assert any(line.endswith(str(out / "scores.csv")) for line in lines)
+
+
+def test_words_reach_evaluate_and_predict(say, monkeypatch):
+    called = []
+    monkeypatch.setattr(prediction, "evaluate", lambda *given: called.append(given))
+    monkeypatch.setattr(prediction, "predict", lambda *given, **named: called.append((given, named)))
+    say("evaluate", "run=r", "data.root=/a=b")
+    say("predict", "images=i", "run=r", "client=2", "backbone.weights=w")
+    assert called == [
+        ("r", {"data.root": "/a=b"}),
+        (("r", "i"), {"client": "2", "out": None, "overrides": {"backbone.weights": "w"}}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("delivery", "status", "line"),
+    [
+        (Delivery("ab12", 0, None), 0, "everything is delivered: MLflow run ab12"),
+        (Delivery(None, 4, "http://x: refused"), 2, "error: 4 records still wait: http://x: refused"),
+        (Delivery("ab12", 0, "http://x refused records"), 2, "error: http://x refused records"),
+    ],
+)
+def test_sync_tells_what_became_of_the_records(say, monkeypatch, tiny_run, delivery, status, line):
+    monkeypatch.setattr(tracking, "deliver", lambda folder: delivery)
+    found, out, err = say("sync", f"run={tiny_run}")
+    assert (found, out + err) == (status, [line])
+
+
+def test_sync_of_a_run_that_was_not_tracked(say, tiny_run):
+    status, _, err = say("sync", f"run={tiny_run}")
+    assert status == 2
+    assert "tracking/journal.jsonl" in err[0]
+
+
+@pytest.mark.parametrize(("command", "hint"), [("train", True), ("evaluate", False)])
+def test_an_interruption_is_one_line_and_status_130(say, monkeypatch, command, hint):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "train", interrupted)
+    monkeypatch.setattr(prediction, "evaluate", interrupted)
+    status, _, err = say(command, *(["run=r"] if command == "evaluate" else []))
+    assert status == 130
+    assert err == ["error: interrupted" + ("; the same command continues" if hint else "")]
+
+
+def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
+    backbones = importlib.import_module("lit_fedad.models.backbones")
+    with plain_warnings(Display()):
+        warnings.warn("from a test, outside the package", stacklevel=1)
+        backbones.create_backbone("test_resnet", layers=(1,), weights="random")  # attributed to this file
+        warnings.warn_explicit("two\nlines", UserWarning, backbones.__file__, 1)
+        logging.getLogger("lit_fedad.tracking.tracker").warning("kept for %s", "later")
+        logging.getLogger("lit_fedad.tracking.tracker").info("chatter")
+        logging.getLogger("timm.models").warning("chatter")
+        logging.getLogger("some.library").error("disk is full")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "warning: two lines",
+        "warning: kept for later",
+        "warning: disk is full",
+    ]
+
+
+def test_hooks_are_taken_back():
+    before = warnings.showwarning, list(logging.root.handlers), logging.root.manager.disable
+    with pytest.raises(KeyError), plain_warnings(Display(quiet=True)):
+        raise KeyError
+    assert (warnings.showwarning, logging.root.handlers, logging.root.manager.disable) == before

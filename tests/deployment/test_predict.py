@@ -1,0 +1,280 @@
+"""A trained run on new images and on its own test set."""
+
+import csv
+import json
+import math
+import shutil
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from lit_fedad.config import build
+from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
+from lit_fedad.data.sample import Sample
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment import predict as prediction
+from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.report.console import METRIC_TITLES
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Four images of several sizes, kinds and folders, two of them with the same stem."""
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "photos"
+    for name, shape in {
+        "a/one.png": (40, 60, 3),
+        "a/one.jpg": (32, 32, 3),
+        "b/one.png": (64, 48),
+        "top.bmp": (33, 35, 3),
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, shape, dtype=np.uint8)).save(path)
+    (folder / "notes.txt").write_text("not an image")
+    return folder
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_image_gets_a_score_a_decision_and_a_heatmap(tiny_run, photos, tmp_path):
+    out = tmp_path / "out"
+    rows = table(predict(str(tiny_run), str(photos), client="1", out=str(out)))
+    assert [row["path"] for row in rows] == [
+        str(photos / name) for name in ("a/one.jpg", "a/one.png", "b/one.png", "top.bmp")
+    ]
+    threshold = json.loads((tiny_run / "thresholds.json").read_text())["1"]
+    for row in rows:
+        assert float(row["threshold"]) == pytest.approx(threshold, rel=1e-7)
+        assert row["decision"] == ("anomalous" if float(row["score"]) > threshold else "normal")
+    heatmaps = [out / row["heatmap"] for row in rows]
+    assert len(set(heatmaps)) == 4
+    assert sorted(heatmaps) == sorted(out.rglob("*.png"))
+    assert {Image.open(path).size for path in heatmaps} == {(32, 32)}
+
+
+def test_scores_are_those_of_the_run(tiny_run, tmp_path):
+    """Predicting the test images gives the I-AUROC that the run reported for the client."""
+    config = RunFolder(tiny_run).config()
+    labels = {str(sample.path): sample.label for sample in build(config["data"]).test}
+    reported = RunFolder(tiny_run).result()["last"]["i_auroc"]["per_client"]
+    for client in ("0", "1"):
+        rows = table(
+            predict(str(tiny_run), config["data"]["root"], client=client, out=str(tmp_path / client))
+        )
+        rows = [row for row in rows if row["path"] in labels]
+        assert len(rows) == len(labels)
+        found = roc_auc_score([labels[row["path"]] for row in rows], [float(row["score"]) for row in rows])
+        assert found == pytest.approx(reported[client], abs=1e-9)
+
+
+def test_thresholds_come_from_the_clients_training_images_alone(tiny_run, tmp_path):
+    config = RunFolder(tiny_run).config()
+    images = build(config["data"])
+    held = build(config["partition"])(images, config["seed"]).clients[0]
+    rows = table(predict(str(tiny_run), config["data"]["root"], client="0", out=str(tmp_path)))
+    scores = {row["path"]: float(row["score"]) for row in rows}
+    own = [scores[str(images.train[index].path)] for index in held]
+    expected = np.quantile(own, config["evaluation"]["threshold_quantile"])
+    assert RunFolder(tiny_run).thresholds()[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
+    rows = table(predict(str(tiny_run), str(photos), client="0", out=str(tmp_path / "out")))
+    config = RunFolder(tiny_run).config()
+    model = build_model(config, ["a", "b"])
+    model.restore(tiny_run, config, 0)
+    samples = [Sample(photos / row["path"], "new") for row in rows]
+    dataset = ImageDataset(samples, ImageTransform(**config["image"]))
+    module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    predictions = trainer.predict(model.client, module)
+    found = torch.cat([prediction.image_score for prediction in predictions])
+    torch.testing.assert_close(found, torch.tensor([float(row["score"]) for row in rows]), rtol=1e-5, atol=0)
+    assert predictions[0].anomaly_map.shape == (3, 32, 32)
+
+
+def test_the_training_data_may_be_gone(tiny_run, photos, tmp_path):
+    before = predict(str(tiny_run), str(photos), out=str(tmp_path / "before")).read_text()
+    data = tiny_run.parent / "data"
+    data.rename(tiny_run.parent / "elsewhere")
+    try:
+        after = predict(str(tiny_run), str(photos), out=str(tmp_path / "after")).read_text()
+        with pytest.raises(UserError, match=r"client=9"):
+            predict(str(tiny_run), str(photos), client="9")
+    finally:
+        (tiny_run.parent / "elsewhere").rename(data)
+    assert after == before
+
+
+def test_an_unreadable_image_costs_only_itself(tiny_run, photos, tmp_path, capsys):
+    intact = table(predict(str(tiny_run), str(photos), out=str(tmp_path / "intact")))
+    (photos / "a" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and then nothing")
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"1 of 5 images could not be read; the others are scored"):
+        predict(str(tiny_run), str(photos), out=str(tmp_path / "out"))
+    rows = table(tmp_path / "out" / "scores.csv")
+    lost = [row for row in rows if row["decision"] == "unreadable"]
+    kept = [row for row in rows if row["decision"] != "unreadable"]
+    assert [row["path"] for row in lost] == [str(photos / "a" / "broken.png")]
+    assert lost[0]["score"] == lost[0]["heatmap"] == ""
+    assert [row["path"] for row in kept] == [row["path"] for row in intact]
+    before, after = ([float(row["score"]) for row in table] for table in (intact, kept))
+    assert after == pytest.approx(before, rel=1e-5)
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert "broken.png" in warnings[0]
+
+
+def test_a_folder_of_unreadable_images_is_told(tiny_run, tmp_path):
+    (tmp_path / "bad.png").write_text("no")
+    with pytest.raises(UserError, match=r"1 of 1 images could not be read"):
+        predict(str(tiny_run), str(tmp_path), out=str(tmp_path / "out"))
+
+
+def test_by_default_the_largest_client_judges_into_the_runs_folder(tiny_run, photos, capsys):
+    path = predict(str(tiny_run), str(photos / "top.bmp"))
+    assert path == tiny_run / "predictions" / "scores.csv"
+    largest = int(np.argmax(RunFolder(tiny_run).result()["partition"]["sizes"]))
+    assert f"client {largest}: " in capsys.readouterr().out
+    assert table(path)[0]["heatmap"] == "heatmaps/top_bmp.png"
+
+
+def test_heatmaps_of_an_earlier_call_are_no_images(tiny_run, photos):
+    first = predict(str(tiny_run), str(photos), out=str(photos / "judged")).read_text()
+    assert predict(str(tiny_run), str(photos), out=str(photos / "judged")).read_text() == first
+
+
+def test_the_colour_scale_hangs_on_the_threshold_alone(tiny_run, photos, tmp_path):
+    """The same image looks the same whatever lies beside it."""
+    predict(str(tiny_run), str(photos), out=str(tmp_path / "many"))
+    predict(str(tiny_run), str(photos / "a" / "one.png"), out=str(tmp_path / "one"))
+    many, one = (
+        np.asarray(Image.open(tmp_path / name)).astype(int)
+        for name in ("many/heatmaps/a/one_png.png", "one/heatmaps/one_png.png")
+    )
+    assert abs(many - one).max() <= 1  # the last bits of a convolution depend on the batch
+
+
+def test_other_backbone_weights_are_refused(tiny_run, photos, tmp_path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    config["backbone"]["seed"] = 1
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    message = r"differ from the run's \(random\); give backbone.weights=FILE"
+    with pytest.raises(UserError, match=message):
+        predict(str(tmp_path / "run"), str(photos), out=str(tmp_path / "out"))
+    with pytest.raises(UserError, match=message):
+        evaluate(str(tmp_path / "run"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"client": "7"}, "client=7: the run has clients 0, 1"),
+        ({"client": "-1"}, "client=-1: the run has clients 0, 1"),
+        ({"client": "first"}, "client=first: the run has clients 0, 1"),
+        ({"images": "nowhere"}, "images=nowhere: no such file or folder"),
+        ({"overrides": {"task.grid": "8"}}, "'task.grid' cannot be given for a trained run"),
+        ({"overrides": {"clint": "1"}}, "'clint' cannot be given for a trained run"),
+        ({"overrides": {"backbone.weights": "gone.pth"}}, "gone.pth: no such file"),
+    ],
+)
+def test_bad_input_is_one_line(tiny_run, photos, given, message):
+    with pytest.raises(UserError) as caught:
+        predict(**{"run": str(tiny_run), "images": str(photos), **given})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_images_is_one_line(tiny_run, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match=r"no image there \(\.bmp"):
+        predict(str(tiny_run), str(tmp_path))
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tiny_run, photos):
+    with pytest.raises(UserError, match=r"notes\.txt: cannot be written"):
+        predict(str(tiny_run), str(photos), out=str(photos / "notes.txt"))
+
+
+@pytest.mark.parametrize("command", [lambda run: predict(run, run), evaluate])
+def test_an_incomplete_run_is_one_line(tiny_run, tmp_path, command):
+    shutil.copy(tiny_run / "config.yaml", tmp_path)
+    with pytest.raises(UserError, match="the run is not complete"):
+        command(str(tmp_path))
+
+
+def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
+    class Broken(torch.nn.Module):
+        def predict_step(self, batch):
+            return prediction_of(torch.full((len(batch["image"]),), math.nan))
+
+    fabric = make_fabric(accelerator="cpu")
+    judge = prediction._Detect(
+        Broken(), fabric, ImageTransform(32), 1.0, tmp_path, photos, prediction.Display(quiet=True)
+    )
+    row = judge([photos / "top.bmp"])[0]
+    assert (row["decision"], row["heatmap"]) == ("anomalous", "")
+
+
+def prediction_of(score):
+    from lit_fedad.contracts import Prediction
+
+    return Prediction(score)
+
+
+def test_evaluation_equals_what_the_run_reported(tiny_run, capsys):
+    evaluate(str(tiny_run))
+    found = json.loads((tiny_run / "evaluation.json").read_text())
+    reported = RunFolder(tiny_run).result()["last"]
+    assert found == reported
+    assert found["round"] == 2
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [row for row in rows if row and row[0] in ("I-AUROC", "P-AUROC", "PRO", "AUPR")]
+    assert shown == [
+        [title, *(f"{reported[name][key]:.3f}" for key in ("mean", "worst", "pooled"))]
+        for name, title in METRIC_TITLES.items()
+        if name in reported
+    ]
+
+
+def test_evaluation_finds_moved_data_and_refuses_other_data(tiny_run, tmp_path):
+    home = tiny_run.parent
+    shutil.copytree(home / "data", tmp_path / "moved")
+    (home / "data").rename(home / "away")
+    try:
+        evaluate(str(tiny_run), {"data.root": str(tmp_path / "moved")})
+    finally:
+        (home / "away").rename(home / "data")
+    assert json.loads((tiny_run / "evaluation.json").read_text()) == RunFolder(tiny_run).result()["last"]
+
+
+def test_evaluation_refuses_other_training_images(tiny_run, tmp_path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    result = RunFolder(tmp_path / "run").result()
+    result["partition"]["counts"][0][0] += 1
+    RunFolder(tmp_path / "run").save_json("result.json", result)
+    with pytest.raises(UserError, match="not the images that the run was made with"):
+        evaluate(str(tmp_path / "run"))

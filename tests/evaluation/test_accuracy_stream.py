@@ -1,0 +1,387 @@
+"""How clients are judged whose images come task after task: against brute force, on models whose answers are drawn."""
+
+import functools
+import itertools
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.data import Dataset
+
+from lit_fedad.contracts import Client, Prediction, Server, Task, TensorSpec
+from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.participation import Participation
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.tasks.classifier import Classifier
+
+KINDS, TESTS = 4, 30
+# Images of each class in each task of each client; client 2 has fewer tasks.
+COUNTS = [
+    np.array([[5, 2, 0, 0], [0, 4, 1, 0], [3, 0, 0, 2]]),
+    np.array([[0, 0, 6, 1], [2, 0, 2, 0], [0, 3, 0, 4]]),
+    np.array([[1, 0, 0, 8], [0, 2, 5, 0]]),
+]
+LABELS = torch.randint(KINDS, (TESTS,), generator=torch.Generator().manual_seed(1))
+SERVER = -1
+
+
+class Labelled(Dataset):
+    def __init__(self, labels, side=1) -> None:
+        self.labels = labels
+        noise = torch.randn(len(labels), 1, side, side, generator=torch.Generator().manual_seed(5))
+        self.images = noise + labels[:, None, None, None]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitems__(self, indices):
+        index = torch.tensor(indices)
+        return {"image": self.images[index], "label": self.labels[index], "index": index}
+
+
+def make_module(rounds, counts=COUNTS, schedule="stage_major", side=1) -> StreamDataModule:
+    labels, tasks = [], []
+    for own in counts:
+        tasks.append([])
+        for row in own:
+            first = len(labels)
+            labels += [k for k, number in enumerate(row) for _ in range(number)]
+            tasks[-1].append(list(range(first, len(labels))))
+    train, test = Labelled(torch.tensor(labels), side), Labelled(LABELS, side)
+    return StreamDataModule(train, test, tasks, rounds, schedule, eval_batch_size=7)
+
+
+@functools.cache
+def answers(kind, who, round):
+    """The logits of a model: of its round, of a client or of the server, and of its first or second classifier."""
+    seed = 1000 * round + 10 * (who + 1) + kind
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(TESTS, KINDS, generator=draw) + 1.2 * nn.functional.one_hot(LABELS, KINDS)
+
+
+class Oracle(Client):
+    """Its model is its number and the round of its training, or the round of the server's message."""
+
+    classifiers = ("second",)
+    alike = False  # whether the server's model is asked for once
+    differ = False  # whether the server's model predicts otherwise at each client
+
+    def __init__(self):
+        super().__init__(Task())
+        self.model = (SERVER, 0)
+
+    def receive(self, broadcast):
+        self.model = (SERVER, int(broadcast["round"]))
+
+    def fit(self, loader, fabric):
+        self.model = (self.context.client, self.context.round)
+        return {}
+
+    def deploy_shared(self, lent):
+        if self.differ:
+            self.model = (10 + self.context.client, self.model[1])
+
+    @property
+    def uniform_server(self):
+        return self.alike
+
+    def send(self, loader):
+        return {"round": torch.tensor(self.context.round)}
+
+    def predict_step(self, batch):
+        first, second = (answers(kind, *self.model)[batch["index"]] for kind in (0, 1))
+        return Prediction(-first.amax(1), logits=first, others={"second": second})
+
+
+class OracleServer(Server):
+    round = torch.tensor(0)
+
+    def download_payload(self):
+        return {"round": TensorSpec((), torch.int64)}
+
+    upload_payload = download_payload
+
+    def broadcast(self, client_id):
+        return {"round": self.round}
+
+    def aggregate(self, updates):
+        self.round = next(iter(updates.values())).message["round"]
+
+    def state_dict(self):
+        return {"round": self.round}
+
+    def load_state_dict(self, state):
+        self.round = state["round"]
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Plays oracles on the stream; attributes of the client by name."""
+    # Else, waiting for the disk takes most of the time.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+    def play(
+        rounds=6, until=None, folder="run", fraction=0.67, client_test="own", schedule="stage_major", every=1,
+        client=None, server=None, module=None, counts=COUNTS, **attributes,
+    ):  # fmt: skip
+        client = client or Oracle()
+        for name, value in attributes.items():
+            setattr(client, name, value)
+        module = module or make_module(rounds, counts, schedule)
+        fabric = Fabric(accelerator="cpu", devices=1)
+        judge = StreamAccuracyEvaluator(module.test_dataloader(), module, counts, client, fabric, client_test)
+        home = tmp_path / folder
+        federation = Federation(
+            server or OracleServer(), client, module, judge, fabric, until or rounds, 0,
+            Checkpoints(home / "checkpoints", "tiny"), ClientPool(client.personal_state(), home / "personal"),
+            Participation(fraction), Channel(), every,
+        )  # fmt: skip
+        federation.run()
+        return federation
+
+    return play
+
+
+# -------------------------------------------------------------------------------------------------- brute force
+
+
+def accuracy(model, kind, weights, known=None) -> float:
+    """Of a model's answers to test images, an image of class k counting weights[k] over the images of its class."""
+    total = right = 0.0
+    logits = answers(kind, *model).numpy()
+    for row, label in zip(logits, LABELS.numpy(), strict=True):
+        open_to = [k for k in range(KINDS) if known is None or known[k]]
+        weight = weights[label] / np.sum(LABELS.numpy() == label)
+        total += weight
+        right += weight * (max(open_to, key=lambda k, row=row: row[k]) == label)
+    return right / total
+
+
+def expected(federation, round, client_test="own", server=lambda client: SERVER) -> dict:
+    """By metric and client, NaN where there is none."""
+    module, participants = federation.data, {r.round: r.participants for r in federation.history}
+    found = {}
+    for client, ending in itertools.product(range(3), ("", "_masked", "_second")):
+        kind = int(ending == "_second")
+        held = COUNTS[client]
+        weights = (held > 0).astype(int) if client_test == "balanced" else held
+
+        def judged(model, stage, rows, weights=weights, held=held, kind=kind, ending=ending):
+            known = held[: stage + 1].sum(0) > 0 if ending == "_masked" else None
+            return accuracy(model, kind, weights[rows].sum(0), known)
+
+        def so_far(model, stage, judged=judged):
+            return judged(model, stage, slice(stage + 1))
+
+        last = {}  # the last round of each task in which the client took part
+        for played in range(1, round + 1):
+            if client in participants[played]:
+                last[module.stage(client, played)] = played
+        own = {f"{name}{ending}": math.nan for name in
+               ("selection_accuracy", "local_accuracy", "incremental_accuracy", "forgetting")}  # fmt: skip
+        own[f"global_accuracy{ending}"] = so_far((server(client), round), module.stage(client, round))
+        if last:
+            latest = max(last, key=last.get)
+            own[f"local_accuracy{ending}"] = so_far((client, last[latest]), latest)
+            own[f"incremental_accuracy{ending}"] = np.mean(
+                [so_far((client, at), s) for s, at in last.items()]
+            )
+            drops = []
+            for j in range(latest):
+                before = [
+                    judged((client, at), s, slice(j, j + 1)) for s, at in last.items() if j <= s < latest
+                ]
+                if before:
+                    drops.append(max(before) - judged((client, last[latest]), latest, slice(j, j + 1)))
+            if drops:
+                own[f"forgetting{ending}"] = np.mean(drops)
+            if client in participants[round]:
+                own[f"selection_accuracy{ending}"] = own[f"local_accuracy{ending}"]
+        for name, value in own.items():
+            found.setdefault(name, {})[client] = value
+    return found
+
+
+def assert_same(metrics, wanted, names=None) -> None:
+    assert metrics.keys() == wanted.keys()
+    for name in names or wanted:
+        for client, value in wanted[name].items():
+            assert metrics[name]["per_client"][client] == pytest.approx(value, nan_ok=True), (name, client)
+
+
+@pytest.mark.parametrize("client_test", ["own", "balanced"])
+@pytest.mark.parametrize("fraction", [1.0, 0.34])
+def test_every_round_by_brute_force(play, fraction, client_test):
+    federation = play(fraction=fraction, client_test=client_test)
+    assert {len(report.participants) for report in federation.history} == {3 if fraction == 1 else 1}
+    for report in federation.history:
+        assert_same(report.metrics, expected(federation, report.round, client_test))
+
+
+def test_the_cases_are_telling(play):
+    """Clients that skip the last round, and a whole task; values that differ."""
+    federation = play(fraction=0.34)
+    metrics = federation.history[-1].metrics
+    (present,) = federation.history[-1].participants
+    assert [c for c, v in metrics["selection_accuracy"]["per_client"].items() if not math.isnan(v)] == [
+        present
+    ]
+    trained = [
+        {federation.data.stage(c, r.round) for r in federation.history if c in r.participants}
+        for c in range(3)
+    ]
+    assert any(0 < len(stages) < len(own) for stages, own in zip(trained, COUNTS, strict=True))
+    for ending in ("", "_masked", "_second"):
+        values = [metrics[f"{name}{ending}"]["mean"] for name in ("global_accuracy", "local_accuracy")]
+        assert len(set(values)) == 2
+    assert metrics["local_accuracy"]["mean"] < metrics["local_accuracy_masked"]["mean"]
+
+
+def test_rounds_without_evaluation_change_nothing_of_those_with_one(play):
+    """Scores of the last visits before an evaluation, among them the end of each task, are all that is needed."""
+    often, seldom = play(folder="a"), play(folder="b", every=100)
+    due = {r.round: r.metrics for r in seldom.history if r.metrics}
+    assert set(due) == {2, 3, 4, 6}
+    for report in often.history:
+        if report.round in due:
+            assert_same(due[report.round], expected(often, report.round))
+
+
+def test_tasks_that_come_again(play):
+    """At the end of all of them; the last visit of each client is the only one that counts."""
+    federation = play(schedule="literal", every=6, fraction=1.0)
+    metrics, wanted = federation.history[-1].metrics, expected(federation, 6)
+    assert [report.round for report in federation.history if report.metrics] == [6]
+    for ending in ("", "_masked", "_second"):
+        for name in ("global", "local", "selection"):
+            assert_same(metrics, wanted, [f"{name}_accuracy{ending}"])
+        assert metrics[f"incremental_accuracy{ending}"] == metrics[f"local_accuracy{ending}"]
+        assert all(map(math.isnan, metrics[f"forgetting{ending}"]["per_client"].values()))
+
+
+def test_summary_over_clients(play):
+    federation = play(fraction=1.0)
+    metrics, sizes = federation.history[2].metrics, {}
+    for client in range(3):
+        sizes[client] = COUNTS[client][: federation.data.stage(client, 3) + 1].sum()
+    for name, found in metrics.items():
+        known = {c: v for c, v in found["per_client"].items() if not math.isnan(v)}
+        if not known:
+            continue
+        assert found["mean"] == pytest.approx(np.mean(list(known.values())))
+        assert found["worst"] == (max if name.startswith("forgetting") else min)(known.values())
+        pooled = sum(sizes[c] * v for c, v in known.items()) / sum(sizes[c] for c in known)
+        assert found["pooled"] == pytest.approx(pooled)
+    assert math.isnan(federation.history[0].metrics["forgetting"]["mean"])
+
+
+def test_metrics_are_named_in_order_and_all_of_them_are_given(play):
+    federation = play(rounds=3)
+    names = federation.evaluator.metrics
+    assert names[0] == "selection_accuracy"
+    assert len(names) == 15
+    assert set(names) == set(federation.history[-1].metrics)
+
+
+# --------------------------------------------------------------------------------------------- the server's model
+
+
+def test_a_model_for_all_is_asked_for_once(play):
+    asked = []
+
+    class Counting(Oracle):
+        def predict_step(self, batch):
+            asked.append(self.model)
+            return super().predict_step(batch)
+
+    each, once = play(folder="a"), play(folder="b", client=Counting(), alike=True)
+    assert sum(who == SERVER for who, _ in asked) == 6 * math.ceil(TESTS / 7)
+    for one, other in zip(each.history, once.history, strict=True):
+        np.testing.assert_equal(one.metrics, other.metrics)
+
+
+def test_the_server_s_model_may_differ_at_each_client(play):
+    federation = play(differ=True)
+    for report in federation.history:
+        assert_same(report.metrics, expected(federation, report.round, server=lambda client: 10 + client))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_without_models_of_their_own_the_server_s_is_that_of_the_participants(play, alike):
+    federation = play(own_model=False, alike=alike, fraction=0.67)
+    assert federation.evaluator.after_fit
+    for report in federation.history:
+        for ending in ("", "_masked", "_second"):
+            shared = report.metrics[f"global_accuracy{ending}"]["per_client"]
+            selected = report.metrics[f"selection_accuracy{ending}"]["per_client"]
+            assert {c for c, v in selected.items() if not math.isnan(v)} == set(report.participants)
+            local = report.metrics[f"local_accuracy{ending}"]["per_client"]
+            assert all(map(math.isnan, local.values()))
+            for client in report.participants:
+                assert selected[client] == shared[client]
+            own = expected(federation, report.round)[f"global_accuracy{ending}"]
+            assert shared == {client: pytest.approx(value) for client, value in own.items()}
+        assert set(report.trained) == set(report.participants)
+
+
+# ---------------------------------------------------------------------------------------------- going on, looking on
+
+
+@pytest.mark.parametrize("own_model", [True, False])
+def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, own_model):
+    whole = play(folder="whole", own_model=own_model)
+    for until in (1, 3, 5):
+        module = make_module(6)
+        play(folder="parts", until=until, module=module, own_model=own_model)
+    parts = play(folder="parts", own_model=own_model)
+    assert [report.round for report in parts.history] == [1, 2, 3, 4, 5, 6]
+    for one, other in zip(parts.history, whole.history, strict=True):
+        np.testing.assert_equal(one.metrics, other.metrics)
+    # And a finished run may be judged again.
+    np.testing.assert_equal(play(folder="parts", own_model=own_model).evaluate(6), whole.history[-1].metrics)
+
+
+# --------------------------------------------------------------------------------------------------- a real method
+
+
+class Encoder(nn.Module):
+    width = 3
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
+
+    def forward(self, images):
+        return self.layers(images.flatten(1))
+
+
+def test_one_client_of_fedavg_is_the_server(play):
+    """In one task: what it has just trained is what the server makes of it."""
+    counts = [np.array([[4, 6, 5, 5]])]
+    torch.manual_seed(0)
+    client = FedAvgClient(Classifier(Encoder(), KINDS, augment=False, learning_rate=0.1))
+    server = FedAvgServer(client)
+    module = make_module(3, counts, side=2)
+    history = play(3, client=client, server=server, module=module, counts=counts).history
+    for report in history:
+        for ending in ("", "_masked"):
+            found = [report.metrics[f"{name}_accuracy{ending}"] for name in
+                     ("global", "local", "selection", "incremental")]  # fmt: skip
+            assert all(summary == found[0] for summary in found)
+            assert math.isnan(report.metrics[f"forgetting{ending}"]["mean"])
+    assert len({report.metrics["global_accuracy"]["mean"] for report in history}) > 1
+
+
+def test_unknown_test_classes_are_refused_in_one_line(play):
+    with pytest.raises(UserError, match=r"^evaluation.client_test=bogus: give own or balanced$"):
+        play(client_test="bogus")

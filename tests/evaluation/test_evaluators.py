@@ -1,0 +1,169 @@
+"""How clients are judged on whole sets of anomalous images: against scikit-learn and NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from lit_fedad.contracts import Prediction
+from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.semantic import SemanticDataset
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.semantic import SemanticEvaluator
+
+NORMAL, SETS = 2, ("cats", "dogs")
+LABELS = np.array([0, 1, 1, 0, 1, 0, 2, 2, 2, 3, 3, 3, 3])  # of the test images: two classes and two sets
+CLIENTS = ([0, 3, 4, 7], [1, 2, 5, 6, 8, 9], [])
+
+
+def pictures(number, seed):
+    return torch.randint(
+        256, (number, 3, 2, 2), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
+    )
+
+
+class Client:
+    """Scores an image by its mean, or its mean's distance to the client's own number."""
+
+    uniform = True
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def predict_step(self, batch):
+        return Prediction((batch["image"].mean((1, 2, 3)) - self.number / 9).abs())
+
+    def by_hand(self, images):
+        return (images.float().div(255).mean((1, 2, 3)) - self.number / 9).abs().numpy()
+
+
+@pytest.fixture
+def module():
+    """Ten training images of three clients, of which one holds none, and the test images."""
+    plain = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+    train = SemanticDataset(pictures(10, 0), torch.zeros(10, dtype=torch.int64), NORMAL, **plain)
+    test = SemanticDataset(pictures(len(LABELS), 1), torch.from_numpy(LABELS), NORMAL, **plain)
+    return FederatedDataModule(train, test, CLIENTS, batch_size=3, eval_batch_size=4)
+
+
+@pytest.fixture
+def evaluator(module):
+    def make(anomalies=SETS, quantile=0.75):
+        return SemanticEvaluator(module, NORMAL, anomalies, Fabric(accelerator="cpu", devices=1), quantile)
+
+    return make
+
+
+def values_by_hand(client, holder, quantile=0.75):
+    """AUROC, AUPR and the errors at the holder's threshold against each set, normal images weighed to be as many."""
+    scores, values = client.by_hand(pictures(len(LABELS), 1)), {}
+    threshold = np.quantile(client.by_hand(pictures(10, 0))[CLIENTS[holder]], quantile)
+    for number, name in enumerate(SETS, NORMAL):
+        chosen = np.isin(LABELS, (0, 1, number))
+        truth, own = LABELS[chosen] == number, scores[chosen]
+        weight = np.where(truth, 1, truth.sum() / (~truth).sum())
+        called = own > threshold
+        values[f"auroc_{name}"] = roc_auc_score(truth, own)
+        values[f"aupr_{name}"] = average_precision_score(truth, own, sample_weight=weight)
+        values[f"me_train_{name}"] = np.mean(~called[truth])
+        values[f"fe_train_{name}"] = (
+            weight[called & ~truth].sum() / weight[called].sum() if called.any() else np.nan
+        )
+    for name in ("auroc", "aupr", "me_train", "fe_train"):
+        values[name] = np.mean([values[f"{name}_{of}"] for of in SETS])
+    return values
+
+
+@pytest.mark.parametrize("quantile", [0.25, 0.75])
+def test_clients_that_differ(evaluator, quantile):
+    own = [Client(number) for number in range(2)]
+    for client in own:
+        client.uniform = False
+    judge = evaluator(quantile=quantile)
+    states = {number: judge.score(client, number) for number, client in enumerate(own)}
+    found = judge.summarise(states)
+    for number, client in enumerate(own):
+        for name, value in values_by_hand(client, number, quantile).items():
+            assert found[name]["per_client"][number] == pytest.approx(value, abs=1e-9, nan_ok=True), name
+    for name in ("auroc", "aupr", "me_train"):
+        values = [values_by_hand(client, number, quantile)[name] for number, client in enumerate(own)]
+        assert found[name]["mean"] == pytest.approx(np.mean(values))
+        assert found[name]["worst"] == pytest.approx((max if name.startswith("me") else min)(values))
+
+
+def test_clients_that_predict_alike_are_scored_once_and_judged_at_their_own_thresholds(evaluator):
+    """As if each had been scored by itself; a client without images is none."""
+    judge, client = evaluator(), Client()
+    state = judge.score(client, 0)
+    assert list(state) == [0, 1]
+    found = judge.summarise(judge.spread(state, [0, 1]))
+    for number in (0, 1):
+        for name, value in values_by_hand(client, number).items():
+            assert found[name]["per_client"][number] == pytest.approx(value, abs=1e-9, nan_ok=True), name
+    assert found["me_train"]["per_client"][0] != found["me_train"]["per_client"][1]
+    assert found["me"]["per_client"][0] == found["me"]["per_client"][1]
+    # Asked one by one, as by the evaluate command, they say the same.
+    again = judge.summarise({number: judge.score(client, number) for number in (0, 1)})
+    np.testing.assert_equal(again, found)
+
+
+def test_metrics_are_named_in_order_and_all_of_them_are_given(evaluator):
+    judge = evaluator()
+    found = judge.summarise(judge.spread(judge.score(Client(), 0), [0, 1]))
+    assert judge.metrics[:7] == (*SemanticEvaluator.metrics, "auroc_cats")
+    assert set(judge.metrics) == set(found)
+
+
+def test_a_single_set_has_no_metrics_of_its_own(module):
+    labels = torch.from_numpy(np.minimum(LABELS, NORMAL))
+    module.test = SemanticDataset(pictures(len(LABELS), 1), labels, NORMAL, (0, 0, 0), (1, 1, 1))
+    judge = SemanticEvaluator(module, NORMAL, ("cats",), Fabric(accelerator="cpu", devices=1), 0.9)
+    found = judge.summarise(judge.spread(judge.score(Client(), 0), [0, 1]))
+    assert judge.metrics == SemanticEvaluator.metrics
+    assert set(found) == set(judge.metrics)
+    truth = LABELS >= NORMAL
+    assert found["auroc"]["mean"] == pytest.approx(roc_auc_score(truth, Client().by_hand(pictures(13, 1))))
+
+
+def test_the_threshold_is_a_quantile_of_the_client_s_own_training_scores(evaluator, module):
+    judge, client = evaluator(quantile=0.4), Client(3)
+    scores = client.by_hand(pictures(10, 0))
+    for number in (0, 1):
+        loader = module.client_loader(number, torch.Generator(), shuffle=False)
+        np.testing.assert_allclose(image_scores(client, loader, judge.fabric), scores[CLIENTS[number]])
+        assert judge.thresholds(client, number) == pytest.approx(np.quantile(scores[CLIENTS[number]], 0.4))
+
+
+def test_scoring_draws_no_random_numbers(evaluator):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    evaluator().score(Client(), 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Localiser:
+    """Scores an image by its mean, and each pixel by its mean over the channels where maps are wanted."""
+
+    def __init__(self, maps):
+        self.maps = maps
+
+    def predict_step(self, batch):
+        values = batch["image"].mean(1)
+        return Prediction(values.mean((1, 2)), values if self.maps else None)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("maps", [True, False])
+def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
+    images = pictures(12, 3).float() / 255
+    labels = torch.arange(12) % 2
+    mask = (images[:, 0] > 0.5).byte() * labels[:, None, None].byte()
+    batches = [
+        {"image": images[i : i + 5], "label": labels[i : i + 5], "mask": mask[i : i + 5]} for i in (0, 5, 10)
+    ]
+    evaluator = AnomalyEvaluator(batches, masks, Fabric(accelerator="cpu", devices=1))
+    found = evaluator.summarise({0: evaluator.score(Localiser(maps), 0)})
+    assert ("p_auroc" in found) == ("pro" in found) == (masks and maps)
+    assert found["i_auroc"]["mean"] == pytest.approx(roc_auc_score(labels, images.mean((1, 2, 3))))

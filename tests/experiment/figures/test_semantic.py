@@ -1,0 +1,350 @@
+"""The pictures of runs on semantic anomalies, and the report on privacy."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from lit_fedad.config import compose
+from lit_fedad.contracts import Context
+from lit_fedad.deployment.predict import predict
+from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.experiment.build import (
+    build_data,
+    build_federation,
+    build_images,
+    build_model,
+    build_partition,
+    build_public,
+)
+from lit_fedad.experiment.figures import semantic as semantic_gallery
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.train import train
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.methods.fadngs import LastMerge
+from lit_fedad.privacy.distance_correlation import distance_correlation
+from lit_fedad.report.console import Display
+from lit_fedad.report.representations import embed as embed_in_the_plane
+
+SMALL = [
+    *("experiment=semantic_small", "rounds=2", "warmup=1", "queue=32", "encoder.channels=4"),
+    *("data.train_per_class=16", "data.test_per_class=5", "data.train_per_set=2", "data.test_per_set=8"),
+    *("partition.clients=3", "partition.size=14", "partition.contamination=0", "batch_size=8"),
+    *("evaluation.every=2", "tracking=off", "fabric.accelerator=cpu"),
+]
+FADNGS = ["method=fadngs", *SMALL, "public.count=10", "method.server.distillation.epochs=1"]
+ALL = {"representations.png", "scores.png", "capacities.png", "distance_correlation.png"}
+REPORTS = ("draw_representations", "draw_score_boxes", "draw_correlation_heatmap", "score_figure")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is handed to the figures, by the name of the function; nothing is drawn."""
+    calls = {}
+    for name in REPORTS:
+        monkeypatch.setattr(semantic_gallery, name, lambda *given, name=name: calls.update({name: given}))
+    monkeypatch.setattr(semantic_gallery, "save_figure", lambda *given: None)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folder and result of a FADngs run."""
+    folder = tmp_path_factory.mktemp("fadngs")
+    return folder, train(compose([*FADNGS, f"out={folder}"]), quiet=True)
+
+
+def played(out, *words):
+    """A federation after its last round that still knows what was merged in it; its data; and a Fabric."""
+    config, fabric = compose([*words, f"out={out}"]), make_fabric(accelerator="cpu")
+    images = build_images(config)
+    model = build_model(config, images.products, build_public(config, images))
+    data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
+    federation = build_federation(config, out, model, data, fabric)
+    federation.run()
+    return federation, data, fabric
+
+
+@pytest.fixture(scope="module")
+def played_fadngs(tmp_path_factory):
+    return played(tmp_path_factory.mktemp("played"), *FADNGS, "task.clusters=2")
+
+
+def pictures(folder):
+    return {path.name for path in (folder / "figures").glob("*.png")}
+
+
+def raw_scores(embedded, densities):
+    """Mahalanobis distances to the nearest of some densities, by the book."""
+    inverses = [(mean.double(), torch.linalg.inv(cov.double())) for mean, cov in densities]
+    gaps = [
+        ((embedded.double() - mean) @ inverse * (embedded.double() - mean)).sum(1)
+        for mean, inverse in inverses
+    ]
+    return torch.stack(gaps).amin(0)
+
+
+def laid_out(data):
+    """Positions of normal test images of classes that a client holds, then of anomalies."""
+    held = data.partition.counts(data.images).sum(0) > 0
+    labels = data.images.test_labels.numpy()
+    return np.concatenate([np.flatnonzero((labels < 10) & held[labels]), np.flatnonzero(labels >= 10)])
+
+
+def embed(task, images):
+    with torch.no_grad():
+        return task.project(task.encoder((images / 255 - task.mean) / task.std))
+
+
+def test_a_run_leaves_its_pictures_and_its_report(finished):
+    folder, result = finished
+    assert pictures(folder) >= ALL
+    report = json.loads((folder / "figures" / "distance_correlation.json").read_text())
+    assert report["images"] == 3 * 14
+    assert report["names"][:3] == ["raw data", "shared densities", "Gaussian 1"]
+    for name in ("r_squared", "r", "corrected"):
+        assert result["privacy"][f"shared_raw_{name}"] == report[name][0][1]
+        assert result["privacy"][f"noise_raw_{name}"] == report[name][0][2]
+    assert all(np.asarray(Image.open(folder / "figures" / name)).std() > 1 for name in ALL)
+
+
+@pytest.mark.slow
+def test_a_run_continued_after_its_last_round_has_all_pictures_again(finished, drawn):
+    folder, result = finished
+    text = (folder / "result.json").read_text()
+    (folder / "result.json").unlink()
+    try:
+        again = train(compose([*FADNGS, f"out={folder}"]), quiet=True)
+    finally:
+        (folder / "result.json").write_text(text)
+    assert again["privacy"] == result["privacy"]
+    assert drawn.keys() == set(REPORTS)
+    assert list(drawn["draw_score_boxes"][1]) == ["global"]  # local models are not kept
+
+
+def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
+    assert (
+        train(compose([*FADNGS, "rounds=1", "evaluation.pictures=0", f"out={tmp_path}"]), quiet=True)[
+            "privacy"
+        ]
+        is None
+    )
+    assert drawn == {}
+
+
+@pytest.mark.parametrize(
+    "words", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
+)
+@pytest.mark.slow
+def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, drawn, tmp_path):
+    federation, data, fabric = played(tmp_path, *words, "contrastive_loss=crad", *SMALL)
+    thresholds = dict.fromkeys(federation.clients, 1.0)
+    assert semantic_gallery.draw_semantics(federation, data, fabric, tmp_path, thresholds, 0.95) is None
+    assert drawn.keys() == {"draw_representations", "score_figure"}
+    _, features, _, _, alone, _, judge = drawn["draw_representations"]
+    assert features.shape == (len(laid_out(data)), 128)
+    assert alone is None
+    assert judge == "decisions of client 0"
+
+
+@pytest.mark.slow
+def test_any_task_with_features_is_laid_out(drawn, tmp_path):
+    federation, data, fabric = played(
+        tmp_path,
+        "method=fedavg",
+        "task=autoencoder",
+        *SMALL,
+        "rounds=1",
+        "task.encoder.depth=18",
+        "task.decoder.channels=16",
+    )
+    semantic_gallery.show_representations(federation, data, fabric, tmp_path, {0: 0.0}, 0.95)
+    _, features, owners, decisions, *_ = drawn["draw_representations"]
+    task = federation.client.task
+    with torch.no_grad():
+        expected = task.encode({"image": data.images.test_images[laid_out(data)] / 255})
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+    assert decisions.all()  # errors are above 0
+    assert len(owners) == len(features)
+
+
+def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tmp_path):
+    federation, data, fabric = played_fadngs
+    semantic_gallery.show_representations(federation, data, fabric, tmp_path, {0: 150.0, 1: 0.0}, 0.9)
+    path, features, owners, decisions, alone, number, judge = drawn["draw_representations"]
+    assert (path, number, judge) == (tmp_path / "representations.png", 0, "global densities")
+    holding = data.partition.counts(data.images)[:, :10]
+    labels = data.images.test_labels[laid_out(data)]
+    assert 24 < len(labels) < 74
+    assert owners.tolist() == [-1 if label >= 10 else int(holding[:, label].argmax()) for label in labels]
+    federation.ask(federation.rounds, lambda client, _: client, [0])
+    task = federation.client.task
+    torch.testing.assert_close(
+        features, embed(task, data.images.test_images[laid_out(data)]), rtol=1e-4, atol=1e-5
+    )
+    shared = federation.server.density_set
+    assert len(shared["densities.mean"]) == 6
+    scores = raw_scores(features, zip(*shared.values(), strict=True))
+    assert decisions.tolist() == (scores > 150.0).tolist()
+    own = federation.server.densities[0]
+    own = list(zip(own["densities.mean"], own["densities.covariance"], strict=True))
+    trained = raw_scores(embed(task, data.images.train_images[list(data.partition.clients[0])]), own)
+    assert alone.tolist() == (raw_scores(features, own) > np.quantile(trained, 0.9)).tolist()
+    assert alone.sum() > 0
+
+
+def test_every_model_is_judged_by_densities_of_its_own_kind(played_fadngs, drawn, tmp_path):
+    federation, data, fabric = played_fadngs
+    semantic_gallery.show_capacities(federation, data, fabric, tmp_path)
+    path, scores, clients = drawn["draw_score_boxes"]
+    assert (path, clients) == (tmp_path / "capacities.png", [0, 1, 2])
+    assert list(scores) == ["averaged", "global", "local"]
+    chosen = semantic_gallery._test_images_by_client(federation, data)
+    dominant = data.partition.counts(data.images)[:, :10].argmax(1)
+    for client, (normal, anomalous) in chosen.items():
+        assert (data.images.test_labels[normal] == dominant[client]).all()
+        assert len(normal) == 5
+        assert len(anomalous) == 8
+    dealt = torch.cat([anomalous for _, anomalous in chosen.values()])
+    assert sorted(dealt.tolist()) == (data.images.test_labels >= 10).nonzero()[:, 0].tolist()
+
+    def by_hand(client, _):
+        task, (averaged, local) = client.task, federation.server.last_merge
+        found = {}
+        for name, weights in {"averaged": averaged, "global": federation.server.weights, **local}.items():
+            task.load_state_dict(weights, strict=False)
+            found[name] = (
+                [
+                    (
+                        task.estimate(
+                            embed(task, data.images.train_images[list(indices)]),
+                            Context(federation.seed, federation.rounds, c),
+                        )
+                    )
+                    for c, indices in enumerate(data.partition.clients)
+                ],
+                [[embed(task, data.images.test_images[part]) for part in chosen[c]] for c in range(3)],
+            )
+        return found
+
+    found = federation.ask(federation.rounds, by_hand, [0])[0]
+    for client in range(3):
+        for name, model, judges in (
+            ("averaged", "averaged", range(3)),
+            ("global", "global", range(3)),
+            ("local", client, [client]),
+        ):
+            densities, parts = found[model]
+            joined = [
+                pair for c in judges for pair in zip(densities[c].mean, densities[c].covariance, strict=True)
+            ]
+            for score, z in zip(scores[name][client], parts[client], strict=True):
+                torch.testing.assert_close(score.double(), raw_scores(z, joined), rtol=2e-3, atol=1e-2)
+
+
+def test_without_distillation_there_is_no_second_global_model(played_fadngs, drawn, tmp_path, monkeypatch):
+    federation, data, fabric = played_fadngs
+    server = federation.server
+    monkeypatch.setattr(server, "last_merge", LastMerge(server.weights, {1: server.weights}))
+    semantic_gallery.show_capacities(federation, data, fabric, tmp_path)
+    scores = drawn["draw_score_boxes"][1]
+    assert list(scores) == ["global", "local"]
+    # Client 1 alone took part in the last round.
+    assert [[len(part) for part in pair] for pair in scores["local"]] == [[0, 0], [5, 8], [0, 0]]
+
+
+def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, drawn, tmp_path, monkeypatch):
+    federation, data, fabric = played_fadngs
+    given = []
+    original = semantic_gallery.density_privacy
+    monkeypatch.setattr(
+        semantic_gallery, "density_privacy", lambda *args: given.append(args) or original(*args)
+    )
+    monkeypatch.setattr(semantic_gallery, "_RAW_EACH", 10)
+    report = semantic_gallery.report_privacy(federation, data, fabric, tmp_path)
+    means, covariances, raw, _ = given[0]
+    federation.ask(federation.rounds, lambda client, _: client, [0])
+    assert len(means) == len(raw) == 6
+    assert [len(raw[2 * c]) + len(raw[2 * c + 1]) for c in range(3)] == [10, 10, 10]
+    for place, images in enumerate(raw):
+        z, other = embed(federation.client.task, images), place ^ 1  # densities come in pairs
+        mine, others = (raw_scores(z, [(means[k], covariances[k])]) for k in (place, other))
+        assert (mine <= others).all()
+    table = drawn["draw_correlation_heatmap"][2]
+    assert report["shared_raw_r_squared"] == float(table[0, 1])
+    assert report["shared_raw_r"] == pytest.approx(report["shared_raw_r_squared"] ** 0.5)
+    assert json.loads((tmp_path / "distance_correlation.json").read_text())["images"] == 30
+    assert distance_correlation(torch.cat(raw).flatten(1), torch.cat(raw).flatten(1)).r == pytest.approx(1)
+
+
+def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
+    server = played_fadngs[0].server
+    assert server.last_merge.averaged is not server.weights
+    assert list(server.last_merge.local) == [0, 1, 2]
+    sizes = torch.tensor([14.0, 14.0, 14.0]) / 42
+    name = "projection.0.weight"
+    mean = sum(size * server.last_merge.local[c][name] for c, size in enumerate(sizes))
+    torch.testing.assert_close(server.last_merge.averaged[name], mean)
+    assert set(server.state_dict()) == {"weights", "statistics", "densities"}
+
+
+def test_a_collapsed_representation_does_not_end_a_run(tmp_path):
+    """t-SNE from the principal components of equal features would crash the interpreter."""
+    assert np.isfinite(embed_in_the_plane(np.ones((40, 8)))).all()
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
+    """Files of the run's own size score as in memory; others are brought to it; no heatmap is drawn."""
+    folder, _ = finished
+    images = build_images(RunFolder(folder).config())
+    (tmp_path / "in").mkdir()
+    for place in (0, 60):
+        Image.fromarray(images.test_images[place].permute(1, 2, 0).numpy()).save(
+            tmp_path / "in" / f"{place:02}.png"
+        )
+    Image.new("RGB", (50, 40), "red").save(tmp_path / "in" / "wide.jpg")
+    with predict(str(folder), str(tmp_path / "in"), client="1", out=str(tmp_path / "out")).open() as file:
+        rows = list(csv.DictReader(file))
+    threshold = RunFolder(folder).thresholds()[1]
+    assert [row["decision"] for row in rows] == [
+        "anomalous" if float(row["score"]) > threshold else "normal" for row in rows
+    ]
+    assert [row["heatmap"] for row in rows] == ["", "", ""]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.csv"]
+    config, fabric = RunFolder(folder).config(), make_fabric(accelerator="cpu")
+    model = build_model(config, images.products)
+    model.restore(folder, config, 1)
+    data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
+    loader = DataLoader([data.module.test.__getitems__([0, 60])], batch_size=None)
+    expected = image_scores(model.client, loader, fabric)
+    assert [float(row["score"]) for row in rows[:2]] == pytest.approx(expected.tolist(), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_draw_what_one_draws(tmp_path):
+    """Without distillation, which the first process does with every core while the others wait."""
+    for devices in ("1", "2"):
+        words = [
+            *FADNGS,
+            "method.server.distillation=null",
+            f"fabric.devices={devices}",
+            f"out={tmp_path / devices}",
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "lit_fedad.cli", "train", *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+            timeout=240,
+            capture_output=True,
+        )
+    for name in ALL:
+        one, two = ((tmp_path / devices / "figures" / name).read_bytes() for devices in ("1", "2"))
+        assert one == two, name

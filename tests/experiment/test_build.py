@@ -1,0 +1,65 @@
+"""How an experiment's parts are put together, where no run shows it."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.config import compose
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import build_images, build_public
+from lit_fedad.experiment.train import train
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Paths of three images on disk, of unequal sizes."""
+    paths = []
+    for number in range(3):
+        pixels = np.random.default_rng(number).integers(0, 256, (20 + number, 24, 3), np.uint8)
+        paths.append(tmp_path / "private" / f"{number}.png")
+        paths[-1].parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(paths[-1])
+    return paths
+
+
+def files(train, test):
+    return ImageSet(
+        "plates",
+        tuple(Sample(path, "plate") for path in train),
+        tuple(Sample(path, "plate") for path in test),
+    )
+
+
+def test_a_file_that_is_a_client_s_or_a_test_image_cannot_be_public(photographs, tmp_path):
+    words = ["method=fadngs", "image.size=8", "public=folder", f"public.root={tmp_path / 'private'}"]
+    config = compose(words)
+    for images in (files(photographs[:1], []), files([], photographs[1:2])):
+        with pytest.raises(UserError, match="1 of 3 images are also in plates"):
+            build_public(config, images)
+    other = tmp_path / "other.png"
+    Image.fromarray(np.zeros((20, 24, 3), np.uint8)).save(other)
+    public = build_public(config, files([other], [other]))
+    assert public is not None
+    assert public.shape == (3, 3, 8, 8)
+
+
+def test_public_images_are_read_for_methods_that_look_at_them(photographs):
+    assert build_public(compose(["method=fedavg", "public=synthetic"]), files(photographs, [])) is None
+
+
+def test_only_classifiers_look_at_grey_images(photographs):
+    with pytest.raises(UserError, match="image.channels=1: task Contrastive looks at three channels"):
+        build_images(compose(["method=fadngs", "image.channels=1"]))
+    public = ["method=fedic", "public=synthetic", "image.channels=1"]
+    with pytest.raises(UserError, match="image.channels=1: public images have three channels"):
+        build_public(compose(public), files(photographs, []))
+
+
+def test_images_have_the_configured_channels(tmp_path):
+    words = ["method=fedavg", "data=motif_classes", "task=classifier", "debug=seconds", "tracking=off"]
+    grey = ["~data.train_per_product", "~data.test_per_product", "image.size=32", "image.channels=1"]
+    with pytest.raises(
+        UserError, match="image.channels=1, but the images of motif_classes have 3; give image.ch"
+    ):
+        train(compose([*words, *grey, f"out={tmp_path / 'run'}"]), quiet=True)

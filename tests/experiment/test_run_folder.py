@@ -1,0 +1,118 @@
+"""Run folders: found by path or MLflow id, claimed by one configuration, cleared of nothing foreign."""
+
+import json
+
+import pytest
+
+from lit_fedad.config import compose, identity
+from lit_fedad.errors import UserError
+from lit_fedad.experiment import run_folder as runs
+from lit_fedad.experiment.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose(["debug=seconds", "tracking=off"])
+
+
+def test_the_same_configuration_gets_the_same_folder_and_another_one_another(config):
+    folder = RunFolder.of(config).path
+    assert folder.parts[0] == "outputs"
+    assert folder.name == f"feddymem-textures-s0-{identity(config)[:8]}"
+    assert RunFolder.of({**config, "fresh": True, "cache": {}}).path == folder
+    assert RunFolder.of({**config, "rounds": 3}).path != folder
+    assert RunFolder.of({**config, "out": "here"}).path.name == "here"
+
+
+def test_a_claimed_folder_gives_the_configuration_back(tmp_path, config):
+    run = RunFolder(tmp_path / "new" / "run")
+    run.claim(config)
+    assert run.config() == config
+    assert identity(run.config()) == identity(config)
+    run.claim({**config, "fresh": True})  # circumstances may change
+    assert run.config()["fresh"] is True
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path, config):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    (tmp_path / "checkpoints" / "round_100000").mkdir(parents=True)
+    with pytest.raises(UserError, match="another configuration") as caught:
+        run.claim({**config, "seed": 1})
+    assert str(tmp_path) in str(caught.value)
+    assert run.config()["seed"] == 0
+
+
+def test_a_command_that_came_to_nothing_may_be_corrected(tmp_path, config):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    run.claim({**config, "seed": 1})
+    assert run.config()["seed"] == 1
+
+
+def test_clearing_leaves_what_no_run_wrote(tmp_path, config):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    run.save_json("result.json", {})
+    (tmp_path / "checkpoints" / "round_100001").mkdir(parents=True)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "photos").mkdir()
+    run.clear()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "thesis.tex"]
+
+
+def test_clearing_knows_every_file_of_a_real_run(tiny_run):
+    assert {path.name for path in tiny_run.iterdir()} <= {*runs._FOLDERS, *runs._FILES}
+
+
+def test_a_run_is_found_by_path(tiny_run):
+    assert RunFolder.find(str(tiny_run)).path == tiny_run
+
+
+def test_a_run_is_found_by_its_mlflow_id(monkeypatch, tiny_run):
+    monkeypatch.setattr(runs, "find_run_folder", {"0a1b": tiny_run}.__getitem__)
+    assert RunFolder.find("0a1b").path == tiny_run
+
+
+def test_a_missing_run_is_one_line_that_names_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'no.db'}")
+    with pytest.raises(UserError, match=r"run=outputs/typo: no such folder") as caught:
+        RunFolder.find("outputs/typo")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_configuration_is_no_run(tmp_path):
+    with pytest.raises(UserError, match=r"holds no config\.yaml"):
+        RunFolder.find(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["version: '3'\nservices: {}\n", "- a\n- list\n", "a: [unclosed\n"])
+def test_a_foreign_configuration_is_one_line(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"config\.yaml") as caught:
+        RunFolder.find(str(tmp_path)).config()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, config):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "run").claim(config)
+
+
+def test_undefined_numbers_become_null_and_client_numbers_text(tmp_path):
+    value = {0: float("nan"), "nested": [1, (float("inf"), 2.5)], "text": "NaN", "flag": True}
+    path = RunFolder(tmp_path).save_json("result.json", value)
+    expected = {"0": None, "nested": [1, [None, 2.5]], "text": "NaN", "flag": True}
+    assert json.loads(path.read_text()) == expected
+    assert RunFolder(tmp_path).result() == expected
+
+
+def test_an_incomplete_run_has_no_result(tmp_path):
+    assert RunFolder(tmp_path).result() is None
+
+
+def test_thresholds_are_numbered_by_client(tmp_path):
+    RunFolder(tmp_path).save_json("thresholds.json", {0: 1.5, 3: 2.0})
+    assert RunFolder(tmp_path).thresholds() == {0: 1.5, 3: 2.0}
