@@ -1,0 +1,45 @@
+"""Options of commands: read into dataclasses, refused in one line."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from lit_fedad.errors import UserError
+from lit_fedad.options import read
+
+
+@dataclass(frozen=True)
+class Options:
+    run: str
+    steps: int = 500
+    mode: Literal["online", "offline"] = "online"
+    out: str | None = None
+    rate: float = 0.1
+    seeds: tuple[str, ...] = ()
+
+
+def test_types_defaults_and_the_keys_of_the_configuration():
+    options, overrides = read(
+        Options, ["run=a=b", "steps=3", "rate=1", "out=null", "seeds=0,1,", "data.root=/x"], "attack"
+    )
+    assert options == Options("a=b", 3, "online", None, 1, ("0", "1"))
+    assert overrides == {"data.root": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run"], "'run' is not of the form key=value"),
+        ([], "attack needs 'run'"),
+        (["run=a", "step=3"], "attack has no key 'step'; did you mean 'steps'?"),
+        (["run=a", "steps=many"], "attack.steps='many' must be int"),
+        (["run=a", "steps=1.5"], "attack.steps=1.5 must be int"),
+        (["run=a", "mode=off"], "attack.mode='off' must be one of"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(words, message):
+    with pytest.raises(UserError) as error:
+        read(Options, words, "attack")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
