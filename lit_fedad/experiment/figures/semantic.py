@@ -26,6 +26,7 @@ from lit_fedad.report.correlation_heatmap import draw_correlation_heatmap
 from lit_fedad.report.figures import save_figure, score_figure, whole_file
 from lit_fedad.report.representations import draw_representations
 from lit_fedad.report.score_boxes import draw_score_boxes
+from lit_fedad.report.tsne import tsne_layout
 from lit_fedad.tasks.contrastive import Contrastive
 
 _IN_THE_PLANE = 500  # normal test images that t-SNE lays out, and as many anomalies
@@ -108,7 +109,7 @@ def show_representations(
     save_figure(score_figure(scores, anomalous[indices], threshold), figures / "scores.png")
     draw_representations(
         figures / "representations.png",
-        features,
+        tsne_layout(features),
         owners[indices],
         scores > threshold,
         alone,
