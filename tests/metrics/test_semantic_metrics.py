@@ -128,10 +128,11 @@ def test_constant_scores_have_a_missing_error_but_no_false_error():
 def test_a_monotone_map_of_scores_and_threshold_changes_nothing(mapping):
     scores, products = drawn(3, 80, 50, 30, decimals=1)
     scores = scores / 10
-    assert mapping(scores).unique().numel() == scores.unique().numel()
-    threshold = scores.median()
-    mapped = metrics_of(mapping(scores), products, float(mapping(threshold)))
-    assert values_of(mapped) == values_of(metrics_of(scores, products, float(threshold)))
+    mapped = mapping(scores)
+    assert mapped.unique().numel() == scores.unique().numel()
+    middle = scores.median(0).indices  # a score, so that it is mapped as the others are
+    expected = values_of(metrics_of(scores, products, float(scores[middle])))
+    assert values_of(metrics_of(mapped, products, float(mapped[middle]))) == expected
 
 
 def test_infinite_scores_are_ranked():

@@ -38,15 +38,15 @@ def neighbours(trial, plan, folder, leaving):
 
 
 def steps(trial, plan, folder, leaving):
-    """A trial that counts to five in its folder; the first attempt stops at two, to be killed or asked to leave."""
+    """A trial that counts to five in its folder; a study's first one waits at two, to be killed or asked to leave."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "steps.txt"
-    done = len(log.read_text().split()) if log.exists() else 0
-    for step in range(done, 5):
+    first = trial.number == 0
+    for step in range(len(log.read_text().split()) if log.exists() else 0, 5):
         trial.set_user_attr("round", step)
         with log.open("a") as file:
             file.write(f"{step}\n")
-        while not done and step == 1 and not leaving():
+        while first and step == 1 and not leaving():
             time.sleep(0.01)
         if leaving():
             raise GivenBackError(f"step {step}")
