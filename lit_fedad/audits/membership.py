@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, call, identity
 from lit_fedad.contracts import Client, Context, Update
 from lit_fedad.contracts.randomness import derive_seed
-from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
@@ -36,6 +36,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.evaluator import Evaluator, Interview
 from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.lira import (
     MembershipReport,
     confidence,
@@ -198,7 +199,7 @@ class ShadowRuns:
         return split(self.cells, shadow, self.seed)
 
     def play(self, shadow: int | None, on_visit: Callable[[int, int], None]) -> dict[int, Tensor]:
-        """Plays a shadow run: what an observer of the last uploads thinks of the examples; kept in a file, and not computed twice.
+        """Plays a shadow run, once; its file keeps what an observer of the last uploads thinks of the examples.
 
         Args:
             shadow: Which shadow run; None for the attacked run.
@@ -242,36 +243,39 @@ class ShadowRuns:
         on_visit: Callable[[int, int], None],
     ) -> Federation:
         """Builds a federation that evaluates nothing, and writes phi when the last uploads come in."""
-        fabric = one_process(config, [_Observer(self, folder, key, on_visit)])
+        observer = _Observer(self, folder, key, on_visit)
+        fabric = one_process(config, [observer])
         model = build_model(self.config, self.images.products, self.public, self.teaching)
         data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
         federation = build_federation(config, folder, model, data, fabric)
+        observer.train = data.module.train
         federation.evaluator = NoEvaluation()
         federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
         return federation
 
     def write_phi(
-        self, federation: Federation, updates: Mapping[int, Update], folder: Path, key: str
+        self, federation: Federation, updates: Mapping[int, Update], train: Dataset, folder: Path, key: str
     ) -> None:
         """Writes what an observer of the last uploads thinks of the examples.
 
         Args:
             federation: Whose server is about to merge them.
             updates: By client.
+            train: The joined images.
             folder: The shadow run's.
             key: Names run and seed.
         """
         attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
-        phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, federation.data) for c in attacked}
+        phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, train) for c in attacked}
         with whole_file(folder / "phi.pt") as part:
             torch.save({"key": key, "phi": phi}, part)
 
-    def _phi(self, client: Client, number: int, data: FederatedDataModule) -> Tensor:
+    def _phi(self, client: Client, number: int, train: Dataset) -> Tensor:
         """What a predictor thinks of a client's examples, in their order [n]."""
         examples, size = self.examples(number), self.config["evaluation"]["batch_size"]
         parts = []
         for start in range(0, len(examples), size):
-            batch = data.train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
+            batch = train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
             prediction = predict_batch(client, batch, self.fabric)
             if prediction.logits is not None and client.task.kind == "classification":
                 parts.append(confidence(prediction.logits.cpu(), batch["label"]))
@@ -293,6 +297,7 @@ class _Observer(FederationCallback):
     folder: Path
     key: str
     on_visit: Callable[[int, int], None]
+    train: Dataset = field(init=False)
 
     def on_client_end(self, done: int, total: int) -> None:
         """Shows how far the shadow run is."""
@@ -306,7 +311,7 @@ class _Observer(FederationCallback):
             # What cannot be attacked is refused before all rounds are played.
             federation.adversary_view(*next(iter(updates.items())))
         if context.round == federation.rounds:
-            self.shadows.write_phi(federation, updates, self.folder, self.key)
+            self.shadows.write_phi(federation, updates, self.train, self.folder, self.key)
 
 
 class NoEvaluation(Evaluator):
