@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, call, compose, conf_folder, identity, options
+from lit_fedad.config import build, call, choices, compose, conf_folder, identity
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
@@ -76,7 +76,7 @@ def needs(group: str, option: str) -> list[str]:
             ("experiment", name): ["data.root=images", "method=gldp"]
             for name in ("gldp", "gldp_cifar10", "gldp_literal")
         },
-        **{("contrastive_loss", loss): ["method=fadngs"] for loss in options("contrastive_loss")},
+        **{("contrastive_loss", loss): ["method=fadngs"] for loss in choices("contrastive_loss")},
     }
     embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small", "fedvck_small"}
     rooted = group in ("data", "experiment") and option not in embedded
@@ -96,7 +96,7 @@ def test_all_groups_are_known():
         "method", "task", "data", "partition", "backbone", "federation", "tracking", "experiment", "debug",
         "encoder", "contrastive_loss", "public",
     }  # fmt: skip
-    assert {"feddymem", "local"} <= set(options("method"))
+    assert {"feddymem", "local"} <= set(choices("method"))
 
 
 @pytest.mark.parametrize(("group", "option"), EVERY)
@@ -106,7 +106,7 @@ def test_every_file_composes(group, option):
     assert config["method"]["name"]
 
 
-@pytest.mark.parametrize("method", options("method"))
+@pytest.mark.parametrize("method", choices("method"))
 @pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
 @pytest.mark.slow
 def test_every_method_builds_in_small(method, preset):
@@ -121,7 +121,7 @@ def test_every_method_builds_in_small(method, preset):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "backbone"),
-    [*((e, None) for e in options("experiment")), *(("paper", b) for b in options("backbone"))],
+    [*((e, None) for e in choices("experiment")), *(("paper", b) for b in choices("backbone"))],
 )
 def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     """The paper's included: WRN-50-2, a memory of 56 x 56 slots of 1792 channels."""
@@ -146,7 +146,7 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
 
 
 # Sets in other layouts are built by the tests of their loaders.
-@pytest.mark.parametrize("data", ["textures", *sorted(set(options("data")) & set(PRODUCTS))])
+@pytest.mark.parametrize("data", ["textures", *sorted(set(choices("data")) & set(PRODUCTS))])
 def test_every_data_source_builds(data, tree, tmp_path):
     if data == "textures":
         given = [
@@ -162,13 +162,13 @@ def test_every_data_source_builds(data, tree, tmp_path):
     assert len(images.products) == len(PRODUCTS.get(data, range(5)))
 
 
-@pytest.mark.parametrize("experiment", sorted(set(options("experiment")) & set(PRODUCTS)))
+@pytest.mark.parametrize("experiment", sorted(set(choices("experiment")) & set(PRODUCTS)))
 def test_every_experiment_finds_its_data(experiment, tree):
     images = build(compose([f"experiment={experiment}", f"data.root={tree(PRODUCTS[experiment])}"])["data"])
     assert len(images.train) == 2 * len(PRODUCTS[experiment])
 
 
-@pytest.mark.parametrize("partition", options("partition"))
+@pytest.mark.parametrize("partition", choices("partition"))
 def test_every_partition_deals_all_images(partition, tree, tmp_path):
     root = tree(["a", "b"])
     (tmp_path / "clients.json").write_text("[[0, 1], [2, 3]]")
@@ -204,7 +204,7 @@ def test_a_presets_number_of_clients_leaves_with_its_partition(words, kind):
     assert node.get("clients") == (10 if kind == "Dirichlet" else None)
 
 
-@pytest.mark.parametrize("loss", options("contrastive_loss"))
+@pytest.mark.parametrize("loss", choices("contrastive_loss"))
 def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
     section = compose(["method=fadngs", f"contrastive_loss={loss}"])["task"]["loss"]
     built = build(section)
@@ -212,7 +212,7 @@ def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
     assert type(built).__name__.lower() == loss.replace("_", "")
 
 
-@pytest.mark.parametrize("public", options("public"))
+@pytest.mark.parametrize("public", choices("public"))
 def test_every_source_of_public_images_builds(public, tree, tmp_path):
     tree(["a"])
     np.savez(tmp_path / "images.npz", images=np.zeros((6, 40, 40, 3), np.uint8), labels=np.zeros(6, np.int64))
@@ -231,7 +231,7 @@ def test_what_is_asked_for_wins_over_the_preset_of_a_method():
     assert (task["encoder"]["depth"], task["warmup"], task["rounds"]) == (34, 3, 9)
 
 
-@pytest.mark.parametrize("federation", options("federation"))
+@pytest.mark.parametrize("federation", choices("federation"))
 def test_every_federation_builds(federation):
     section = compose([f"federation={federation}"])["federation"]
     assert isinstance(build(section["participation"]), Participation)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lit_fedad.config import conf_folder, options
+from lit_fedad.config import choices, conf_folder
 from lit_fedad.data.partition import Partition
 from lit_fedad.deployment.predict import evaluate
 from lit_fedad.errors import UserError
@@ -30,7 +30,7 @@ SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
 SHARES_IMAGES = ("feddm", "fedvck")
 CLASSIFYING = tuple(
     name
-    for name in options("method")
+    for name in choices("method")
     if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
     and name not in SHARES_IMAGES
 )
@@ -40,7 +40,7 @@ CLASSIFYING = tuple(
     "method",
     [
         pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
-        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *CLASSIFYING})
+        for method in sorted({*choices("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *CLASSIFYING})
     ],
 )
 def test_method_trains_and_writes_its_files(lab, method):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import conf_folder, options
+from lit_fedad.config import choices, conf_folder
 from lit_fedad.contracts import Client
 from lit_fedad.deployment.predict import predict
 from lit_fedad.errors import UserError
@@ -32,7 +32,7 @@ BANKS_ONLY = ["feddymem", "feddymem_close", "feddymem_literal", "federated_patch
 CONTRASTIVE_ONLY = ["fadngs", "fadngs_code", "fadngs_literal"]
 CLASSIFIER_ONLY = [
     name
-    for name in options("method")
+    for name in choices("method")
     if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
 ]
 # Of these, those that play in rounds, not in tasks that come one after another.
@@ -127,8 +127,8 @@ def words(task_words):
 
 
 def test_every_method_and_task_is_enumerated():
-    assert {method for method, _ in PAIRS} == set(options("method"))
-    assert {task for _, task in PAIRS} <= set(options("task"))
+    assert {method for method, _ in PAIRS} == set(choices("method"))
+    assert {task for _, task in PAIRS} <= set(choices("task"))
 
 
 @pytest.mark.parametrize(
