@@ -83,7 +83,7 @@ def test_method_trains_and_writes_its_files(lab, method):
 WORDS = (
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
-    "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "warmup=1",
+    "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
     "partition.clients=2", "evaluation.pictures=0",
 )  # fmt: skip
 
