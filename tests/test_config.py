@@ -20,8 +20,8 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
