@@ -219,7 +219,7 @@ class ShadowRuns:
             partition = (
                 Partition(tuple(own[0] for own in tasks))
                 if partition.stages is None
-                else Partition.in_stages(tasks)
+                else Partition.in_stages(tasks, schedule=partition.schedule)
             )
         folder = self.home / name
         file, key = folder / "phi.pt", f"{self.identity} {self.seed}"

@@ -13,7 +13,7 @@ import yaml
 
 from lit_fedad.comparison.runs import CompleteRun, differences, flat, shortened
 from lit_fedad.comparison.table import read_table
-from lit_fedad.config import Config, compose, conf_folder, options
+from lit_fedad.config import Config, choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.report.tables import Outcome, Row, Setting, Table, runs_frame
 
@@ -266,9 +266,9 @@ def _column(table: Table, run: CompleteRun) -> tuple[str | None, tuple[str, ...]
         ):
             settings = () if isinstance(column, str) else column.overrides
             return label, (*table.protocol, f"data={data}", *settings)
-    if data in options("experiment"):
+    if data in choices("experiment"):
         return None, (f"experiment={data}",)
-    return None, (f"data={data}",) if data in options("data") else ()
+    return None, (f"data={data}",) if data in choices("data") else ()
 
 
 def _worth_a_column(name: str, place: Place, places: Sequence[Place]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
-from lit_fedad.config import Config, call, compose, conf_folder, options
+from lit_fedad.config import Config, call, choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.options import key_and_value
@@ -148,7 +148,7 @@ def read_table(name: str) -> tuple[str, Table]:
     Raises:
         UserError: If there is no such table, or its file does not describe one.
     """
-    names = options("table")
+    names = choices("table")
     found = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
     if len(found) != 1:
         raise UserError(f"table={name}: give one of {', '.join(found or names)}")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lit_fedad.cli import main as cli
-from lit_fedad.config import compose, options
+from lit_fedad.config import choices, compose
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import train as experiment
 from lit_fedad.report.console import Display, plain_warnings
@@ -91,7 +91,7 @@ def test_options_lists_groups_and_choices(say):
     status, out, _ = say("options")
     listed = {line.split()[0]: line.split()[1:] for line in out}
     assert status == 0
-    assert listed["method"] == options("method")
+    assert listed["method"] == choices("method")
     assert {"data", "backbone", "experiment"} <= set(listed)
     assert say("options", "method")[1] == [line for line in out if line.startswith("method ")]
 

@@ -106,7 +106,7 @@ def task_words(tmp_path_factory):
             "task.decoder.channels=8", "data=textures", "data.size=64", "data.train_per_product=8",
         ],
         "contrastive": [
-            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "warmup=1",
+            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "task.warmup=1",
             "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
             "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16",
             "image.size=16",
