@@ -38,7 +38,7 @@ from lit_fedad.report.html import (
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
 from lit_fedad.sweep.objective import objective_value
-from lit_fedad.tracking.tracker import TrackedRun, metric_history, tracked_runs
+from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
 _KEYS = ("experiment", "out", "ui", "tracking.uri")
 _UI = "http://127.0.0.1:5000"
