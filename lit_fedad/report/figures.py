@@ -115,9 +115,7 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     return figure
 
 
-def curves_figure(
-    history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str, mean: bool = True
-) -> Figure:
+def curves_figure(history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str) -> Figure:
     """One curve a client over the rounds, and their mean in bold.
 
     Up to 8 clients each has its own colour, line and marker; beyond that all are thin and grey, with a band
@@ -127,7 +125,6 @@ def curves_figure(
     Args:
         history: Pairs (round, value) of each client.
         ylabel: What the values are.
-        mean: Whether to draw the mean; a single client has none.
 
     Returns:
         The figure.
@@ -159,7 +156,7 @@ def curves_figure(
         axes.fill_between(
             rounds, lowest, highest, color=COLOURS[4], alpha=0.3, lw=0, label="lowest to highest"
         )
-    if mean and len(history) > 1:
+    if len(history) > 1:
         means = [sum(by_round[r]) / len(by_round[r]) for r in rounds]
         marker = "o" if len(rounds) == 1 else None
         axes.plot(

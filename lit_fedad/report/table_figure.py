@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lit_fedad.report.console import metric_title
 from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.naming import metric_title
 from lit_fedad.report.tables import Table
 
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lit_fedad.report.console import human_bytes, human_seconds, metric_title
+from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 
@@ -243,28 +244,16 @@ def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], ru
     parts = [f"# {table.title}", f"The paper's numbers: {table.source}."]
     for head, rows in blocks:
         if rows:
-            parts += [head, markdown_table(results_table(table, rows, columns, runs, bold=True))]
-            parts += [markdown_table(costs_table(table, rows, runs))]
+            parts += [head, _markdown_of(results_table(table, rows, columns, runs, bold=True))]
+            parts += [_markdown_of(costs_table(table, rows, runs))]
     lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
     parts.append("\n".join(f"- {line}" for line in lines))
     parts.append(" ".join(table.note.split()))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown_table(frame: pd.DataFrame) -> str:
-    """A table of texts in Markdown, aligned to be read as it is.
-
-    Example:
-        >>> print(markdown_table(pd.DataFrame({"method": ["FedAvg"], "Wafer": ["63.91"]})))
-        | method | Wafer |
-        |--------|-------|
-        | FedAvg | 63.91 |
-    """
-    lines = [list(map(str, frame.columns)), *frame.to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
-    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(text)
+def _markdown_of(frame: pd.DataFrame) -> str:
+    return markdown_table(list(frame), frame.to_numpy().tolist())
 
 
 def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:

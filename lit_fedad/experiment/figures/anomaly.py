@@ -16,9 +16,9 @@ from lit_fedad.evaluation.predict import image_scores, predict_batch
 from lit_fedad.experiment.build import Data
 from lit_fedad.federation.loop import Federation, RoundReport
 from lit_fedad.report.communication import Point, communication_figure
-from lit_fedad.report.console import METRIC_TITLES, metric_title
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, score_figure, stages_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
 
 
 def draw_partition(data: Data, folder: Path) -> None:
