@@ -8,7 +8,6 @@ from matplotlib.collections import PolyCollection
 from PIL import Image
 
 from lit_fedad.report.figures import (
-    blank_figure,
     curves_figure,
     partition_figure,
     save_figure,
@@ -16,6 +15,7 @@ from lit_fedad.report.figures import (
     stages_figure,
     whole_file,
 )
+from lit_fedad.report.style import blank_figure
 
 PRODUCTS = ["bottle", "screw", "tile", "brain"]
 COUNTS = np.array([[10, 0, 30, 5], [1, 2, 3, 4], [80, 0, 0, 0], [7, 7, 7, 7], [0, 0, 19, 1]])
@@ -203,7 +203,7 @@ def test_nothing_of_the_tasks_is_cut_off_or_overlaps(clients, tasks, classes):
     [
         (
             [np.ones((2, 2)), np.ones((2, 3))],
-            r"counts of client 1 has the shape \(2, 3\); expected \[tasks, 2\]",
+            r"counts of client 1 has the shape \(2, 3\); expected \[stages, 2\]",
         ),
         ([np.ones(2)], "counts of client 0"),
         ([np.zeros((2, 2)), np.zeros((1, 2))], "counts holds no image"),
