@@ -183,7 +183,7 @@ def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) 
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG: whole or not at all, and the same bytes for the same figure.
+    """Writes a figure as PNG atomically, with the same bytes for the same figure.
 
     Args:
         figure: The figure.

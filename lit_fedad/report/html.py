@@ -143,7 +143,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Name that links to the section use."""
+        """Anchor of the section, for links to it."""
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
 

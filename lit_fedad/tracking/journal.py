@@ -77,7 +77,13 @@ class Journal:
         return bool(new)
 
     def append(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:
-        """Appends one record with the current time; on return it is on the disk."""
+        """Appends one record with the current time, and returns when it is on the disk.
+
+        Args:
+            kind: Kind of record.
+            values: Named values.
+            scope: Scope of the names.
+        """
         record = {"kind": kind, "scope": scope, "values": values, "time": time.time_ns() // 1_000_000}
         self._remember(record)
         self._file.write(json.dumps(record).encode() + b"\n")
