@@ -187,7 +187,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
     Args:
         figure: The figure.
-        path: File to write; missing folders are made.
+        path: File to write; missing folders are created.
 
     Returns:
         `path`.
