@@ -14,8 +14,9 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,6 +104,22 @@ def identity(config: Config) -> str:
     """Computes a short hash of all keys that decide a run's result."""
     decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a nested configuration by dotted key; an empty section is a value.
+
+    Example:
+        >>> flatten({"rounds": 3, "task": {"loss": {"margin": 0.5}}, "public": {}})
+        {'rounds': 3, 'task.loss.margin': 0.5, 'public': {}}
+    """
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            values |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            values[str(key)] = value
+    return values
 
 
 def build(node: Any, **given: Any) -> Any:
@@ -263,7 +280,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         key = found[1]
         if key == "experiment":
             return _NO_PRESET
-        known = list(_flat_keys(_without_key(overrides, key)))
+        known = _flat_keys(_without_key(overrides, key))
         leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
     if found := re.search(r"Could not find '([^']+)'", text):
@@ -276,17 +293,12 @@ def _without_key(overrides: list[str], key: str) -> list[str]:
     return [o for o in overrides if o.lstrip("+~").partition("=")[0] != key]
 
 
-def _flat_keys(overrides: list[str]) -> Iterator[str]:
+def _flat_keys(overrides: list[str]) -> set[str]:
+    """Dotted keys of all sections and values; none where the configuration cannot be composed."""
     try:
         with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
             composed = hydra_compose("config", overrides)
-        container = OmegaConf.to_container(composed, resolve=False)
+        container = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
     except (HydraException, OmegaConfBaseException):
-        return
-    stack: list[tuple[str, Any]] = [("", container)]
-    while stack:
-        prefix, value = stack.pop()
-        if isinstance(value, Mapping):
-            stack += [(f"{prefix}.{key}" if prefix else str(key), v) for key, v in value.items()]
-        if prefix:
-            yield prefix
+        return set()
+    return {known for key in flatten(container) for known in accumulate(key.split("."), "{}.{}".format)}

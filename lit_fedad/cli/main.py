@@ -136,7 +136,7 @@ def _sync(words: list[str]) -> None:
     if given:
         raise UserError(f"sync has no key '{next(iter(given))}', only 'run'")
     from lit_fedad.experiment.run_folder import RunFolder
-    from lit_fedad.tracking.tracker import deliver
+    from lit_fedad.tracking.sender import deliver
 
     delivery = deliver(RunFolder.find(run).path)
     if delivery.pending:

@@ -19,7 +19,7 @@ from lit_fedad.comparison.runs import CompleteRun, RunGroup, complete_runs, grou
 from lit_fedad.config import choices
 from lit_fedad.errors import UserError
 from lit_fedad.options import key_and_value
-from lit_fedad.report.console import METRIC_TITLES, Display, human_bytes, human_seconds, metric_title
+from lit_fedad.report.console import Display
 from lit_fedad.report.figures import curves_figure, whole_file
 from lit_fedad.report.html import (
     Block,
@@ -35,10 +35,11 @@ from lit_fedad.report.html import (
     render_html,
     render_markdown,
 )
+from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
 from lit_fedad.sweep.objective import objective_value
-from lit_fedad.tracking.tracker import TrackedRun, metric_history, tracked_runs
+from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
 _KEYS = ("experiment", "out", "ui", "tracking.uri")
 _UI = "http://127.0.0.1:5000"

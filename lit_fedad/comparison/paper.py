@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from lit_fedad.comparison.runs import CompleteRun, differences, flat, shortened
+from lit_fedad.comparison.runs import CompleteRun, differences, shortened
 from lit_fedad.comparison.table import read_table
-from lit_fedad.config import Config, choices, compose, conf_folder
+from lit_fedad.config import Config, choices, compose, conf_folder, flatten
 from lit_fedad.errors import UserError
 from lit_fedad.report.tables import Outcome, Row, Setting, Table, runs_frame
 
@@ -298,7 +298,7 @@ def _composed(words: tuple[str, ...], root: bool) -> Config:
 
 def _holds(word: str, config: Config) -> bool:
     """Whether a configuration fulfils an override, as far as can be told without composing it."""
-    values = flat(config)
+    values = flatten(config)
     key, _, text = word.partition("=")
     if key == "method":
         return config["method"]["name"] == text

@@ -25,7 +25,8 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.report.console import Display, human_bytes
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
 
 TOLERANCE = 1e-4

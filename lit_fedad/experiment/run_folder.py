@@ -14,7 +14,7 @@ import yaml
 
 from lit_fedad.config import Config, identity
 from lit_fedad.errors import UserError
-from lit_fedad.tracking.tracker import find_run_folder
+from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
 _FILES = ("config.yaml", "partition.json", "thresholds.json", "result.json", "evaluation.json")

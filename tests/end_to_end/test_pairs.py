@@ -19,6 +19,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.turn import Turn
 from lit_fedad.methods.feddm import FedDMClient
 
+
 def target(group, name, *keys):
     """The class that a file of the configuration names, or the file that it builds on; composing would take seconds."""
     content = yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text())
