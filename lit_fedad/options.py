@@ -55,9 +55,7 @@ def read(declared: type[T], options: Sequence[str], command: str) -> tuple[T, di
     given = dict(map(split, options))
     kinds = typing.get_type_hints(declared)
     overrides = {key: value for key, value in given.items() if "." in key and key not in kinds}
-    typed = {
-        key: _typed(value, kinds.get(key, str)) for key, value in given.items() if key not in overrides
-    }
+    typed = {key: _typed(value, kinds.get(key, str)) for key, value in given.items() if key not in overrides}
     return call(declared, typed, command), overrides
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_fedad.config import build, compose, options
+from lit_fedad.config import build, choices, compose
 from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet
@@ -19,7 +19,7 @@ _SHOWN = 20  # problems printed one by one
 def list_data(display: Display) -> None:
     """Prints each data configuration with its title, task, licences and addresses."""
     rows = []
-    for name in options("data"):
+    for name in choices("data"):
         row = {"data": name, "title": "your own images", "for": "", "licence": "", "from": ""}
         if card := CARDS.get(name):
             row |= {"title": card.title, "for": card.kind}

@@ -136,7 +136,7 @@ def _sync(words: list[str]) -> None:
     if given:
         raise UserError(f"sync has no key '{next(iter(given))}', only 'run'")
     from lit_fedad.experiment.run_folder import RunFolder
-    from lit_fedad.tracking.tracker import deliver
+    from lit_fedad.tracking.sender import deliver
 
     delivery = deliver(RunFolder.find(run).path)
     if delivery.pending:
@@ -147,13 +147,13 @@ def _sync(words: list[str]) -> None:
 
 
 def _options(words: list[str]) -> None:
-    from lit_fedad.config import conf_folder, options
+    from lit_fedad.config import choices, conf_folder
 
-    groups = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and options(path.name))
+    groups = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and choices(path.name))
     for group in words or groups:
         if group not in groups:
             raise UserError(f"no group '{group}'; one of {', '.join(groups)}")
-        print(f"{group:<12} {'  '.join(options(group))}")  # noqa: T201
+        print(f"{group:<12} {'  '.join(choices(group))}")  # noqa: T201
 
 
 def _data(words: list[str]) -> None:

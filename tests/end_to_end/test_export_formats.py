@@ -39,7 +39,7 @@ RUNS = {
     "apfl": ("method=apfl",),
     "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
     "contrastive": (
-        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "warmup=1"
+        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"
     ),
     "classifier": ("method=fedavg", *MOTIFS, "task=classifier", "+task.encoder.channels=4"),
     "gldp": ("method=gldp", *STREAM),
