@@ -81,10 +81,10 @@ class PretrainOptions:
     def __post_init__(self) -> None:
         for key, least in _LEAST.items():
             if not getattr(self, key) >= least:
-                raise UserError(f"pretrain.{key}={getattr(self, key)} must be at least {least}")
+                raise UserError(f"{key}={getattr(self, key)} must be at least {least}")
         for key in ("temperature", "learning_rate"):
             if not getattr(self, key) > 0:
-                raise UserError(f"pretrain.{key}={getattr(self, key)} must be greater than 0")
+                raise UserError(f"{key}={getattr(self, key)} must be greater than 0")
 
     @property
     def settings(self) -> dict[str, Any]:
