@@ -52,11 +52,19 @@ def usage() -> str:
     lines = ["lit-fedad COMMAND key=value ...", ""]
     for name, command in COMMANDS.items():
         for syntax, purpose in command.usage.items():
-            indent = " " * _COLUMN
-            form = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
-            lines += textwrap.wrap(syntax, _WIDTH, initial_indent=f"  {name}".ljust(_COLUMN), **form)
-            lines += textwrap.wrap(purpose, _WIDTH, initial_indent=indent, **form)
+            lines += [*_wrapped(syntax, f"  {name}"), *_wrapped(purpose, "")]
     return "\n".join([*lines, "", "Every key and its default: lit-fedad train --cfg [key=value ...]"])
+
+
+def _wrapped(text: str, head: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head.ljust(_COLUMN),
+        subsequent_indent=" " * _COLUMN,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # A command's own modules are imported when it is called: the help must not wait for Lightning.
