@@ -10,7 +10,7 @@ from lit_fedad.methods.fadngs import FADngsClient
 
 
 def correlate(run: FinishedRun) -> None:
-    """Recomputes the run's distance correlations; writes ``privacy/dcor.json`` (FADngs Eq. 18 and Eq. 19, Fig. 9).
+    """Recomputes the run's distance correlations; writes ``privacy/dcor.json`` (FADngs, Fig. 9).
 
     The shared densities are compared with Gaussian noise of the same width, which does not depend on the images.
 

@@ -209,7 +209,7 @@ class _Attack:
         assert isinstance(task, MemoryBank)
         known, bank = self._enter(number), self._send(number)["memory"]
         if "memory" in known:
-            # Eq. 16 of FedDyMem undone: m = own / (t + 1) + (1 - 1 / (t + 1)) m'. Slots without patches stay m'.
+            # Undoes FedDyMem Eq. 16: m = own / (t + 1) + (1 - 1 / (t + 1)) m'. Slots without patches stay m'.
             moved = (bank != known["memory"]).any(1)
             bank = (known["memory"] + (self.round + 1) * (bank - known["memory"]))[moved]
         if self.options.knowledge == "shared":
@@ -262,7 +262,7 @@ class _Attack:
         )
 
     def _some_images(self, number: int) -> Batch:
-        """As many of a client's images as are sought."""
+        """Draws as many of a client's images as are sought."""
         data, fabric = self.run.data, self.run.fabric
         held = torch.tensor(data.partition.clients[number])
         if self.options.images > len(held):
@@ -336,7 +336,7 @@ def _shared(run: FinishedRun) -> tuple[Target, int]:
 
 
 def _private_images(run: FinishedRun, number: int, at_most: int | None = None) -> Tensor:
-    """A client's training images in [0, 1] [n, ch, H, W], as its task sees them."""
+    """Reads a client's training images in [0, 1] [n, ch, H, W], as its task sees them."""
     images, held = run.data.images, list(run.data.partition.clients[number])[:at_most]
     if isinstance(images, LabelledSet):
         return images.train_images[held] / 255
@@ -346,7 +346,7 @@ def _private_images(run: FinishedRun, number: int, at_most: int | None = None) -
 
 
 def _channel_statistics(run: FinishedRun) -> tuple[Tensor, Tensor]:
-    """Mean and deviation that images are normalised by, each [ch, 1, 1]."""
+    """Finds the mean and deviation that images are normalised by, each [ch, 1, 1]."""
     images = run.data.images
     source = run.data.transform if isinstance(images, ImageSet) else images
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))

@@ -263,7 +263,7 @@ class ShadowRuns:
         return federation
 
     def _phi(self, client: Client, number: int, data: Data) -> Tensor:
-        """What a predictor thinks of a client's examples, in their order [n]."""
+        """Computes the statistic phi of a client's examples under a predictor, in their order [n]."""
         examples, size = self.examples(number), self.config["evaluation"]["batch_size"]
         parts = []
         for start in range(0, len(examples), size):
@@ -308,7 +308,7 @@ class AsPicked(Participation):
 
 
 def _joined(images: Images) -> tuple[Images, range | list[int]]:
-    """Training and test images as one training set, and the places in it of those that are nobody's and normal."""
+    """Joins training and test images to one training set, and lists the normal images in it that no client holds."""
     held = len(images.train)
     if isinstance(images, LabelledSet):
         joined = replace(
@@ -322,7 +322,7 @@ def _joined(images: Images) -> tuple[Images, range | list[int]]:
 
 
 def _part(progress: Callable[[int, int], None], number: int, runs: int) -> Callable[[int, int], None]:
-    """The progress of one of so many equally long runs."""
+    """Scales the progress of one of several equally long runs to that of all."""
     return lambda done, total: progress(number * total + done, runs * total)
 
 
