@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from lit_fedad.config import call
 from lit_fedad.errors import UserError
@@ -34,36 +34,23 @@ def split(option: str) -> tuple[str, str]:
     return key, value
 
 
-def join(overrides: Mapping[str, str]) -> list[str]:
-    """Writes overrides as `lit_fedad.config.compose` takes them.
-
-    Example:
-        >>> join({"rounds": "3", "~cache": ""})
-        ['rounds=3', '~cache']
-    """
-    return [key if key.startswith("~") else f"{key}={value}" for key, value in overrides.items()]
-
-
 def read(
-    declared: type[T],
-    options: Sequence[str],
-    command: str,
-    overrides: Literal["none", "dotted", "all"] = "dotted",
+    declared: type[T], options: Sequence[str], command: str, overrides: bool = True
 ) -> tuple[T, dict[str, str]]:
     """Reads options into a dataclass; its fields are the keys, their types and defaults.
 
     Args:
         declared: A dataclass with fields of ``str``, ``int``, ``float``, ``bool``, ``Literal``, their union with
-            ``None``, or ``tuple[str, ...]`` and ``tuple[int, ...]`` (given with commas).
-        options: Words of the form ``key=value``; of equal keys the last one counts. A declared key without a value
-            (``out=``) counts as not given.
+            ``None``, ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
+            ``root.mpdd=DIR root.wafer=DIR``).
+        options: Words of the form ``key=value``; of equal keys the last one counts. Text without a value (``out=``)
+            counts as not given.
         command: Named in errors.
-        overrides: Which keys that are not declared are overrides, which change the configuration that the command
-            works with: none, those with a dot (``data.root=DIR``), or all, with those that Hydra takes out
-            (``~cache``) among them. Of all, a key close to a declared one is refused as misspelt.
+        overrides: Whether keys with a dot (``data.root=DIR``) that the dataclass does not declare are overrides of
+            the configuration that the command works with; otherwise they are unknown.
 
     Returns:
-        The dataclass, and the overrides: value by key, in the order given.
+        The dataclass; and the overrides, value by key.
 
     Raises:
         UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out.
@@ -78,25 +65,63 @@ def read(
         (Attack(run='outputs/a', steps=10), {'data.root': '/images'})
     """
     kinds = typing.get_type_hints(declared)
-    own: dict[str, Any] = {}
+    typed: dict[str, Any] = {}
     others: dict[str, str] = {}
-    for option in options:
-        if overrides == "all" and option.startswith("~"):
-            others[option] = ""
-            continue
-        key, value = split(option)
-        if key in kinds or overrides == "none" or (overrides == "dotted" and "." not in key):
-            own[key] = value  # an unknown one is refused below
-        elif overrides == "all" and (near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8)):
-            raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
+    for key, text in dict(map(split, options)).items():
+        field, _, name = key.partition(".")
+        if _is_mapping(kinds.get(field)):
+            if not name:
+                raise UserError(f"{command}: give {field}.NAME=..., not {key}=...")
+            typed.setdefault(field, {})[name] = text
+        elif key in kinds:
+            if text or kinds[key] is not str:
+                typed[key] = _typed(text, kinds[key], f"{command}.{key}")
+        elif name and overrides:
+            others[key] = text
         else:
-            others[key] = value
-    typed = {
-        key: _typed(text, kinds.get(key, str), f"{command}.{key}")
-        for key, text in own.items()
-        if text or key not in kinds
-    }
+            typed[key] = text  # refused below, naming the nearest key
     return call(declared, typed, command), others
+
+
+def separate(
+    declared: type, options: Sequence[str], command: str | None = None
+) -> tuple[list[str], list[str]]:
+    """Separates the options that a dataclass declares from all others.
+
+    Args:
+        declared: As for `read`.
+        options: Options in any order; a key that Hydra leaves out (``~start``) is one of the others.
+        command: Named in errors; None not to look for misspelt keys.
+
+    Returns:
+        Options that the dataclass declares, for `read`; and all others as they are, such as overrides for `compose`.
+
+    Raises:
+        UserError: If one of the others is close to a declared key.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Attack:
+        ...     steps: int = 500
+        >>> separate(Attack, ["rounds=3", "steps=10", "~start"])
+        (['steps=10'], ['rounds=3', '~start'])
+    """
+    kinds = typing.get_type_hints(declared)
+    own, others = [], []
+    for option in options:
+        key = "" if option.startswith("~") else split(option)[0]
+        if key in kinds or _is_mapping(kinds.get(key.partition(".")[0])):
+            own.append(option)
+            continue
+        if command and (near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8)):
+            raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
+        others.append(option)
+    return own, others
+
+
+def _is_mapping(kind: Any) -> bool:
+    return typing.get_origin(kind) is Mapping
 
 
 def _typed(text: str, kind: Any, where: str) -> Any:
@@ -105,11 +130,11 @@ def _typed(text: str, kind: Any, where: str) -> Any:
         element = typing.get_args(kind)[0]
         parts = tuple(_typed(part.strip(), element, where) for part in text.split(",") if part.strip())
         if not all(isinstance(part, element) for part in parts):
-            raise UserError(f"{where}={text}: give whole numbers, separated by commas")
+            raise UserError(f"{where}={text} must be whole numbers, separated by commas")
         return parts
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     kinds = typing.get_args(kind) if union else (kind,)
-    if types.NoneType in kinds and text == "null":
+    if types.NoneType in kinds and text in ("null", ""):
         return None
     for parse in (_PARSERS[kind] for kind in kinds if kind in _PARSERS):
         with suppress(ValueError, KeyError):

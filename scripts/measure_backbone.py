@@ -97,7 +97,7 @@ if __name__ == "__main__":
     screen = Display()
     with plain_warnings(screen):
         try:
-            chosen, _ = read(Options, sys.argv[1:], "measure_backbone", overrides="none")
+            chosen, _ = read(Options, sys.argv[1:], "measure_backbone", overrides=False)
             screen.table(measure(chosen))
         except UserError as error:
             screen.error(str(error))

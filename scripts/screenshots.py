@@ -193,7 +193,7 @@ def _phone(page: str, folder: Path) -> str:
 if __name__ == "__main__":
     console = Display()
     try:
-        chosen, _ = read(Options, sys.argv[1:], "screenshots", overrides="none")
+        chosen, _ = read(Options, sys.argv[1:], "screenshots", overrides=False)
         main(chosen, console)
     except UserError as error:
         console.error(str(error))

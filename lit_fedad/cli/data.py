@@ -12,7 +12,7 @@ from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.errors import UserError
-from lit_fedad.options import join, split
+from lit_fedad.options import split
 from lit_fedad.report.console import Display
 
 _SHOWN = 20  # problems printed one by one
@@ -64,7 +64,7 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
     Raises:
         UserError: The set cannot be built, or something is wrong with it.
     """
-    section = compose([f"data={name}", *(f"data.{override}" for override in join(overrides))])["data"]
+    section = compose([f"data={name}", *(f"data.{key}={value}" for key, value in overrides.items())])["data"]
     images = build(section)
     card = CARDS.get(name)
     problems: list[Problem] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_fedad.options import join, read
+from lit_fedad.options import read, separate, split
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,22 @@ def privacy(options: Sequence[str]) -> None:
     Raises:
         UserError: For bad input.
     """
-    chosen, others = read(PrivacyOptions, options, "privacy", overrides="all")
+    shared, others = separate(PrivacyOptions, options, "privacy")
+    chosen, _ = read(PrivacyOptions, shared, "privacy")
     from lit_fedad.experiment.finished_run import reopen
 
     match chosen.attack:
         case "lira":
             from lit_fedad.audits.membership import LiraOptions, infer
 
-            lira, overrides = read(LiraOptions, join(others), "privacy")
+            lira, overrides = read(LiraOptions, others, "privacy")
             infer(reopen(chosen.run, overrides), lira)
         case "inversion":
             from lit_fedad.audits.inversion import InversionOptions, invert
 
-            inversion, overrides = read(InversionOptions, join(others), "privacy")
+            inversion, overrides = read(InversionOptions, others, "privacy")
             invert(reopen(chosen.run, overrides), inversion)
         case "dcor":
             from lit_fedad.audits.density import correlate
 
-            correlate(reopen(chosen.run, others))
+            correlate(reopen(chosen.run, dict(map(split, others))))

@@ -71,7 +71,7 @@ def sync(options: Sequence[str]) -> None:
     Raises:
         UserError: If there is no such run, or MLflow still takes no records.
     """
-    chosen, _ = read(SyncOptions, options, "sync", overrides="none")
+    chosen, _ = read(SyncOptions, options, "sync", overrides=False)
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.tracking.tracker import deliver
 

@@ -165,7 +165,7 @@ def command(options: Sequence[str], display: Display) -> None:
     Raises:
         UserError: As `PretrainOptions` and `pretrain`, and for unknown keys.
     """
-    chosen, _ = read(PretrainOptions, options, "pretrain", overrides="none")
+    chosen, _ = read(PretrainOptions, options, "pretrain", overrides=False)
     file = pretrain(chosen)
     display.where_next(
         [

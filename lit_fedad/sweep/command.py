@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.errors import UserError
-from lit_fedad.options import join, read
+from lit_fedad.options import read, separate
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results
@@ -81,8 +81,9 @@ def sweep(options: Sequence[str], display: Display, play: Play | None = None) ->
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.
     """
-    chosen, overrides = read(SweepOptions, options, "sweep", overrides="all")
-    plan = read_plan(chosen.study, join(overrides))
+    own, overrides = separate(SweepOptions, options, "sweep")
+    chosen, _ = read(SweepOptions, own, "sweep")
+    plan = read_plan(chosen.study, overrides)
     if chosen.n_trials is None:
         chosen = replace(chosen, n_trials=plan.trials)
     if chosen.n_trials == 0 and not (chosen.folder / "claim.lock").exists():
