@@ -61,8 +61,7 @@ class SweepOptions:
         for key, least in (("n_trials", 0), ("seed", 0), ("patience", _LEAST_PATIENCE_S)):
             value = getattr(self, key)
             if value is not None and value < least:
-                unit = " seconds" if key == "patience" else ""
-                raise UserError(f"{key}={value} must be at least {least}{unit}")
+                raise UserError(f"{key}={value} must be at least {least}")
 
     @property
     def folder(self) -> Path:

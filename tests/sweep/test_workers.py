@@ -211,7 +211,7 @@ def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
         ("n_trials=-1", "n_trials=-1 must be at least 0"),
         ("seed=-1", "seed=-1 must be at least 0"),
         ("n_trial=3", "sweep has no key 'n_trial'; did you mean 'n_trials'?"),
-        ("patience=1", "patience=1 must be at least 4 seconds"),
+        ("patience=1", "patience=1 must be at least 4"),
         ("n_trials=0", "there is no study to show"),
     ],
 )
