@@ -23,7 +23,7 @@ class History(RunCallback):
         if run.fabric.is_global_zero:
             draw_partition(run.data, run.folder.path)
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Draws a figure of each metric's curves, and ``communication.png``."""
         if run.fabric.is_global_zero:
             draw_curves(run.federation.history, run.folder.path)
