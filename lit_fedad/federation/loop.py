@@ -221,9 +221,7 @@ class Federation:
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Plays one exchange. Clients that fail in it are left out of the round's later ones."""
         self.server.begin(context)
-        blobs = self.fabric.broadcast(
-            self._broadcast(exchange, report.participants, context) if self.fabric.is_global_zero else {}
-        )
+        blobs = self._broadcast_everywhere(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
         results = {}
         for client in report.participants:
@@ -242,6 +240,25 @@ class Federation:
         if refusal:
             raise UserError(refusal)
         report.participants = self.fabric.broadcast(report.participants)
+
+    def _broadcast_everywhere(
+        self, exchange: Exchange, clients: list[int], context: Context
+    ) -> dict[int, bytes]:
+        """Serialises the server's messages on the first process, for every process.
+
+        Raises:
+            UserError: On every process, if a message is not of its declared form.
+        """
+        blobs, refusal = {}, None
+        if self.fabric.is_global_zero:
+            try:
+                blobs = self._broadcast(exchange, clients, context)
+            except UserError as error:
+                refusal = str(error)
+        blobs, refusal = self.fabric.broadcast((blobs, refusal))
+        if refusal:
+            raise UserError(refusal)
+        return blobs
 
     def _broadcast(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""
@@ -327,9 +344,7 @@ class Federation:
         context = Context(self.seed, round + 1)
         self.server.begin(context)
         exchange, data = self.exchanges.at(context), self.data.at(round)
-        blobs = self.fabric.broadcast(
-            self._broadcast(exchange, clients, context) if self.fabric.is_global_zero else {}
-        )
+        blobs = self._broadcast_everywhere(exchange, clients, context)
         values = {}
         for client in sorted(self.mine.intersection(clients)):
             own = replace(context, client=client, stage=data.stages[client])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from lightning.fabric import Fabric
@@ -43,8 +44,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
         fabric: Moves batches and sets precision.
         folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
-    assert isinstance(federation.server, FedDMServer)
-    shared = federation.server.images_by_round()
+    shared = cast("FedDMServer", federation.server).images_by_round()
     count = len(data.images.products)
     chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:
