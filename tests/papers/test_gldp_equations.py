@@ -12,14 +12,7 @@ from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
-from lit_fedad.methods.gldp import (
-    CLASSES,
-    VECTORS,
-    GLDPClient,
-    GLDPServer,
-    global_relation,
-    local_relation,
-)
+from lit_fedad.methods.gldp import CLASSES, VECTORS, GLDPClient, GLDPServer, global_relation, local_relation
 from lit_fedad.tasks.classifier import Classifier
 
 STEP, WIDTH, KINDS = 0.1, 3, 4
@@ -356,12 +349,7 @@ TASKS = {
         [{0: 0}, {0: 0, 1: 0}, {1: 1}, {0: 1, 1: 1}],  # rounds skipped, of them the first of a task
         [{0: 0}, {1: 0}, {1: 1}, {1: 1}, {0: 2, 1: 2}],  # a whole task skipped
         [{0: 0, 1: 0}, {1: 2}, {0: 2, 1: 2}],  # and a first visit that is not the first task's
-        [
-            {0: 0, 1: 0},
-            {0: 1, 1: 1},
-            {0: 0, 1: 0},
-            {0: 1, 1: 1},
-        ],  # tasks that come again: the literal schedule
+        [{0: 0, 1: 0}, {0: 1, 1: 1}, {0: 0, 1: 0}, {0: 1, 1: 1}],  # stages that come again: literally
     ],
 )
 def test_algorithm_1(rounds, beta):

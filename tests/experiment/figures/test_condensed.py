@@ -58,7 +58,7 @@ def embedded(monkeypatch):
     """Features that were to be laid out, and what was drawn of them; two of them stand for the plane."""
     seen = {}
     plane = knowledge_gallery.knowledge_plane
-    monkeypatch.setattr(knowledge_gallery, "embed", lambda z: seen.setdefault("features", z)[:, :2])
+    monkeypatch.setattr(knowledge_gallery, "tsne_layout", lambda z: seen.setdefault("features", z)[:, :2])
     monkeypatch.setattr(
         knowledge_gallery, "knowledge_plane", lambda *given: plane(*seen.setdefault("plane", given))
     )
