@@ -1,4 +1,4 @@
-"""Representations of several clients in the plane, and what densities decide about them (FADngs, Figs. 6 and 7)."""
+"""Representations of several clients in the plane, with decisions on them (FADngs Fig. 6 and FADngs Fig. 7)."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 from scipy.stats import gaussian_kde
 
-from lit_fedad.report.figures import COLOURS, FONT_SIZE, LEGEND, blank_figure, save_figure
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.style import COLOURS, FONT_SIZE, LEGEND, blank_figure, legend_mark
 
 _COLOURS, _RED = COLOURS[:5], COLOURS[5]  # clients never have the red, nor black, which mark errors
 _MARKERS = ("o", "s", "^", "D")
@@ -23,6 +24,24 @@ _GRID = 60  # points a side on which a density is evaluated
 _LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density of a client
 
 
+<<<<<<< HEAD
+def embed(features: ArrayLike) -> np.ndarray:
+    """Embeds features in the plane with t-SNE, deterministically.
+
+    Args:
+        features: Features [n, D], n >= 4; 2,000 take less than a minute.
+
+    Returns:
+        Positions [n, 2].
+    """
+    points = np.asarray(features, dtype=np.float32)
+    perplexity = min(30.0, len(points) / 4)
+    init = "pca" if np.ptp(points, axis=0).any() else "random"  # equal features have no principal component
+    return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
+
+
+=======
+>>>>>>> h/robust
 def draw_representations(
     path: Path,
     places: ArrayLike,
@@ -32,24 +51,33 @@ def draw_representations(
     local_client: int = 0,
     judge: str = "global densities",
 ) -> Figure:
+<<<<<<< HEAD
+    """Draws the representations of clients' images, and which of them are classified wrongly.
+=======
     """Draws where the images of clients lie in the plane, and which of them are judged wrongly.
+>>>>>>> h/robust
 
     Panels: (a) normal images by client, and anomalies; (b) kernel density of each client's normal images; (c)
     decisions with the densities of all clients; (d) decisions with those of one client alone. In (c) and (d)
-    the mark tells what an image is, its colour how it is judged: red where a normal image is called anomalous
-    (false detection), black where an anomaly is called normal (missing detection).
+    the mark shows the true kind of an image, the colour the decision: red for a normal image called anomalous
+    (false detection), black for an anomaly called normal (missing detection), grey for correct decisions.
 
     Args:
+<<<<<<< HEAD
+        path: PNG file to write; missing folders are created.
+        features: Representations [n, D], n >= 4.
+=======
         path: PNG file to write; missing folders are made.
         places: Places of the images' representations in the plane [n, 2], as of `tsne_layout`.
+>>>>>>> h/robust
         owner: Client of each image [n]; -1 for an anomaly.
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
-        local_decisions: The same of the densities of one client, bool [n]; None leaves panel (d) out.
-        local_client: Which client that is.
-        judge: What ``global_decisions`` come from; the title of (c).
+        local_decisions: Whether the densities of one client do, bool [n]; None leaves panel (d) out.
+        local_client: Number of that client.
+        judge: Source of ``global_decisions``, the title of (c).
 
     Returns:
-        The figure, as written.
+        The figure as it was written.
 
     Raises:
         ValueError: The arrays differ in length.
@@ -87,22 +115,22 @@ def draw_representations(
 def _by_client(
     axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int], size: float
 ) -> None:
-    """Normal images in the look of their client, anomalies as red crosses over them."""
+    """Draws normal images in the look of their client, and anomalies as red crosses over them."""
     for index, client in enumerate(clients):
         chosen, look = owners == client, _look(index)
         axes.scatter(places[chosen, 0], places[chosen, 1], size, linewidths=0, alpha=0.8, **look)
     chosen = owners < 0
     axes.scatter(places[chosen, 0], places[chosen, 1], size, color=_RED, marker="x", linewidths=0.7)
     axes.set_title("(a) clients and anomalies", fontsize=FONT_SIZE + 1)
-    handles = [_handle(f"client {client}", **_look(index)) for index, client in enumerate(clients)]
+    handles = [legend_mark(f"client {client}", **_look(index)) for index, client in enumerate(clients)]
     if chosen.any():
-        handles.append(_handle("anomaly", color=_RED, marker="x"))
+        handles.append(legend_mark("anomaly", color=_RED, marker="x"))
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "handletextpad": 0.2}
     axes.legend(handles=handles, ncols=_LEGEND_COLUMNS, **LEGEND | below)
 
 
 def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int]) -> None:
-    """Contours of the kernel density of each client's normal images."""
+    """Draws contours of the kernel density of each client's normal images."""
     for index, client in enumerate(clients):
         own = places[owners == client]
         if len(own) < 3:  # in the plane, a kernel's covariance takes three points
@@ -119,7 +147,7 @@ def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequ
 
 
 def _decisions(axes: Axes, places: np.ndarray, anomalous: np.ndarray, calls: np.ndarray, size: float) -> None:
-    """Images judged rightly in grey, errors over them: false detections red, missing ones black."""
+    """Draws correct decisions in grey, and errors over them: false detections red, missing ones black."""
     for correct in (True, False):
         for kind, mark, wrong, line in ((False, "o", _RED, 0), (True, "x", _BLACK, 0.7)):
             chosen = (anomalous == kind) & ((calls == anomalous) == correct)
@@ -130,27 +158,22 @@ def _decisions(axes: Axes, places: np.ndarray, anomalous: np.ndarray, calls: np.
 
 
 def _count_errors(anomalous: np.ndarray, calls: np.ndarray) -> str:
-    """False and missing detections in words, with the numbers of images they are taken from."""
+    """Formats the numbers of false and missing detections, each with the number of images of its kind."""
     false, missing = (calls & ~anomalous).sum(), (anomalous & ~calls).sum()
     return f"{false} of {(~anomalous).sum()} false, {missing} of {anomalous.sum()} missing"
 
 
 def _decision_handles() -> list[Line2D]:
-    """What the marks of the decisions mean."""
+    """Creates the legend's marks of the decisions."""
     return [
-        _handle("normal, judged rightly", color=_GREY, marker="o"),
-        _handle("anomaly, judged rightly", color=_GREY, marker="x"),
-        _handle("false detection", color=_RED, marker="o"),
-        _handle("missing detection", color=_BLACK, marker="x"),
+        legend_mark("normal, judged rightly", color=_GREY, marker="o"),
+        legend_mark("anomaly, judged rightly", color=_GREY, marker="x"),
+        legend_mark("false detection", color=_RED, marker="o"),
+        legend_mark("missing detection", color=_BLACK, marker="x"),
     ]
 
 
-def _handle(label: str, **look: Any) -> Line2D:
-    """A mark without a line, for a legend."""
-    return Line2D([], [], linestyle="", markersize=4, label=label, **look)
-
-
 def _look(index: int) -> dict[str, Any]:
-    """Colour and mark of a client: the colours in turn, then again with the next mark."""
+    """Returns colour and mark of a client: the colours in turn, then again with the next mark."""
     turn, colour = divmod(index, len(_COLOURS))
     return {"color": _COLOURS[colour], "marker": _MARKERS[turn % len(_MARKERS)]}

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, StandardisedTask
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
@@ -24,7 +25,7 @@ QUANTILES = 257
 
 
 class HingeLoss(nn.Module):
-    """Pulls patches to their nearest memory slots (FedDyMem, Eq. 12).
+    """Pulls patches to their nearest memory slots (FedDyMem Eq. 12).
 
     ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
     ``mean_j max(0, 1.1 th - |m - m'_j|)`` over the next J slots, which the paper lacks (it is CFA's) and without
@@ -34,7 +35,7 @@ class HingeLoss(nn.Module):
         threshold: th, the distance below which a patch is left alone; ``"median"`` takes the median distance of
             normal patches to their K nearest slots, once, before training.
         neighbours: K.
-        repulsion: Weight of the repulsion; 0 is Eq. 12 itself.
+        repulsion: Weight of the repulsion; 0 is FedDyMem Eq. 12 itself.
         repelled: J.
         margin: How far beyond th repulsion reaches.
     """
@@ -135,9 +136,10 @@ class LocalScale:
 class MemoryBank(StandardisedTask):
     """A frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are brought to one grid and concatenated (Eq. 8), optionally standardised per
-    channel, and turned into memory features by the head (Eq. 9 to 11). Training pulls them to the bank (Eq. 12); the
-    score of a patch is its distance to the bank, the score of an image the maximum of a smoothed map.
+    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally
+    standardised per channel, and turned into memory features by the head (`MemoryGenerator`). Training pulls them to
+    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of
+    a smoothed map.
 
     A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
     renews it after each round with itself as the previous memory.
@@ -211,7 +213,7 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- features
 
     def embed(self, batch: Mapping[str, Any]) -> Tensor:
-        """Frozen features on the grid (Eq. 8).
+        """Frozen features on the grid (FedDyMem Eq. 8).
 
         Args:
             batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
@@ -272,7 +274,7 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- training
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Eq. 12.
+        """FedDyMem Eq. 12.
 
         Returns:
             ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
@@ -307,8 +309,8 @@ class MemoryBank(StandardisedTask):
         """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
         shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
-        for batch in loader:
-            patches = self.embed(self._to_device(batch)).flatten(0, 1).double().cpu()
+        for features in map_batches(self, loader, self.embed):
+            patches = features.flatten(0, 1).double().cpu()
             # Sums around the first batch's mean keep the variance exact for channels far from zero.
             shift = patches.mean(0) if count == 0 else shift
             count += len(patches)
@@ -318,27 +320,27 @@ class MemoryBank(StandardisedTask):
 
     @torch.no_grad()
     def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
-        """Compresses all local patches into one bank (Eq. 14 to 16), one batch at a time.
+        """Compresses all local patches into one bank, one batch at a time (`MemoryReduce`).
 
         Args:
             loader: Local batches.
-            context: Round and randomness; the round is t in Eq. 16.
+            context: Round and randomness; the round is t in FedDyMem Eq. 16.
             previous: M'^{t-1} [slots, C]; None for the first memory.
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
-        for batch in loader:
-            self.reduce.update(self(self._to_device(batch)).float())
+        for features in map_batches(self, loader, self):
+            self.reduce.update(features.float())
         return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
     @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
         """Computes `QUANTILES` of the distances to the K nearest slots, and how many distances there are."""
-        distances = []
-        for batch in loader:
-            patches = self(self._to_device(batch)).flatten(0, 1).float()
-            distances.append(nearest(patches, self.memory, self.loss.neighbours)[0].flatten().cpu())
-        ordered = torch.cat(distances).sort().values
+        distances = (
+            nearest(features.flatten(0, 1).float(), self.memory, self.loss.neighbours)[0].flatten().cpu()
+            for features in map_batches(self, loader, self)
+        )
+        ordered = torch.cat(list(distances)).sort().values
         at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
         return ordered[at], len(ordered)
 
@@ -353,7 +355,7 @@ class MemoryBank(StandardisedTask):
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews the task's own bank from local data (Eq. 14 to 16, with itself as the previous memory)."""
+        """Renews the task's own bank from local data (with itself as the previous memory)."""
         self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
 
     def _load_reduced(self, reduced: Reduced) -> None:
@@ -372,9 +374,6 @@ class MemoryBank(StandardisedTask):
 
     def _draw(self, scores: Tensor) -> Tensor:
         return self.draw_map(scores.reshape(-1, self.grid, self.grid))
-
-    def _to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self.transfer_batch_to_device(dict(batch), self.device, 0)
 
     # ----------------------------------------------------------------------------- under a plain Trainer
 

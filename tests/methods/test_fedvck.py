@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
+from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import CLASSES, COUNTS, IMAGES, FedDMClient, FedDMServer
 from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, FedVCKServer
@@ -206,7 +207,7 @@ def test_condensation_leaves_the_received_model_as_it_is(data, exactly, constrai
     client = FedVCKClient(task, **CLIENT, constraints=constraints)
     client.begin(Context(0, 1, 0))
     client.eval()
-    client.fit(data[0], FABRIC)
+    client.condense(data[0], FABRIC)
     exactly({**task.state_dict()}, {**make().state_dict()})
     assert not any(module.training for module in task.modules())
     assert all(p.requires_grad and p.grad is None for p in task.parameters())
@@ -235,7 +236,7 @@ def test_an_image_that_the_model_gets_wrong_is_drawn_more_often(watched, data):
     client = FedVCKClient(task, **{**CLIENT, "condensation": condensation})
     client.begin(Context(0, 1, 0))
     client.eval()
-    client.fit(DataLoader(rows, 4), FABRIC)
+    client.condense(DataLoader(rows, 4), FABRIC)
     [[chances]] = seen
     assert chances[1] > 1.2 * chances[0]
     assert chances[0] == chances[2]
@@ -418,7 +419,7 @@ def test_images_of_the_latest_rounds_are_trained_on(fedvck, tap, exactly, kept, 
     federation = fedvck(server={"rounds_kept": kept, "training": Watched(1, 8)}, rounds=3, channel=tap)
     sent = [message[IMAGES] for round in rounds for message in tap.uploads(round).values()]
     exactly(seen[-1], torch.cat(sent))
-    shared = federation.server.shared_images()
+    shared = federation.server.images_by_round()
     assert sorted(shared) == rounds
     exactly(torch.cat([images for images, _ in shared.values()]), torch.cat(sent))
 
@@ -510,7 +511,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
     whole = fedvck(rounds=4, fraction=0.5)
     fedvck(rounds=2, fraction=0.5, folder="halted")
     resumed = fedvck(rounds=4, fraction=0.5, folder="halted")
-    exactly(resumed.server.state_dict(), whole.server.state_dict())
+    exactly(read_kept(resumed.server), read_kept(whole.server))
     assert sorted(resumed.server.knowledge) == [1, 2, 3, 4]
     for client in (0, 1):
         exactly(resumed.pool.get(client), whole.pool.get(client))
@@ -519,7 +520,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
 
 def test_the_order_of_a_clients_images_does_not_matter(fedvck, exactly):
     still, shuffled = fedvck(shuffle=False), fedvck(shuffle=True)
-    exactly(shuffled.server.state_dict(), still.server.state_dict())
+    exactly(read_kept(shuffled.server), read_kept(still.server))
 
 
 def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
@@ -531,7 +532,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
         before = {name: entry.clone() for name, entry in server.weights.items()}
         prototypes, knowledge = server.prototypes.clone(), {**server.knowledge}
         message, context = tap.uploads(report.round)[0], Context(0, report.round + 1)
-        found = federation.overhear(0, Update(message, 9)).task.state_dict()
+        found = federation.adversary_view(0, Update(message, 9)).task.state_dict()
         task = make()
         task.load_state_dict(before)
         labels = message[CLASSES].repeat_interleave(message[COUNTS])
@@ -544,7 +545,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
         assert server.knowledge == knowledge
 
     heard, quiet = fedvck(channel=tap, after_round=listen, rounds=3), fedvck(rounds=3)
-    exactly(heard.server.state_dict(), quiet.server.state_dict())
+    exactly(read_kept(heard.server), read_kept(quiet.server))
     assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
 
 

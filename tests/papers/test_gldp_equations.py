@@ -8,7 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.federation.client_pool import detached
+from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
 from lit_fedad.methods.gldp import CLASSES, VECTORS, GLDPClient, GLDPServer, global_relation, local_relation
 from lit_fedad.tasks.classifier import Classifier
@@ -181,7 +183,7 @@ def test_equations_3_and_4(relation, lam):
     base = descended(lambda mu: objective([*mu, *head], head), base)
     for _ in range(2):
         head = descended(lambda nu, teacher=head: objective([*base, *nu], teacher), head)
-    client.fit(images, FABRIC)
+    fit(client, images, FABRIC)
     for found, expected in zip(parameters(client), [*base, *head], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
@@ -193,7 +195,7 @@ def test_equation_5(weighted):
     sizes = {0: 5, 3: 20, 4: 15}
     bases = {c: {k: draw.normal(size=v.shape) for k, v in server.weights.items()} for c in sizes}
     none = {VECTORS: torch.zeros(0, WIDTH), CLASSES: torch.zeros(0, dtype=torch.int64)}
-    server.merge(
+    server.aggregate(
         {c: Update({**{k: torch.tensor(v) for k, v in bases[c].items()}, **none}, sizes[c]) for c in sizes}
     )
     assert server.weights.keys() == {"encoder.layer.weight", "encoder.layer.bias"}
@@ -256,7 +258,7 @@ def test_equation_9(beta):
     old, current = some(0, 1, seed=5), some(1, 2, seed=6)
     client.old, client.current = packed(old), packed(current)
     client.begin(Context(0, 2, client=0, stage=1))
-    client.adapt(make_images(LABELS))
+    client.refresh(make_images(LABELS))
     assert_known(client.old, moved(old, current, beta))
     assert_known(client.current, {})
 
@@ -292,7 +294,7 @@ def test_equation_11(beta):
     for client, known in own.items():
         vectors, classes = packed(known, torch.float32).pack()
         updates[client] = Update({**server.weights, VECTORS: vectors, CLASSES: classes}, sizes[client])
-    server.merge(updates)
+    server.aggregate(updates)
     holders = {n: [known[n] for known in own.values() if n in known] for n in range(KINDS)}
     mean = {n: sum(held) / len(held) for n, held in holders.items() if held}
     assert_known(server.prototypes, moved(before, mean, beta))
@@ -354,7 +356,7 @@ def test_algorithm_1(rounds, beta):
     """Each round names its participants and their tasks."""
     client = make_client(beta=beta)
     server = GLDPServer(client, beta=beta)
-    shelf = {number: detached(client.personal_state()) for number in TASKS}
+    shelf = {number: detached(read_kept(client)) for number in TASKS}
     common, old, current, last = {}, {0: {}, 1: {}}, {0: {}, 1: {}}, {0: 0, 1: 0}
     start = parameters(client)[:2]
     for round, participants in enumerate(rounds, start=1):
@@ -363,19 +365,19 @@ def test_algorithm_1(rounds, beta):
         for number, stage in participants.items():
             broadcast = server.broadcast(number)
             client.begin(Context(0, round, client=number, stage=stage))
-            client.load_personal_state(shelf[number])
+            write_kept(client, shelf[number])
             client.receive(broadcast)
             # Everyone starts from the last mean and the last global prototypes, whoever trained just before.
             for found, expected in zip(parameters(client), start, strict=False):
                 np.testing.assert_allclose(found, expected, rtol=1e-12)
             assert_known(client.common_prototypes, common)
             loader = TASKS[number][stage]
-            client.adapt(loader)
+            client.refresh(loader)
             if stage != last[number]:
                 old[number] = moved(old[number], current[number], beta)
                 last[number] = stage
             assert_known(client.old, old[number])
-            client.fit(loader, FABRIC)
+            fit(client, loader, FABRIC)
             message = client.send(loader)
             x, y = arrays(loader)
             bases[number] = parameters(client)[:2]
@@ -386,7 +388,7 @@ def test_algorithm_1(rounds, beta):
             assert_known(Prototypes.unpack(message[VECTORS], message[CLASSES], KINDS), sent[number])
             assert_known(client.old, old[number])
             assert_known(client.local, {**old[number], **current[number]})
-            shelf[number] = detached(client.personal_state())
+            shelf[number] = detached(read_kept(client))
             updates[number] = Update(message, len(y))
         server.aggregate(updates)
         start = [sum(parts) / len(parts) for parts in zip(*bases.values(), strict=True)]

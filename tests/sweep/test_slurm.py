@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "sweeps" / "slurm" / "sweep.sbatch"
 PATIENCE = 120  # seconds; what is waited for takes a moment, on however busy a machine
 WORKER = """\
 #!/usr/bin/env bash
-printf '%s\\n' "$@" > {log}/words
+printf '%s\\n' "$@" > {log}/arguments
 trap 'echo gave back > {log}/gave_back; exit 0' USR1
 touch {log}/started
 for _ in $(seq {tenths}); do sleep 0.1; done
@@ -58,14 +58,21 @@ def test_shellcheck_finds_nothing():
     assert subprocess.run(["shellcheck", str(SCRIPT)], check=False).returncode == 0
 
 
-def test_environment_becomes_the_worker_s_words(cluster, tmp_path):
+def test_environment_becomes_the_worker_s_options(cluster, tmp_path):
     job = cluster(
         STUDY="feddymem_th", STORAGE="postgresql://u:p@h/db?a=b", OUT="/x y", ARGS="rounds=3 grid=8"
     )
+<<<<<<< HEAD
+    assert job.wait(30) == 0
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[:2] == ["sweep", "study=feddymem_th"]
+    assert sorted(arguments[2:]) == sorted(
+=======
     assert job.wait(PATIENCE) == 0
     words = (tmp_path / "words").read_text().splitlines()
     assert words[:2] == ["sweep", "study=feddymem_th"]
     assert sorted(words[2:]) == sorted(
+>>>>>>> h/robust
         ["out=/x y", "storage=postgresql://u:p@h/db?a=b", "rounds=3", "grid=8"]
     )
     assert not (tmp_path / "requeued").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from lightning.fabric import Fabric
@@ -26,7 +27,7 @@ _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in
 class CondensedImages(RunCallback):
     """Draws them after the last round, unless ``evaluation.pictures`` is 0."""
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Draws them."""
         if run.config["evaluation"]["pictures"]:
             draw_condensed(run.federation, run.data, run.fabric, run.folder.path)
@@ -43,8 +44,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
         fabric: Moves batches and sets precision.
         folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
-    assert isinstance(federation.server, FedDMServer)
-    shared = federation.server.images_by_round()
+    shared = cast("FedDMServer", federation.server).images_by_round()
     count = len(data.images.products)
     chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:
