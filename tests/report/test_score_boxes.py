@@ -6,13 +6,13 @@ from PIL import Image
 
 from lit_fedad.report.score_boxes import draw_score_boxes
 
-GENERATOR = np.random.default_rng(0)
 RED = "#C1121F".lower()
 
 
 def scores(clients, models=("averaged", "local"), gap=2.0):
+    draw = np.random.default_rng(0)
     return {
-        model: [(GENERATOR.normal(size=40), gap + GENERATOR.normal(size=25)) for _ in range(clients)]
+        model: [(draw.normal(size=40), gap + draw.normal(size=25)) for _ in range(clients)]
         for model in models
     }
 
