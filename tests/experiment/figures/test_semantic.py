@@ -63,16 +63,10 @@ REPORTS = {
 def drawn(monkeypatch):
     """What is handed to the figures, by the name of the function; nothing is drawn."""
     calls = {}
-<<<<<<< HEAD
     for name, module in REPORTS.items():
         monkeypatch.setattr(module, name, lambda *given, name=name: calls.update({name: given}))
     monkeypatch.setattr(semantic, "save_figure", lambda *given: None)
-=======
-    for name in REPORTS:
-        monkeypatch.setattr(semantic_gallery, name, lambda *given, name=name: calls.update({name: given}))
-    monkeypatch.setattr(semantic_gallery, "save_figure", lambda *given: None)
-    monkeypatch.setattr(semantic_gallery, "tsne_layout", lambda features: features)
->>>>>>> h/robust
+    monkeypatch.setattr(semantic, "tsne_layout", lambda features: features)
     return calls
 
 
