@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import yaml
@@ -32,7 +32,8 @@ def read(declared: type[T], options: Sequence[str], command: str) -> tuple[T, di
 
     Args:
         declared: A dataclass with fields of ``str``, ``int``, ``float``, ``bool``, ``Literal``, their union with
-            ``None``, or ``tuple[str, ...]`` (given with commas).
+            ``None``, ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
+            ``root.mpdd=DIR root.wafer=DIR``).
         options: Words of the form ``key=value``; of equal keys the last one counts.
         command: Named in errors.
 
@@ -52,19 +53,57 @@ def read(declared: type[T], options: Sequence[str], command: str) -> tuple[T, di
         >>> read(Attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
         (Attack(run='outputs/a', steps=10), {'data.root': '/images'})
     """
-    given = dict(map(split, options))
     kinds = typing.get_type_hints(declared)
-    overrides = {key: value for key, value in given.items() if "." in key and key not in kinds}
-    typed = {
-        key: _typed(value, kinds.get(key, str)) for key, value in given.items() if key not in overrides
-    }
+    typed: dict[str, Any] = {}
+    overrides: dict[str, str] = {}
+    for key, value in dict(map(split, options)).items():
+        field, dot, name = key.partition(".")
+        if _is_mapping(kinds.get(field)):
+            if not name:
+                raise UserError(f"{command}: give {field}.NAME=..., not {key}=...")
+            typed.setdefault(field, {})[name] = value
+        elif dot:
+            overrides[key] = value
+        else:
+            typed[key] = _typed(value, kinds.get(key, str))
     return call(declared, typed, command), overrides
+
+
+def separate(declared: type, options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates the options of a command from the overrides of the configuration that it composes.
+
+    Args:
+        declared: As for `read`.
+        options: Options and overrides, in any order; a key to leave out is an override (``~start``).
+
+    Returns:
+        Options that the dataclass declares, for `read`; and all others as they are, for `compose`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Attack:
+        ...     steps: int = 500
+        >>> separate(Attack, ["rounds=3", "steps=10", "~start"])
+        (['steps=10'], ['rounds=3', '~start'])
+    """
+    kinds = typing.get_type_hints(declared)
+    own, overrides = [], []
+    for option in options:
+        key = option if option.startswith("~") else split(option)[0]
+        field = key.partition(".")[0]
+        (own if key in kinds or _is_mapping(kinds.get(field)) else overrides).append(option)
+    return own, overrides
+
+
+def _is_mapping(kind: Any) -> bool:
+    return typing.get_origin(kind) is Mapping
 
 
 def _typed(text: str, kind: Any) -> Any:
     """Turns text into what a field holds; what does not fit stays text, for the check of types to refuse."""
     if typing.get_origin(kind) is tuple:
-        return tuple(part for part in text.split(",") if part)
+        return tuple(_typed(part, typing.get_args(kind)[0]) for part in text.split(",") if part)
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     kinds = set(typing.get_args(kind) if union else (kind,))
     if types.NoneType in kinds and text in ("null", ""):
