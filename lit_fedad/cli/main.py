@@ -171,9 +171,9 @@ def _data(words: list[str]) -> None:
 
 def _report(words: list[str]) -> None:
     if any(word.startswith("table=") for word in words):
-        from lit_fedad.comparison.table import report
+        from lit_fedad.comparison.table import report_table
 
-        report(words, Display())
+        report_table(words, Display())
     else:
         from lit_fedad.comparison.page import report_runs
 
