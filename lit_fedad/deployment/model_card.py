@@ -101,7 +101,7 @@ def model_card(facts: Facts) -> str:
     """
     result, partition = facts.result, facts.result["partition"]
     kind = "classifier" if facts.classifies else "anomaly detector"
-    text = _template().render(
+    return _template().render(
         title=f"{result['method']} {kind}, {result['data']}, client {facts.client}",
         summary=_summary(facts),
         classifies=facts.classifies,
@@ -136,7 +136,6 @@ def model_card(facts: Facts) -> str:
             *(f"{package} {version(package)}" for package in _PACKAGES),
         ],
     )
-    return text
 
 
 def _summary(facts: Facts) -> _Rows:
