@@ -32,7 +32,7 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 # Keys that say where and how a run happens, not what it computes.
-_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh")
+_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
 
 _LEAST = {
     "rounds": 0,
@@ -221,7 +221,7 @@ def _check_root(config: Config) -> None:
     groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
     _check_keys(config, groups | set(root) - {"defaults"}, "configuration")
     for name, default in root.items():
-        if name in ("defaults", "image", "fabric"):
+        if name in ("defaults", "image", "fabric", "callbacks"):
             continue
         section, defaults = (
             (config[name], default) if isinstance(default, dict) else ({name: config[name]}, {name: default})

@@ -18,7 +18,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.contrastive import Contrastive
@@ -134,10 +134,10 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
         assert task.classifier.out_features == 2
         widths = dict.fromkeys(("gldp_cifar10", "gldp_small"), 128)
         widths |= dict.fromkeys(("fedvck", "fedvck_organs", "fedvck_natural"), 2048)
-        assert task.width == widths.get(experiment, 512)
+        assert task.num_features == widths.get(experiment, 512)
         return
     if isinstance(task, Contrastive):
-        assert task.encoder.width == (512 if experiment == "fadngs" else 128)
+        assert task.encoder.num_features == (512 if experiment == "fadngs" else 128)
         assert 0 < task.warmup < task.rounds == config["rounds"]
         return
     assert task.memory.shape[0] == config["task"]["grid"] ** 2
@@ -234,7 +234,7 @@ def test_what_is_asked_for_wins_over_the_preset_of_a_method():
 @pytest.mark.parametrize("federation", options("federation"))
 def test_every_federation_builds(federation):
     section = compose([f"federation={federation}"])["federation"]
-    assert isinstance(build(section["participation"]), Participation)
+    assert isinstance(build(section["sampler"]), ClientSampler)
     assert isinstance(build(section["channel"]), Channel)
 
 

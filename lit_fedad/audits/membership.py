@@ -19,23 +19,23 @@ from torch import Tensor
 from lit_fedad.config import Config, call, identity
 from lit_fedad.contracts import Client, Context, Update
 from lit_fedad.contracts.randomness import derive_seed
+from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import (
-    Data,
     build_data,
     build_federation,
     build_model,
     build_public,
     build_teaching,
 )
-from lit_fedad.experiment.finished_run import Reopened, reopen
+from lit_fedad.experiment.finished_run import Reopened, one_process, reopen
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.evaluator import Evaluator, Interview
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
 from lit_fedad.privacy.lira import (
     MembershipReport,
     confidence,
@@ -198,7 +198,7 @@ class ShadowRuns:
         return split(self.cells, shadow, self.seed)
 
     def play(self, shadow: int | None, on_visit: Callable[[int, int], None]) -> dict[int, Tensor]:
-        """What an observer of the last uploads thinks of the examples; kept in a file, and not computed twice.
+        """Plays a shadow run: what an observer of the last uploads thinks of the examples; kept in a file, and not computed twice.
 
         Args:
             shadow: Which shadow run; None for the attacked run.
@@ -241,34 +241,37 @@ class ShadowRuns:
         key: str,
         on_visit: Callable[[int, int], None],
     ) -> Federation:
-        """A federation that evaluates nothing, and writes phi when the last uploads come in."""
+        """Builds a federation that evaluates nothing, and writes phi when the last uploads come in."""
+        fabric = one_process(config, [_Observer(self, folder, key, on_visit)])
         model = build_model(self.config, self.images.products, self.public, self.teaching)
-        data = build_data(config, self.images, partition, model, self.fabric, Display(quiet=True))
-        federation = build_federation(config, folder, model, data, self.fabric)
-        federation.evaluator, federation.on_visit = NoEvaluation(), on_visit
-        federation.participation = AsPicked(**asdict(federation.participation), seed=self.config["seed"])
-
-        def listen(context: Context, updates: Mapping[int, Update]) -> None:
-            if federation.server.phase != "train":
-                return
-            if context.round == 1:
-                # What cannot be attacked is refused before all rounds are played.
-                federation.overhear(*next(iter(updates.items())))
-            if context.round == federation.rounds:
-                attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
-                phi = {c: self._phi(federation.overhear(c, updates[c]), c, data) for c in attacked}
-                with whole_file(folder / "phi.pt") as part:
-                    torch.save({"key": key, "phi": phi}, part)
-
-        federation.on_updates = listen
+        data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
+        federation = build_federation(config, folder, model, data, fabric)
+        federation.evaluator = NoEvaluation()
+        federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
         return federation
 
-    def _phi(self, client: Client, number: int, data: Data) -> Tensor:
+    def write_phi(
+        self, federation: Federation, updates: Mapping[int, Update], folder: Path, key: str
+    ) -> None:
+        """Writes what an observer of the last uploads thinks of the examples.
+
+        Args:
+            federation: Whose server is about to merge them.
+            updates: By client.
+            folder: The shadow run's.
+            key: Names run and seed.
+        """
+        attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
+        phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, federation.data) for c in attacked}
+        with whole_file(folder / "phi.pt") as part:
+            torch.save({"key": key, "phi": phi}, part)
+
+    def _phi(self, client: Client, number: int, data: FederatedDataModule) -> Tensor:
         """What a predictor thinks of a client's examples, in their order [n]."""
         examples, size = self.examples(number), self.config["evaluation"]["batch_size"]
         parts = []
         for start in range(0, len(examples), size):
-            batch = data.module.train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
+            batch = data.train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
             prediction = predict_batch(client, batch, self.fabric)
             if prediction.logits is not None and client.task.kind == "classification":
                 parts.append(confidence(prediction.logits.cpu(), batch["label"]))
@@ -282,20 +285,46 @@ class ShadowRuns:
         return phi
 
 
+@dataclass
+class _Observer(FederationCallback):
+    """Observes the uploads of a shadow run."""
+
+    shadows: ShadowRuns
+    folder: Path
+    key: str
+    on_visit: Callable[[int, int], None]
+
+    def on_client_end(self, done: int, total: int) -> None:
+        """Shows how far the shadow run is."""
+        self.on_visit(done, total)
+
+    def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
+        """Attacks the uploads of the last round's training."""
+        if context.round < 1 or not federation.exchanges.at(context).trains:
+            return
+        if context.round == 1:
+            # What cannot be attacked is refused before all rounds are played.
+            federation.adversary_view(*next(iter(updates.items())))
+        if context.round == federation.rounds:
+            self.shadows.write_phi(federation, updates, self.folder, self.key)
+
+
 class NoEvaluation(Evaluator):
-    """Asks nobody."""
+    """Evaluates nothing."""
+
+    metrics = ()
 
     def asked(self, client: Client, clients: list[int]) -> list[int]:
-        """Nobody."""
+        """Lists no client."""
         return []
 
-    def evaluate(self, federation: Federation, round: int) -> None:
-        """Nothing."""
+    def evaluate(self, interview: Interview, round: int) -> None:
+        """Returns nothing."""
 
 
 @dataclass(frozen=True)
-class AsPicked(Participation):
-    """Picks the clients that an experiment with another seed picks.
+class SampledAs(ClientSampler):
+    """Samples the clients that an experiment with another seed samples.
 
     Attributes:
         seed: The other experiment's.
@@ -303,9 +332,9 @@ class AsPicked(Participation):
 
     seed: int = 0
 
-    def pick(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
+    def sample(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
         """The clients of a round, ascending."""
-        return super().pick(clients, replace(context, seed=self.seed))
+        return super().sample(clients, replace(context, seed=self.seed))
 
 
 def _joined(images: Images) -> tuple[Images, range | list[int]]:

@@ -7,8 +7,8 @@ classes that the clients' logits show to be confused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -26,10 +26,10 @@ from lit_fedad.condensation.relations import (
 )
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Message, Payload, TensorSpec
+from lit_fedad.contracts import Message, MessageSpec, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import CLASSES, FedDMClient, FedDMServer, Knowledge, OwnImages
-from lit_fedad.methods.stateless import look, with_weights
+from lit_fedad.methods.parts.functional import look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 PROTOTYPES, SIZES = "prototypes", "sizes"
@@ -64,6 +64,8 @@ class FedVCKClient(FedDMClient):
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
+
+    kept = ("previous",)
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class FedVCKClient(FedDMClient):
 
         def logits(batch: Tensor) -> Tensor:
             with fabric.autocast():
-                return self.task.classifier(self.task.features({"image": batch})).float().cpu()
+                return self.task.classifier(self.task({"image": batch})).float().cpu()
 
         return torch.cat(look(self.task, weights, images, logits))
 
@@ -145,18 +147,14 @@ class FedVCKClient(FedDMClient):
         return target, with_weights(task, self._running, lambda _: task.encoder(synthetic))
 
     def send(self, loader: DataLoader) -> Message:
-        """The images, and the logit prototypes; the weights received are the previous ones from now on."""
+        """Returns images and logit prototypes; the weights received are the previous ones from now on."""
         self.previous = self.shared_state()
         return super().send(loader)
 
-    def personal_state(self) -> dict[str, Any]:
-        """The weights received last."""
-        return {**super().personal_state(), "previous": self.previous}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.previous = dict(state["previous"])
+    def upload_spec(self) -> MessageSpec:
+        """Declares images, and logit prototypes with the images behind them."""
+        own = {PROTOTYPES: TensorSpec((None, self.task.classes)), SIZES: TensorSpec((None,), torch.int64)}
+        return {**super().upload_spec(), **own}
 
 
 class FedVCKServer(FedDMServer):
@@ -180,6 +178,8 @@ class FedVCKServer(FedDMServer):
     Raises:
         UserError: If a setting is out of range.
     """
+
+    kept = ("prototypes",)
 
     def __init__(
         self,
@@ -208,11 +208,6 @@ class FedVCKServer(FedDMServer):
         self.head_width, self.head_rate = head_width, head_rate
         self.prototypes = torch.full((self.task.classes, self.task.classes), torch.nan)
 
-    def upload_payload(self) -> Payload:
-        """Images, and logit prototypes with the images behind them."""
-        own = {PROTOTYPES: TensorSpec((None, self.task.classes)), SIZES: TensorSpec((None,), torch.int64)}
-        return {**super().upload_payload(), **own}
-
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
         """The images of the latest rounds."""
         every = {**self.knowledge, self.context.round: new}
@@ -236,12 +231,3 @@ class FedVCKServer(FedDMServer):
         with self.context.seeded("contrast head"):
             module = RelationalContrast(features, negatives, self.head_width, self.temperature, self.with_own)
         return ExtraLoss(module, self.contrast, self.head_rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, images, and the logit prototypes."""
-        return {**super().state_dict(), "prototypes": self.prototypes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.prototypes = state["prototypes"]

@@ -25,7 +25,7 @@ class Contrastive(Task):
     of its own images; FADngs puts the densities of all clients in their place.
 
     Args:
-        encoder: f, from images [B, 3, S, S] to features [B, C], with C as its attribute ``width``.
+        encoder: f, from images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``.
         loss: What the rounds after the warm-up train.
         warmup_loss: What the first rounds train.
         warmup: Number of rounds that train ``warmup_loss``.
@@ -80,9 +80,11 @@ class Contrastive(Task):
                 " clusters >= 1, shrinkage in [0, 1], normal_share above 0 and at most 1"
             )
         self.encoder = encoder
-        self.width: int = encoder.width  # type: ignore[assignment]
+        self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.projection = nn.Sequential(
-            nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, projection)
+            nn.Linear(self.num_features, self.num_features),
+            nn.ReLU(),
+            nn.Linear(self.num_features, projection),
         )
         self.loss, self.warmup_loss, self.draw = loss, warmup_loss, views
         self.warmup, self.rounds = warmup, rounds
@@ -119,7 +121,7 @@ class Contrastive(Task):
             "normal": normal,
         }
 
-    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """f(x) [B, C]."""
         return self.encoder(self._images(batch))
 
@@ -152,7 +154,7 @@ class Contrastive(Task):
         """Projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
         rows = [
             (
-                self.project(self.features({**batch, "image": self._images(batch).to(self.device)})),
+                self.project(self({**batch, "image": self._images(batch).to(self.device)})),
                 batch["index"],
             )
             for batch in loader

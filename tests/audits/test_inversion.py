@@ -124,7 +124,7 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
         shared = federation.server.known["memory"]
         batches = again.data.module.client_loader(number, torch.Generator(), shuffle=False)
         with torch.no_grad():
-            maps = torch.cat([task.features(batch) for batch in batches])
+            maps = torch.cat([task(batch) for batch in batches])
         weights = (maps - shared).flatten(1).norm(dim=1)[:, None, None]
         torch.testing.assert_close(
             call["target"], (weights * maps).sum(0) / weights.sum(), rtol=1e-3, atol=1e-4
@@ -153,7 +153,7 @@ def test_the_attackers_features_are_those_of_the_task(asked, copied, knowledge):
         torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1),
     )
     with torch.no_grad():
-        expected = task.features({"image": (pixels.detach() - mean) / std})
+        expected = task({"image": (pixels.detach() - mean) / std})
     torch.testing.assert_close(generated.detach(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -166,7 +166,7 @@ def test_a_coreset_is_made_of_the_clients_own_patches(asked, tmp_path):
     again = reopen(str(run), {})
     batches = list(again.data.module.client_loader(0, torch.Generator(), shuffle=False))
     with torch.no_grad():
-        patches = torch.cat([again.model.task.features(batch).flatten(0, 1) for batch in batches])
+        patches = torch.cat([again.model.task(batch).flatten(0, 1) for batch in batches])
     gaps = torch.cdist(asked[0]["target"], patches, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
     assert float(gaps.max()) < 1e-4
     assert len(gaps) == 16

@@ -54,7 +54,7 @@ def test_every_column_of_settings_is_what_its_label_says():
         name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}[column.data]
         assert label == f"{name} {numbers}, IF {partition['imbalance']}"
         assert config["data"]["_target_"].endswith(f".{column.data}")
-        picked = config["federation"]["participation"]["fraction"] * partition["clients"]
+        picked = config["federation"]["sampler"]["fraction"] * partition["clients"]
         assert (config["rounds"], picked) == (50, 10)
         tiny = name == "Tiny-ImageNet"
         assert (config["batch_size"], config["image"]["size"]) == ((128, 64) if tiny else (32, 32))

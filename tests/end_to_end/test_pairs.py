@@ -119,7 +119,7 @@ def words(task_words):
         own = [*stream, *OWN.get(method, [])]
         return [
             f"method={method}", *task_words[task], *clients, *rounds, *own, "federation=partial",
-            "federation.participation.fraction=0.75", "federation.participation.min_clients=1",
+            "federation.sampler.fraction=0.75", "federation.sampler.min_clients=1",
             "evaluation.pictures=0",
         ]  # fmt: skip
 
@@ -179,7 +179,7 @@ def test_pair(lab, words, method, task, tmp_path, monkeypatch, differences, outc
 
 
 def test_a_failed_client_is_left_out_of_its_round(lab, words, tmp_path, monkeypatch):
-    given = [*words("fedavg", "memory_bank"), "federation.participation.fraction=1.0"]
+    given = [*words("fedavg", "memory_bank"), "federation.sampler.fraction=1.0"]
     fit = Client.fit
 
     def fit_but_for_one(client, loader, fabric):

@@ -20,7 +20,7 @@ from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.tasks.classifier import Classifier
 
@@ -144,7 +144,7 @@ def play(tmp_path, monkeypatch):
         federation = Federation(
             server or OracleServer(), client, module, judge, fabric, until or rounds, 0,
             Checkpoints(home / "checkpoints", "tiny"), ClientPool(client.personal_state(), home / "personal"),
-            Participation(fraction), Channel(), every,
+            ClientSampler(fraction), Channel(), every,
         )  # fmt: skip
         federation.run()
         return federation
@@ -355,7 +355,7 @@ def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, own_model):
 
 
 class Encoder(nn.Module):
-    width = 3
+    num_features = 3
 
     def __init__(self):
         super().__init__()

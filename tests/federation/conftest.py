@@ -16,7 +16,7 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import ClientData, Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 
 
 class Slope(Task):
@@ -138,7 +138,7 @@ def toy(tmp_path: Path):
             "seed": 0,
             "checkpoints": Checkpoints(folder / "checkpoints", "toy"),
             "pool": ClientPool(client.personal_state(), folder / "personal"),
-            "participation": Participation(),
+            "sampler": ClientSampler(),
             "channel": Channel(),
         }
         return Federation(**{**parts, **overrides})

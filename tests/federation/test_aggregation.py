@@ -33,7 +33,7 @@ def test_golden_mean():
         7: Update({"w": torch.tensor([3.0, 6.0])}, 3),
     }
     assert weighted_mean(updates)["w"].tolist() == [2.5, 4.0]
-    assert weighted_mean(updates, uniform=True)["w"].tolist() == [2.0, 2.0]
+    assert weighted_mean(updates, equal=True)["w"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("sizes", [(1,), (3, 7, 13), (1, 1, 1), tuple(range(1, 50))])

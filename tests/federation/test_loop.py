@@ -8,7 +8,7 @@ from safetensors.torch import save
 from lit_fedad.contracts import TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 
 
 def by_hand(rounds: int) -> list[float]:
@@ -52,7 +52,7 @@ def test_a_client_without_data_has_no_effect(toy, tmp_path):
 
 def test_resumed_equals_uninterrupted(toy, tmp_path):
     values = {0: [1.0, 3.0], 1: [5.0, 0.5, 2.0], 2: [7.0, 1.0]}
-    settings = {"values": values, "participation": Participation(fraction=0.67)}
+    settings = {"values": values, "sampler": ClientSampler(fraction=0.67)}
     whole = toy(folder=tmp_path / "whole", rounds=6, **settings).run()
     for stop in range(1, 6):
         history = toy(folder=tmp_path / "parts", rounds=stop, **settings).run()
@@ -83,7 +83,7 @@ def test_a_failing_client_stops_the_run_in_one_line(toy):
 
 
 def test_a_failing_client_is_left_out(toy):
-    history = toy(fails={(2, 1)}, participation=Participation(on_failure="skip")).run()
+    history = toy(fails={(2, 1)}, sampler=ClientSampler(on_failure="skip")).run()
     first = by_hand(1)[0]
     assert history[1].participants == [0]
     assert history[1].scalars["weight"] == pytest.approx(first + 0.5 * (1 - first))
@@ -92,7 +92,7 @@ def test_a_failing_client_is_left_out(toy):
 
 def test_too_few_clients_left(toy):
     with pytest.raises(UserError, match="1 clients finished, min_clients=2.*client 1"):
-        toy(fails={(1, 1)}, participation=Participation(on_failure="skip", min_clients=2)).run()
+        toy(fails={(1, 1)}, sampler=ClientSampler(on_failure="skip", min_clients=2)).run()
 
 
 def test_a_non_finite_update_names_client_and_tensor(toy):
@@ -263,7 +263,7 @@ def test_bytes_of_all_exchanges_are_counted(spread):
 
 def test_participants_of_a_round_are_those_of_all_its_exchanges(spread):
     values = {client: [float(client)] * 2 for client in range(6)}
-    federation = spread(values=values, rounds=4, participation=Participation(fraction=0.5))
+    federation = spread(values=values, rounds=4, sampler=ClientSampler(fraction=0.5))
     history = federation.run()
     for report in history:
         visited = [(e, c) for r, e, c, _ in federation.client.received if r == report.round]
@@ -275,7 +275,7 @@ def test_participants_of_a_round_are_those_of_all_its_exchanges(spread):
 
 
 def test_who_fails_in_the_first_exchange_is_left_out_of_the_second(spread):
-    federation = spread(fails={(2, 1, "train")}, participation=Participation(on_failure="skip"))
+    federation = spread(fails={(2, 1, "train")}, sampler=ClientSampler(on_failure="skip"))
     history = federation.run()
     assert history[1].participants == [0]
     assert history[1].warnings == ["round 2: client 1 left out: RuntimeError: the disk is full"]
@@ -286,7 +286,7 @@ def test_who_fails_in_the_first_exchange_is_left_out_of_the_second(spread):
 
 
 def test_who_fails_in_the_second_exchange_has_taken_part_in_the_first(spread):
-    federation = spread(fails={(1, 1, "spread")}, rounds=1, participation=Participation(on_failure="skip"))
+    federation = spread(fails={(1, 1, "spread")}, rounds=1, sampler=ClientSampler(on_failure="skip"))
     report = federation.run()[0]
     assert report.scalars["weight"] == pytest.approx(by_hand(1)[0])
     assert report.participants == [0]
@@ -414,7 +414,7 @@ def test_clients_are_scored_with_what_they_have_just_trained(after_fit):
 
 def test_nobody_is_scored_who_trains_again_before_the_next_evaluation(after_fit):
     values = {client: [float(client)] for client in range(6)}
-    parts = {"values": values, "participation": Participation(fraction=0.5), "rounds": 7}
+    parts = {"values": values, "sampler": ClientSampler(fraction=0.5), "rounds": 7}
     history = after_fit(**parts, evaluate_every=4).run()
     for due in ([1, 2, 3, 4], [5, 6, 7]):
         reports = [report for report in history if report.round in due]
@@ -449,7 +449,7 @@ def test_without_a_model_of_its_own_no_client_is_scored(toy, after_fit, tmp_path
 
 
 def test_who_fails_is_not_scored(after_fit):
-    history = after_fit(fails={(2, 1)}, participation=Participation(on_failure="skip")).run()
+    history = after_fit(fails={(2, 1)}, sampler=ClientSampler(on_failure="skip")).run()
     assert [set(report.trained) for report in history] == [{0, 1}, {0}, {0, 1}]
 
 

@@ -21,7 +21,7 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import ClientData, Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
@@ -34,7 +34,7 @@ class Linear(Task):
     In double precision, so that hand and machine can only differ in the order of sums.
     """
 
-    width = 2
+    num_features = 2
 
     def __init__(self, learning_rate: float = 0.1, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Linear(Task):
         self.layer.weight.data = torch.tensor([[0.5, -1.0], [0.25, 2.0]], dtype=dtype)
         self.layer.bias.data = torch.tensor([0.125, -0.5], dtype=dtype)
 
-    def encode(self, batch):
+    def forward(self, batch):
         return self.layer(batch["x"])
 
     def objective(self, features, batch):
@@ -61,17 +61,17 @@ class TinyClassifier(Task):
 
     kind = "classification"
     output_modules = ("classifier",)
-    width = 3
+    num_features = 3
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone = nn.Linear(2, 4).requires_grad_(False)
-            self.downsample = nn.Sequential(nn.Linear(4, self.width), nn.BatchNorm1d(self.width))
-            self.classifier = nn.Linear(self.width, 2)
+            self.downsample = nn.Sequential(nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features))
+            self.classifier = nn.Linear(self.num_features, 2)
 
-    def encode(self, batch):
+    def forward(self, batch):
         return self.downsample(self.backbone(batch["x"].float()))
 
     def objective(self, features, batch):
@@ -88,11 +88,11 @@ class TinyClassifier(Task):
 class TinyEncoder(nn.Module):
     """A convolution, its normalisation, and the mean over the map: eight features."""
 
-    width = 8
+    num_features = 8
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolution, self.norm = nn.Conv2d(3, self.width, 3, stride=2), nn.BatchNorm2d(self.width)
+        self.convolution, self.norm = nn.Conv2d(3, self.num_features, 3, stride=2), nn.BatchNorm2d(self.num_features)
 
     def forward(self, images):
         return F.relu(self.norm(self.convolution(images))).mean((2, 3))
@@ -316,7 +316,7 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "seed": seed,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
             "pool": ClientPool(live.personal_state(), home / "personal"),
-            "participation": Participation(fraction=fraction),
+            "sampler": ClientSampler(fraction=fraction),
             "channel": Channel(),
         }
         federation = Federation(**{**parts, **overrides})

@@ -201,7 +201,7 @@ def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, mak
         @torch.no_grad()
         def bank(weights, task=task, loader=loader):
             task.load_state_dict(weights, strict=False)
-            return torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
+            return torch.cat([task(batch).flatten(0, 1) for batch in loader])
 
         scores = played.history[-1].metrics[client]["memory"]
         exactly(scores, bank({name: a * v[name] + (1 - a) * w for name, w in shared.items()}))

@@ -193,7 +193,7 @@ def apple_on_banks(federate, make_task, make_loader):
     def bank(client, weights):
         task = make_task(**parts)
         task.load_state_dict(weights, strict=False)
-        return torch.cat([task.features(batch).flatten(0, 1) for batch in data[client]])
+        return torch.cat([task(batch).flatten(0, 1) for batch in data[client]])
 
     def play(**settings):
         task = make_task(**parts)

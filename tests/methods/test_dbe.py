@@ -104,7 +104,7 @@ def test_common_mean_is_that_of_all_images_under_the_initial_weights_and_stays(
     )
     task = make_classifier().eval()
     with torch.no_grad():
-        nearly(once, torch.cat([task.encode(batch) for loader in data.values() for batch in loader]).mean(0))
+        nearly(once, torch.cat([task(batch) for loader in data.values() for batch in loader]).mean(0))
     exactly(later, once)
 
 
@@ -180,7 +180,7 @@ def test_predicts_with_its_own_bias(dbe, hand, points_by_hand):
 class ColourMeans(nn.Module):
     """An encoder."""
 
-    width = 3
+    num_features = 3
 
     def forward(self, images):
         return images.mean((2, 3))
@@ -200,9 +200,9 @@ def test_the_bias_shifts_the_features_of_every_task(make_task, kind):
     batch = {"image": torch.randn(2, 3, 32, 32), "label": torch.tensor([0, 1])}
     client = DBEClient(task)
     with torch.no_grad():
-        before = task.features(batch)
-        client.offset.bias += torch.arange(task.width)
-        torch.testing.assert_close(task.features(batch), before + torch.arange(task.width))
+        before = task(batch)
+        client.offset.bias += torch.arange(task.num_features)
+        torch.testing.assert_close(task(batch), before + torch.arange(task.num_features))
 
 
 def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task, make_loader, exactly):
@@ -216,5 +216,5 @@ def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task
         task = make_task(**parts)
         task.load_state_dict(played.server.weights, strict=False)
         with torch.no_grad():
-            bank = torch.cat([task.encode(batch).flatten(0, 1) + bias for batch in loader])
+            bank = torch.cat([task(batch).flatten(0, 1) + bias for batch in loader])
         exactly(played.history[-1].metrics[client]["memory"], bank)

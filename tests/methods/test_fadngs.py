@@ -8,8 +8,8 @@ from torch import nn
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import size_of
-from lit_fedad.federation.participation import Participation
-from lit_fedad.methods.ensemble_distillation import EnsembleDistillation
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.tasks.contrastive import Contrastive
@@ -221,8 +221,8 @@ def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(
     data = {client: make_images(6, seed=client) for client in range(3)}
     whole = play(make_contrastive(), data, rounds=1)
     monkeypatch.setattr(FADngsClient, "send", fails)
-    skip = Participation(on_failure="skip")
-    federation = play(make_contrastive(), data, rounds=1, participation=skip)
+    skip = ClientSampler(on_failure="skip")
+    federation = play(make_contrastive(), data, rounds=1, sampler=skip)
     first = play(make_contrastive(), data, rounds=0)
     assert federation.history[1].participants == [0, 2]
     assert torch.equal(federation.server.weights[WEIGHT], whole.server.weights[WEIGHT])  # its weights count

@@ -19,7 +19,7 @@ from lit_fedad.methods.feddm import CLASSES, COUNTS, IMAGES, FedDMClient, FedDMS
 from lit_fedad.models.convnet import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 3, Encoder.width
+K, WIDTH = 3, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
@@ -536,7 +536,7 @@ def test_settings_out_of_range_are_refused(setting, said):
 class Bare(nn.Conv2d):
     """Images to five features, without a normalisation that would take back what grows."""
 
-    width = WIDTH
+    num_features = WIDTH
 
     def __init__(self) -> None:
         super().__init__(3, WIDTH, 3)

@@ -83,7 +83,7 @@ def test_threshold_is_the_pooled_median(make_task, make_loader):
     play = Play(make_task(head=None, **ROBUST), loaders, send_counts=True).set_up()
     task = play.client.task
     play.client.receive(play.server.broadcast(0))
-    rows = torch.cat([task.features(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
+    rows = torch.cat([task(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
     distances = torch.cdist(rows, play.server.known["memory"]).topk(2, largest=False).values
     assert float(play.server.known["threshold"]) == pytest.approx(float(distances.median()), rel=0.05)
 

@@ -26,7 +26,7 @@ def patches(make_task):
     task = make_task(head=None)
 
     def embed(*loaders):
-        return torch.cat([task.features(batch).flatten(0, 1) for loader in loaders for batch in loader])
+        return torch.cat([task(batch).flatten(0, 1) for loader in loaders for batch in loader])
 
     return embed
 

@@ -27,7 +27,7 @@ from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer, divergence
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 3, Encoder.width
+K, WIDTH = 3, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 QUICK = {"steps": 4, "teaching_batch": 5, "auxiliary_batch": 4, "learning_rate": 0.02}
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.errors import UserError
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedrep import FedRepClient
 
 HEAD = np.array([[1.0, 0.5, 0.25], [-0.5, 1.0, 0.0]])  # weight and bias, side by side
@@ -210,8 +210,8 @@ def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
             return super().training_step(batch, batch_idx)
 
     data = {c: make_points(4, c) for c in range(2)}
-    client, skip = {"head_epochs": 1}, Participation(on_failure="skip")
-    failed = federate(Failing, task=make_classifier(), data=data, rounds=1, client=client, participation=skip)
+    client, skip = {"head_epochs": 1}, ClientSampler(on_failure="skip")
+    failed = federate(Failing, task=make_classifier(), data=data, rounds=1, client=client, sampler=skip)
     alone = federate(FedRepClient, task=make_classifier(), data={1: data[1]}, rounds=1, client=client)
     assert list(failed.history[-1].failures) == [0]
     exactly(failed.server.weights, alone.server.weights)

@@ -17,7 +17,7 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods import gldp
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
@@ -34,11 +34,11 @@ TASKS = [  # classes of each client's tasks; client 1 comes back to class 2
 
 
 class Encoder(nn.Module):
-    width = 3
+    num_features = 3
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, self.width), nn.BatchNorm1d(self.width), nn.ReLU())
+        self.layers = nn.Sequential(nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features), nn.ReLU())
 
     def forward(self, images):
         return self.layers(images.flatten(1))
@@ -115,7 +115,7 @@ def play(tmp_path, monkeypatch):
             "seed": 0,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
             "pool": ClientPool(client.personal_state(), home / "personal"),
-            "participation": Participation(),
+            "sampler": ClientSampler(),
             "channel": Channel(),
             "evaluate_every": 100,
         }
@@ -248,7 +248,7 @@ def test_base_and_prototypes_cross_and_nothing_else(play, tap):
         for client, message in tap.uploads(round).items():
             own = TASKS[client][(round - 1) // 2]
             assert message[CLASSES].tolist() == sorted(own)
-            assert message[VECTORS].shape == (2, Encoder.width)
+            assert message[VECTORS].shape == (2, Encoder.num_features)
     assert [report.scalars["classes_known"] for report in played.history] == [4] * 6
     down = [message[CLASSES].tolist() for _, client, message in tap.sent if client is None]
     assert down[0] == []
@@ -269,7 +269,7 @@ def test_a_client_keeps_its_head_and_its_prototypes(play):
 @pytest.mark.parametrize("schedule", ["stage_major", "literal"])
 def test_interrupted_streams_end_as_uninterrupted_ones(play, exactly, schedule):
     """With clients that skip rounds, and now and then a whole task."""
-    parts = {"participation": Participation(fraction=0.34), "evaluate_every": 1}
+    parts = {"sampler": ClientSampler(fraction=0.34), "evaluate_every": 1}
     whole = play(**parts, data=make_stream(6, schedule))
     skipped = [
         set(range(3)) - {c for r in (a, a + 1) for c in whole.history[r].participants} for a in (0, 2, 4)
@@ -282,7 +282,7 @@ def test_interrupted_streams_end_as_uninterrupted_ones(play, exactly, schedule):
 
 def test_evaluation_leaves_no_trace(play, exactly):
     """Also where it looks at clients that have skipped a whole task."""
-    parts = {"participation": Participation(fraction=0.34)}
+    parts = {"sampler": ClientSampler(fraction=0.34)}
     often, seldom = play(**parts, evaluate_every=1), play(**parts, evaluate_every=6)
     exactly(outcome(often)[:2], outcome(seldom)[:2])
     before = outcome(often)[:2]

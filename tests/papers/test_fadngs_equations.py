@@ -10,7 +10,7 @@ from torch import nn
 from lit_fedad.contracts import Context, Update
 from lit_fedad.memory.density import estimate_densities
 from lit_fedad.memory.kmeans import plus_plus_seeds
-from lit_fedad.methods.ensemble_distillation import attend, distillation_loss
+from lit_fedad.methods.parts.ensemble_distillation import attend, distillation_loss
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
@@ -22,11 +22,11 @@ TAU = 0.5
 class Encoder(nn.Module):
     """Mean colours, mixed."""
 
-    width = 6
+    num_features = 6
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(3, self.width, 3)
+        self.mix = nn.Conv2d(3, self.num_features, 3)
 
     def forward(self, images):
         return self.mix(images).relu().mean((2, 3))

@@ -59,7 +59,7 @@ def generated(task, row: np.ndarray, place: np.ndarray) -> np.ndarray:
 def maps_of(task, loader) -> np.ndarray:
     """All memory features [n, GRID * GRID, C]."""
     with torch.no_grad():
-        return torch.cat([task.features(batch) for batch in loader]).double().numpy()
+        return torch.cat([task(batch) for batch in loader]).double().numpy()
 
 
 def test_equation_8(literal, make_loader):
@@ -77,7 +77,7 @@ def test_equations_9_to_11(literal, make_loader):
     assert places[0].tolist() == [-0.75, -0.75]
     assert places[1].tolist() == [-0.25, -0.75]  # x first
     expected = [generated(literal, row, place) for row, place in zip(rows, places, strict=True)]
-    np.testing.assert_allclose(literal.features(batch)[0].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(literal(batch)[0].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_equation_12(literal, make_loader):

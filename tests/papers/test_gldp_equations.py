@@ -27,7 +27,7 @@ FABRIC = Fabric(accelerator="cpu", devices=1)
 class Encoder(nn.Module):
     """tanh(W x + b) of images of four numbers."""
 
-    width = WIDTH
+    num_features = WIDTH
 
     def __init__(self) -> None:
         super().__init__()

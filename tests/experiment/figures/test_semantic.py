@@ -169,7 +169,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
     _, features, owners, decisions, *_ = drawn["draw_representations"]
     task = federation.client.task
     with torch.no_grad():
-        expected = task.encode({"image": data.images.test_images[laid_out(data)] / 255})
+        expected = task({"image": data.images.test_images[laid_out(data)] / 255})
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     assert decisions.all()  # errors are above 0
     assert len(owners) == len(features)

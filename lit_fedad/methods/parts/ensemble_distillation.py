@@ -263,7 +263,7 @@ class EnsembleDistillation:
                 if len(batch) == 1 and not self.freeze_normalisation:  # it has no statistics
                     continue
                 with _precision(fabric):
-                    student = task.project(task.features(as_batch(task, images[batch])))
+                    student = task.project(task(as_batch(task, images[batch])))
                 loss = distillation_loss(
                     student,
                     embeddings[:, batch],
@@ -300,9 +300,7 @@ class EnsembleDistillation:
         for weights in teachers:
             task.load_state_dict(weights, strict=False)
             with _precision(fabric):
-                z = torch.cat(
-                    [task.project(task.features(as_batch(task, part))) for part in images.split(500)]
-                )
+                z = torch.cat([task.project(task(as_batch(task, part))) for part in images.split(500)])
             rows.append(z)
             scores.append(task.densities(z) if len(task.densities) else torch.zeros(len(z), device=z.device))
         if self.weighting == "uniform":
