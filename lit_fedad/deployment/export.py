@@ -68,7 +68,7 @@ def export(
     paths = image_files(Path(images), destination) if images else []
     fabric = one_process({**config, "fabric": _ANYWHERE})
     model = same_model(config, result)
-    model.restore(folder.path, folder.config(), number)
+    model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     thresholds = {} if model.task.kind == "classification" else folder.thresholds()
     detector = Detector(model.client, transform, thresholds.get(number))

@@ -48,7 +48,7 @@ def make_run(configs, tmp_path):
             "pooled": 0.5,
             "per_client": {str(number): value for number, value in enumerate(clients)},
         }
-        stage = {"round": 2, **dict.fromkeys(METRICS, values)}
+        evaluated = {"round": 2, **dict.fromkeys(METRICS, values)}
         result = {
             "method": config["method"]["name"],
             "task": "MemoryBank",
@@ -63,7 +63,7 @@ def make_run(configs, tmp_path):
             "backbone": {"name": "resnet18", "taken": "random"},
             "seed": seed,
             "rounds": config["rounds"],
-            **dict.fromkeys(("first", "last", "best"), stage),
+            **dict.fromkeys(("first", "last", "best"), evaluated),
             "milestones": [],
             "exchanges": [0, 1, 2],
             "bytes_up": [1000, 2_000_000, 2_000_000],

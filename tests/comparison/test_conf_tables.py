@@ -60,7 +60,7 @@ def test_every_column_of_settings_is_what_its_label_says():
         assert (config["batch_size"], config["image"]["size"]) == ((128, 64) if tiny else (32, 32))
 
 
-FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK, appendix)
+FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK appendix)
     "Path": ("pathmnist", 28, 3, 0.01),
     "OCT": ("octmnist", 28, 1, 0.01),
     "OrganS": ("organsmnist", 28, 1, 0.05),
@@ -163,7 +163,7 @@ def test_fadngs_tables_agree_with_each_other():
 
 
 def test_gldp_tables_agree_with_each_other():
-    """The paper prints GLDP's numbers in Tables 2 and 3 alike, and A_glo of Table 2 in Table 4."""
+    """GLDP Table 2 and GLDP Table 3 print the same numbers; GLDP Table 4 prints A_glo of GLDP Table 2."""
     server, personal, ablation = (
         {row.label: row.paper for row in read_table(f"gldp_{number}")[1].rows} for number in (2, 3, 4)
     )
