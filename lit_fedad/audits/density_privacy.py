@@ -32,7 +32,7 @@ _RAW, _RAW_EACH = 2000, 200  # training images that are compared with the densit
 class DensityPrivacy(RunCallback):
     """Measures it after the last round where densities are shared, for ``privacy`` in ``result.json``."""
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Measures it, unless ``evaluation.pictures`` is 0."""
         client = run.federation.client
         if (

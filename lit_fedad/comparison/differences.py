@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from lit_fedad.config import Config
+from lit_fedad.config import Config, flatten
 
 # Where and when a run happened, which of several seeds it is, and keys that repeat another one.
 _NOT_COMPARED = (
@@ -42,19 +42,6 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     return dict(sorted(overrides.items()))
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens a configuration into its values by dotted key.
-
-    Args:
-        config: A nested mapping; empty mappings in it are values.
-
-    Example:
-        >>> flat({"seed": 1, "image": {"size": 32}})
-        {'seed': 1, 'image.size': 32}
-    """
-    return dict(_leaves(config, ""))
-
-
 def shortened(items: Sequence[str], most: int = 3) -> str:
     """Joins texts with commas, and counts those beyond the first ones.
 
@@ -80,17 +67,9 @@ def _text(value: Any) -> str:
 def _comparable(config: Config) -> dict[str, Any]:
     values = {
         key: value
-        for key, value in flat(config).items()
+        for key, value in flatten(config).items()
         if key not in _NOT_COMPARED and key.partition(".")[0] not in _NOT_COMPARED
     }
     if values.get("backbone.weights") not in (None, "random"):
         values["backbone.weights"] = None
     return values
-
-
-def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

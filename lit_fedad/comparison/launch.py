@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from lit_fedad.comparison.plan import PlannedRun
-from lit_fedad.report.console import Display, human_seconds
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_seconds
 
 _POLL_S = 0.05
 _INTERRUPT_S = 30  # from an interrupt to a kill

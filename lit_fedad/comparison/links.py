@@ -12,7 +12,7 @@ from urllib.parse import quote
 from lit_fedad.comparison.runs import CompleteRun
 from lit_fedad.report.html import Cell
 from lit_fedad.report.tables import UNKNOWN
-from lit_fedad.tracking.tracker import TrackedRun
+from lit_fedad.tracking.reading import TrackedRun
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from lit_fedad.comparison.differences import differences, flat
+from lit_fedad.comparison.differences import differences
 from lit_fedad.comparison.runs import CompleteRun
-from lit_fedad.config import Config, compose, conf_folder, options
+from lit_fedad.config import Config, choices, compose, conf_folder, flatten
 from lit_fedad.errors import UserError
 from lit_fedad.report.tables import Row, Setting, Table
 
@@ -104,9 +104,9 @@ def column_overrides(table: Table, run: CompleteRun) -> tuple[str, ...]:
         column = table.columns[label]
         settings = column.overrides if isinstance(column, Setting) else ()
         return (*table.protocol, f"data={data}", *settings)
-    if data in options("experiment"):
+    if data in choices("experiment"):
         return (f"experiment={data}",)
-    return (f"data={data}",) if data in options("data") else ()
+    return (f"data={data}",) if data in choices("data") else ()
 
 
 def composed(overrides: tuple[str, ...], run: CompleteRun) -> Config:
@@ -171,7 +171,7 @@ def _compose(overrides: tuple[str, ...], needs_root: bool) -> Config:
 
 def _fulfils(config: Config, override: str) -> bool:
     """Tells whether a configuration fulfils an override, as far as that is known without composing it."""
-    values = flat(config)
+    values = flatten(config)
     key, _, text = override.partition("=")
     if key == "method":
         return config["method"]["name"] == text

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from lit_fedad.config import Config, call, compose, conf_folder, options
+from lit_fedad.config import Config, call, choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.tables import Row, Setting, Table
@@ -66,7 +66,7 @@ class PlannedRun:
 
 def table_names() -> list[str]:
     """Names the tables of ``conf/table``."""
-    return options("table")
+    return choices("table")
 
 
 def read_table(name: str) -> tuple[str, Table]:

@@ -12,6 +12,7 @@ import pandas as pd
 from lit_fedad.comparison.plan import PlannedRun
 from lit_fedad.report.console import Display
 from lit_fedad.report.figures import save_figure, whole_file
+from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.table_figure import rows_figure, tasks_figure
 from lit_fedad.report.tables import (
     Outcome,
@@ -20,7 +21,6 @@ from lit_fedad.report.tables import (
     caption,
     costs_table,
     markdown,
-    markdown_table,
     results_table,
     runs_frame,
 )
@@ -118,8 +118,10 @@ class TableResults:
         """
         frame = self.frame()
         rows = [row for row in (*self._table.rows, *self._table.beyond) if row.label in self._rows]
-        tables = [results_table(self._table, rows, self._columns, frame)]
-        if markdown_table(tables[0]).index("\n") > shutil.get_terminal_size((120, 0)).columns:
+        whole = results_table(self._table, rows, self._columns, frame)
+        tables = [whole]
+        width = markdown_table(list(whole.columns), whole.to_numpy().tolist()).index("\n")
+        if width > shutil.get_terminal_size((120, 0)).columns:
             tables = [
                 results_table(self._table, rows, {column: data}, frame)
                 for column, data in self._columns.items()

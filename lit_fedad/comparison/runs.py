@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_fedad.comparison.differences import differences, flat, shortened
-from lit_fedad.config import Config, identity
+from lit_fedad.comparison.differences import differences, shortened
+from lit_fedad.config import Config, flatten, identity
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.tracking.tracker import TrackedRun, fetch_artifacts
+from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
 
@@ -141,7 +141,7 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
         method, config = runs[0].result["method"], runs[0].config
         others = [other[0].config for other in several if other[0].result["method"] == method]
         keys = {key for other in others for key in differences(config, other)}
-        values = flat(config)
+        values = flatten(config)
         settings = [f"{key}={values[key]}" for key in sorted(keys) if key in values]
         groups.append(RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs))
     # Labels that are equal because they were shortened get a number.

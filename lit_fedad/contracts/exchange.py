@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 
-if TYPE_CHECKING:
-    from lit_fedad.contracts.client import Client
-    from lit_fedad.contracts.context import Context
-    from lit_fedad.contracts.server import Server
-
-C = TypeVar("C", bound="Client", contravariant=True)
-S = TypeVar("S", bound="Server", contravariant=True)
+C = TypeVar("C", contravariant=True)  # the method's client
+S = TypeVar("S", contravariant=True)  # its server
 
 
 class Exchange(Generic[C, S]):

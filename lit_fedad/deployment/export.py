@@ -16,7 +16,7 @@ from lit_fedad.contracts.randomness import generator
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.checked_files import write_checked
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
-from lit_fedad.deployment.formats import choose_formats
+from lit_fedad.deployment.formats import check_formats
 from lit_fedad.deployment.model_card import Facts, model_card
 from lit_fedad.deployment.predict import choose_client, image_files
 from lit_fedad.errors import UserError
@@ -24,7 +24,8 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.report.console import Display, human_bytes
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
 
 _RANDOM_BATCHES = (1, 3)
@@ -36,8 +37,8 @@ _ANYWHERE = {"accelerator": "cpu", "precision": "32-true"}
 
 def export(
     run: str,
-    client: str | None = None,
-    formats: str = "onnx,pt2",
+    client: int | None = None,
+    formats: Sequence[str] = ("onnx", "pt2"),
     images: str | None = None,
     out: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -49,7 +50,7 @@ def export(
     Args:
         run: MLflow run id, or the run's folder.
         client: Number of the client; None for the client with most training images.
-        formats: ``onnx``, ``pt2`` (`torch.export`), or both with a comma between.
+        formats: ``onnx``, ``pt2`` (`torch.export`), or both.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
@@ -61,7 +62,7 @@ def export(
         UserError: If there is no such complete run, client, format or image, a format's packages are missing, the
             method's prediction cannot be written down as a graph, or a file computes something else than the client.
     """
-    chosen = choose_formats(formats)
+    chosen = check_formats(formats)
     folder, result, config = complete_run(run, overrides)
     number = choose_client(client, result["partition"]["sizes"])
     destination = Path(out) if out else folder.path / "export" / f"client_{number}"

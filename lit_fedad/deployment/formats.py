@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,22 +30,22 @@ class Format(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-def choose_formats(text: str) -> list[str]:
-    """Reads names of formats.
+def check_formats(formats: Sequence[str]) -> list[str]:
+    """Checks names of formats.
 
     Args:
-        text: Keys of `FORMATS` with commas between.
+        formats: Keys of `FORMATS`.
 
     Returns:
         The names, each once.
 
     Raises:
-        UserError: For an unknown format, or one whose packages are missing.
+        UserError: For an unknown format, one whose packages are missing, or no format.
     """
-    chosen = list(dict.fromkeys(text.split(",")))
-    for name in chosen:
+    chosen = list(dict.fromkeys(formats))
+    for name in chosen or [""]:
         if name not in FORMATS:
-            raise UserError(f"format={text}: '{name}' is none of {', '.join(FORMATS)}")
+            raise UserError(f"format={','.join(formats)}: '{name}' is none of {', '.join(FORMATS)}")
         if missing := [package for package in FORMATS[name].needs if find_spec(package) is None]:
             raise UserError(
                 f"format={name} needs more packages: pip install {' '.join(missing)}; or give format=pt2"

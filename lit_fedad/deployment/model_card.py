@@ -10,13 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
-from lit_fedad.report.console import human_bytes, metric_title
-from lit_fedad.report.tables import markdown_table
+from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.naming import human_bytes, metric_title
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
 _MANY = 20  # classes; more are counted, not named
@@ -188,10 +187,6 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return markdown_table(pd.DataFrame(rows, columns=list(heads)))
-
-
 @cache
 def _template() -> Template:
     environment = Environment(
@@ -201,5 +196,5 @@ def _template() -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals["table"] = _table
+    environment.globals["table"] = markdown_table
     return environment.get_template("model_card_template.md")

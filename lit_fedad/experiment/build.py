@@ -259,7 +259,7 @@ def build_data(
     module = (
         FederatedDataModule(train, test, partition.clients, *sizes)
         if partition.stages is None
-        else StreamDataModule(train, test, partition.stages, config["rounds"], config["schedule"], *sizes)
+        else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
     return Data(images, partition, transform, module)
 

@@ -88,7 +88,7 @@ class Console(RunCallback):
         if constant := constant_predictions(report.metrics or {}):
             self._display.warn(f"round {report.round}: {constant}")
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Shows progress no more."""
         self._stop()
 

@@ -52,7 +52,7 @@ class RunCallback(FederationCallback):
     def on_run_start(self, run: Run) -> None:
         """Called when all parts are built, before the first round."""
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Called after the last round, when thresholds are set: `Federation.ask` may be called here."""
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:

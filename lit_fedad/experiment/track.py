@@ -30,7 +30,7 @@ class Tracking(RunCallback):
         if self._tracker is not None:
             self._tracker.metrics(flat_metrics(report), step=report.round)
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Records what other callbacks have measured of privacy."""
         if self._tracker is None:
             return

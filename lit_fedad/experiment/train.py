@@ -114,7 +114,7 @@ def _play_all_rounds(run: Run) -> None:
         run.thresholds = federation.ask(federation.rounds, Thresholds(run.data.module, fabric, quantile))
         if fabric.is_global_zero:
             run.folder.save_json("thresholds.json", run.thresholds)
-    fabric.call("on_train_end", run)
+    fabric.call("on_rounds_end", run)
     peaks = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     if fabric.is_global_zero:
         result = summarise_run(run, max(peaks))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class FederationCallback:
     """Hooks that a federation calls by ``fabric.call``; pass callbacks as ``Fabric(callbacks=[...])``.
 
-    All but `on_client_end` are called on the first process only.
+    All but `on_client_end` are called on the first process only. Their names are none of Lightning's hooks: Fabric
+    calls those of the client, too, once it has set it up.
     """
 
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:

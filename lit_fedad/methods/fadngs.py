@@ -215,7 +215,7 @@ class FADngsServer(FedAvgServer):
         )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """The average (Eq. 10), from which distillation starts (Eq. 11-13)."""
+        """The average (FADngs Eq. 10), from which distillation starts (FADngs Eq. 11, FADngs Eq. 12, FADngs Eq. 13)."""
         super().aggregate(updates)
         self.task.round = self.context.round
         if self.context.round == self.task.rounds:  # of no other round, so that none is held through training

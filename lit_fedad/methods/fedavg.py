@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -45,7 +45,7 @@ class FedAvgClient(Client):
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
     """
 
-    kept = ("own_entries", "refreshed_in")
+    kept: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class FedAvgServer(AttackableServer):
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; nothing where they do not.
     """
 
-    kept = ("weights", "statistics")
+    kept: ClassVar[tuple[str, ...]] = ("weights", "statistics")
 
     def __init__(self, client: FedAvgClient) -> None:
         super().__init__()

@@ -33,19 +33,19 @@ VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
 class GLDPClient(FedRepClient):
     """A client: trains base, then head, drawn to its own older prototypes and to those of all clients.
 
-    It predicts by the nearest global prototype (GLDP-GP, Eq. 13); the logits by its local prototypes (GLDP-LP) and
+    It predicts by the nearest global prototype (GLDP-GP, GLDP Eq. 13); the logits by its local prototypes (GLDP-LP) and
     those of the head go with each prediction. Until there are global prototypes, it predicts by the head. A class
     without a prototype is never predicted.
 
     Args:
         task: A `Classifier`.
-        base_epochs: t, epochs that train the base (Eq. 3).
-        head_epochs: s, epochs that train the head (Eq. 4); the paper has t < s.
-        lam: Lambda of Eq. 12: share of the local against the global relation; None for cross-entropy alone.
-        beta: Share of the older local prototypes in their moving average (Eq. 9).
+        base_epochs: t, epochs that train the base (GLDP Eq. 3).
+        head_epochs: s, epochs that train the head (GLDP Eq. 4); the paper has t < s.
+        lam: Lambda of GLDP Eq. 12: share of the local against the global relation; None for cross-entropy alone.
+        beta: Share of the older local prototypes in their moving average (GLDP Eq. 9).
         relation: What the local relation compares: the softmax of prototypes over their coordinates
-            (``"embedding"``, Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
-            class's images (``"logit"``, Eq. 8).
+            (``"embedding"``, GLDP Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
+            class's images (``"logit"``, GLDP Eq. 8).
         temperature: Divides coordinates, or logits, before that softmax.
 
     Raises:
@@ -108,7 +108,7 @@ class GLDPClient(FedRepClient):
             self.stage = self.context.stage
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        """``L_CE + lambda L_LP + (1 - lambda) L_GP`` (Eq. 12), with the prototypes of the batch."""
+        """``L_CE + lambda L_LP + (1 - lambda) L_GP`` (GLDP Eq. 12), with the prototypes of the batch."""
         if self.lam is None:
             return super().training_step(batch, batch_idx)
         view = self.task.view(batch)
@@ -135,7 +135,7 @@ class GLDPClient(FedRepClient):
         return logits
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained base, and the prototypes of the current task (Eq. 6), exact and without augmentation."""
+        """The trained base, and the prototypes of the current task (GLDP Eq. 6), exact and without augmentation."""
         self.current = self._prototypes(loader)
         vectors, classes = self.current.pack()
         return {**super().send(loader), VECTORS: vectors, CLASSES: classes}
@@ -172,12 +172,12 @@ class GLDPClient(FedRepClient):
 
 
 class GLDPServer(FedAvgServer):
-    """The server: averages bases (Eq. 5), and moves the prototypes of all clients (Eq. 11).
+    """The server: averages bases (GLDP Eq. 5), and moves the prototypes of all clients (GLDP Eq. 11).
 
     Args:
         client: A client, for the initial weights.
         beta: Share of the older global prototypes in their moving average.
-        weighted: Whether clients count by their data in the average; in Eq. 5 they count the same.
+        weighted: Whether clients count by their data in the average; in GLDP Eq. 5 they count the same.
     """
 
     kept = ("prototypes",)
@@ -217,7 +217,7 @@ class GLDPServer(FedAvgServer):
 
 
 def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: float = 1.0) -> Tensor:
-    """The local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (Eq. 7).
+    """The local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (GLDP Eq. 7).
 
     Prototypes are embeddings, not distributions: the softmax over their coordinates is compared.
 
@@ -242,7 +242,7 @@ def _divergences(old: Tensor, new: Tensor, counts: Tensor, known: Tensor) -> Ten
 
 
 def global_relation(own: Tensor, counts: Tensor, common: Prototypes) -> Tensor:
-    """The global-local prototype relation, ``L_GP = sum_n T_n / T MSE(own_n, common_n)`` (Eq. 10).
+    """The global-local prototype relation, ``L_GP = sum_n T_n / T MSE(own_n, common_n)`` (GLDP Eq. 10).
 
     Args:
         own: The batch's prototypes [K, D]; gradients reach them.

@@ -33,8 +33,8 @@ class Contrastive(Task):
         views: Draws augmented images.
         projection: D, the width of z.
         clusters: K_c, densities a client.
-        shrinkage: rho of Eq. 3.
-        normal_share: Share of a client's images that count as normal: delta of Eq. 8 is this quantile of its own
+        shrinkage: rho of FADngs Eq. 3.
+        normal_share: Share of a client's images that count as normal: delta of FADngs Eq. 8 is this quantile of its own
             scores.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations, likewise.
@@ -135,7 +135,7 @@ class Contrastive(Task):
         return self._loss(self.projection(features).view(*views.shape[:2], -1), batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Each image's Mahalanobis distance to the nearest density (Eq. 6)."""
+        """Each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
         return Prediction(image_score=self.densities(self.project(features)))
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
@@ -162,11 +162,11 @@ class Contrastive(Task):
         return torch.cat([z for z, _ in rows]), torch.cat([index for _, index in rows])
 
     def estimate(self, z: Tensor, context: Context) -> Densities:
-        """Densities of embedded images (Eq. 1-3)."""
+        """Densities of embedded images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
         return estimate_densities(z.cpu(), self.clusters, self.shrinkage, context.generator("clusters"))
 
     def select(self, z: Tensor, index: Tensor) -> None:
-        """Predicts which images are anomalous: those above delta (Eq. 8).
+        """Predicts which images are anomalous: those above delta (FADngs Eq. 8).
 
         Args:
             z: Embedded images of one client [n, D].

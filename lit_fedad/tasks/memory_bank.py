@@ -24,7 +24,7 @@ QUANTILES = 257
 
 
 class HingeLoss(nn.Module):
-    """Pulls patches to their nearest memory slots (FedDyMem, Eq. 12).
+    """Pulls patches to their nearest memory slots (FedDyMem Eq. 12).
 
     ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
     ``mean_j max(0, 1.1 th - |m - m'_j|)`` over the next J slots, which the paper lacks (it is CFA's) and without
@@ -34,7 +34,7 @@ class HingeLoss(nn.Module):
         threshold: th, the distance below which a patch is left alone; ``"median"`` takes the median distance of
             normal patches to their K nearest slots, once, before training.
         neighbours: K.
-        repulsion: Weight of the repulsion; 0 is Eq. 12 itself.
+        repulsion: Weight of the repulsion; 0 is FedDyMem Eq. 12 itself.
         repelled: J.
         margin: How far beyond th repulsion reaches.
     """
@@ -135,9 +135,10 @@ class LocalScale:
 class MemoryBank(StandardisedTask):
     """A frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are brought to one grid and concatenated (Eq. 8), optionally standardised per
-    channel, and turned into memory features by the head (Eq. 9 to 11). Training pulls them to the bank (Eq. 12); the
-    score of a patch is its distance to the bank, the score of an image the maximum of a smoothed map.
+    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally
+    standardised per channel, and turned into memory features by the head (`MemoryGenerator`). Training pulls them to
+    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of
+    a smoothed map.
 
     A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
     renews it after each round with itself as the previous memory.
@@ -211,7 +212,7 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- features
 
     def embed(self, batch: Mapping[str, Any]) -> Tensor:
-        """Frozen features on the grid (Eq. 8).
+        """Frozen features on the grid (FedDyMem Eq. 8).
 
         Args:
             batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
@@ -272,7 +273,7 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- training
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Eq. 12.
+        """FedDyMem Eq. 12.
 
         Returns:
             ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
@@ -318,11 +319,11 @@ class MemoryBank(StandardisedTask):
 
     @torch.no_grad()
     def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
-        """Compresses all local patches into one bank (Eq. 14 to 16), one batch at a time.
+        """Compresses all local patches into one bank, one batch at a time (`MemoryReduce`).
 
         Args:
             loader: Local batches.
-            context: Round and randomness; the round is t in Eq. 16.
+            context: Round and randomness; the round is t in FedDyMem Eq. 16.
             previous: M'^{t-1} [slots, C]; None for the first memory.
         """
         round = 0 if previous is None else max(context.round, 0)
@@ -353,7 +354,7 @@ class MemoryBank(StandardisedTask):
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews the task's own bank from local data (Eq. 14 to 16, with itself as the previous memory)."""
+        """Renews the task's own bank from local data (with itself as the previous memory)."""
         self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
 
     def _load_reduced(self, reduced: Reduced) -> None:

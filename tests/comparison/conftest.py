@@ -8,7 +8,7 @@ from PIL import Image
 
 from lit_fedad.comparison.runs import CompleteRun
 from lit_fedad.config import compose
-from lit_fedad.tracking.tracker import TrackedRun
+from lit_fedad.tracking.reading import TrackedRun
 
 METRICS = ("i_auroc", "p_auroc", "pro", "aupr")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Prediction, Task
-from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.channel import Channel, Link, Plain
 from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import ClientData, Federation
+from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
@@ -68,7 +70,9 @@ class TinyClassifier(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone = nn.Linear(2, 4).requires_grad_(False)
-            self.downsample = nn.Sequential(nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features))
+            self.downsample = nn.Sequential(
+                nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features)
+            )
             self.classifier = nn.Linear(self.num_features, 2)
 
     def forward(self, batch):
@@ -92,7 +96,10 @@ class TinyEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolution, self.norm = nn.Conv2d(3, self.num_features, 3, stride=2), nn.BatchNorm2d(self.num_features)
+        self.convolution, self.norm = (
+            nn.Conv2d(3, self.num_features, 3, stride=2),
+            nn.BatchNorm2d(self.num_features),
+        )
 
     def forward(self, images):
         return F.relu(self.norm(self.convolution(images))).mean((2, 3))
@@ -137,16 +144,24 @@ def state_that_predicts(client, number):
     return {name: entry.detach().clone() for name, entry in client.task.state_dict().items()}
 
 
+class TappedLink(Link):
+    """A link that remembers the messages sent over it, with their context."""
+
+    def __init__(self, sent: list) -> None:
+        super().__init__(Plain())
+        object.__setattr__(self, "sent", sent)
+
+    def pack(self, message, spec, context, sender):
+        self.sent.append((context.round, context.client, message))
+        return super().pack(message, spec, context, sender)
+
+
 class Tap(Channel):
     """A channel that remembers what crossed; the server's messages have no client."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.sent = []
-
-    def pack(self, message, payload, codec, context, sender):
-        self.sent.append((context.round, context.client, message))
-        return super().pack(message, payload, codec, context, sender)
+        self.up = self.down = TappedLink(self.sent)
 
     @property
     def names(self) -> set[str]:
@@ -311,7 +326,9 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "client": live,
             "data": Data(data, shuffle),
             "evaluator": Asker(question),
-            "fabric": Fabric(accelerator="cpu", devices=1),
+            "fabric": Fabric(
+                accelerator="cpu", devices=1, callbacks=[SimpleNamespace(on_round_end=after_round)]
+            ),
             "rounds": rounds,
             "seed": seed,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
@@ -320,7 +337,6 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "channel": Channel(),
         }
         federation = Federation(**{**parts, **overrides})
-        federation.on_round = partial(after_round, federation)
         federation.run()
         return federation
 

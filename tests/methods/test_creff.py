@@ -365,12 +365,12 @@ def test_the_federated_base_predicts_with_the_retrained_classifier(creff, exactl
     expected = {**played.server.weights, **head}
     exactly(played.history[-1].metrics, dict.fromkeys((0, 1, 2), expected))
     client = played.client
-    assert client.uniform
-    assert not client.own_model
+    assert client.predictors.shared
+    assert not client.predictors.own
     broadcast = played.server.broadcast(0)
     client.receive(broadcast)
     exactly(client.shared_state(), played.server.weights)
-    client.deploy_shared(client.lend())
+    client.deploy("server")
     exactly(client.shared_state(), expected)
     client.receive(broadcast)
     exactly(client.shared_state(), played.server.weights)

@@ -15,7 +15,8 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluation, Evaluator
+from lit_fedad.federation.local_training import fit
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods import gldp
@@ -38,7 +39,9 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features), nn.ReLU()
+        )
 
     def forward(self, images):
         return self.layers(images.flatten(1))
@@ -91,8 +94,8 @@ class Asker(Evaluator):
             prediction = client.predict_step(TEST)
         return {**prediction.others, "logits": prediction.logits}
 
-    def evaluate(self, federation, round):
-        return federation.ask(round, self.score, None, {})
+    def evaluate(self, interview, round):
+        return Evaluation(interview.ask(round, self.score, None, "server"))
 
 
 @pytest.fixture
@@ -131,7 +134,7 @@ def play(tmp_path, monkeypatch):
 
 def weights(federation):
     """What the server has learnt, and each client's head."""
-    heads = {client: federation.pool.get(client)["task"] for client in federation.clients}
+    heads = {client: federation.pool.get(client)["own_entries"] for client in federation.clients}
     return federation.server.weights, heads
 
 
@@ -202,7 +205,7 @@ def test_identical_clients_are_one(federate, exactly):
     exactly(one.server.weights, three.server.weights)
     exactly(plain(one.server.prototypes), plain(three.server.prototypes))
     for client in range(3):
-        exactly(three.pool.get(client)["task"], one.pool.get(0)["task"])
+        exactly(three.pool.get(client)["own_entries"], one.pool.get(0)["own_entries"])
         exactly(plain(three.pool.get(client)["current"]), plain(one.pool.get(0)["current"]))
 
 
@@ -234,7 +237,9 @@ def test_order_of_clients_does_not_matter(federate):
     torch.testing.assert_close(forward.server.weights, backward.server.weights)
     torch.testing.assert_close(plain(forward.server.prototypes), plain(backward.server.prototypes))
     for client in range(3):
-        torch.testing.assert_close(forward.pool.get(client)["task"], backward.pool.get(2 - client)["task"])
+        torch.testing.assert_close(
+            forward.pool.get(client)["own_entries"], backward.pool.get(2 - client)["own_entries"]
+        )
 
 
 # ------------------------------------------------------------------------------------- what crosses, what is kept
@@ -259,7 +264,7 @@ def test_a_client_keeps_its_head_and_its_prototypes(play):
     played = play()
     for client in range(3):
         state = played.pool.get(client)
-        assert set(state["task"]) == {"classifier.weight", "classifier.bias"}
+        assert set(state["own_entries"]) == {"classifier.weight", "classifier.bias"}
         assert state["stage"] == 2
         classes = [set(own) for own in TASKS[client]]
         assert set(state["current"].pack()[1].tolist()) == classes[2]
@@ -316,13 +321,13 @@ def test_at_first_the_head_predicts_and_after_the_first_fit_local_prototypes_do(
     assert torch.equal(first.others["lp"], first.logits)
     assert torch.equal(first.others["head"], first.logits)
     client.begin(Context(0, 1, client=0))
-    client.fit(loader, Fabric(accelerator="cpu", devices=1))
+    fit(client, loader, Fabric(accelerator="cpu", devices=1))
     client.send(loader)
     with torch.no_grad():
         found = client.predict_step(TEST)
     assert torch.equal(found.logits, found.others["head"])
     assert (found.others["lp"] == -torch.inf).any(0).tolist() == [False, False, False, True]
-    assert set(found.others) == set(client.classifiers)
+    assert set(found.others) == set(client.predictors.heads)
 
 
 # --------------------------------------------------------------------------------------------------- settings

@@ -6,6 +6,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, KMeansAggregation
 from lit_fedad.tasks.memory_bank import HingeLoss, Softmin
@@ -134,7 +135,7 @@ def test_algorithm_5_trains_against_the_last_memory_and_keeps_heads(literal, mak
         client.receive(server.broadcast(0))
         if round:
             assert torch.equal(literal.memory, memories[-1])
-            client.fit(loader, Fabric(accelerator="cpu", devices=1))
+            fit(client, loader, Fabric(accelerator="cpu", devices=1))
         server.aggregate({0: Update(client.send(loader), 6)})
         memories.append(server.known["memory"])
         heads.append({name: p.detach().clone() for name, p in literal.head.named_parameters()})

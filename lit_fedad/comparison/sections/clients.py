@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.runs import GroupsByData
 from lit_fedad.comparison.sections.numbers import format_metric
-from lit_fedad.report.console import metric_title
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
+from lit_fedad.report.naming import metric_title
 from lit_fedad.report.run_figures import spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN
 

@@ -8,11 +8,11 @@ from itertools import accumulate
 
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.runs import CompleteRun, GroupsByData
-from lit_fedad.report.console import metric_title
 from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Gallery, Picture
+from lit_fedad.report.naming import metric_title
 from lit_fedad.report.run_figures import Curve, lines_figure, svg
-from lit_fedad.tracking.tracker import TrackedRun, metric_history
+from lit_fedad.tracking.reading import TrackedRun, metric_history
 
 
 def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> Iterator[Block]:

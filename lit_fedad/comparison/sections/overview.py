@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.runs import CompleteRun, GroupsByData
 from lit_fedad.comparison.sections.numbers import format_metric
-from lit_fedad.report.console import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.html import Block, Cell, Grid, Line
+from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.tables import UNKNOWN
-from lit_fedad.tracking.tracker import TrackedRun
+from lit_fedad.tracking.reading import TrackedRun
 
 
 def complete_table(data: GroupsByData, links: Links) -> Iterator[Block]:

@@ -8,8 +8,8 @@ from lit_fedad.comparison.commands import missing
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.paper import FilledTable
 from lit_fedad.comparison.runs import CompleteRun
-from lit_fedad.report.console import metric_title
 from lit_fedad.report.html import Block, Cell, Commands, Grid, Line, Prose
+from lit_fedad.report.naming import metric_title
 from lit_fedad.report.tables import caption, costs_table, results_table
 
 

@@ -11,7 +11,7 @@ from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
 from lit_fedad.report.run_figures import sheet
 from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.sweep.objective import objective_value
-from lit_fedad.tracking.tracker import TrackedRun
+from lit_fedad.tracking.reading import TrackedRun
 
 _OBJECTIVE = "objectives."  # prefix among the parameters of a study
 

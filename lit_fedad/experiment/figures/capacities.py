@@ -32,7 +32,7 @@ _A_BOX = 200  # test images behind one box
 class Capacities(RunCallback):
     """Draws ``capacities.png`` after the last round of FADngs, unless ``evaluation.pictures`` is 0."""
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Draws it."""
         if run.config["evaluation"]["pictures"]:
             show_capacities(run.federation, run.data, run.fabric, run.folder.path / "figures")

@@ -26,7 +26,7 @@ _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in
 class CondensedImages(RunCallback):
     """Draws them after the last round, unless ``evaluation.pictures`` is 0."""
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Draws them."""
         if run.config["evaluation"]["pictures"]:
             draw_condensed(run.federation, run.data, run.fabric, run.folder.path)

@@ -11,8 +11,8 @@ from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.communication import Point, communication_figure
-from lit_fedad.report.console import METRIC_TITLES, metric_title
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
 
 
 class History(RunCallback):
@@ -23,7 +23,7 @@ class History(RunCallback):
         if run.fabric.is_global_zero:
             draw_partition(run.data, run.folder.path)
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Draws a figure of each metric's curves, and ``communication.png``."""
         if run.fabric.is_global_zero:
             draw_curves(run.federation.history, run.folder.path)

@@ -12,7 +12,7 @@ from lit_fedad.experiment.run import Run, RunCallback
 class Predictions(RunCallback):
     """Draws scores with heatmaps or representations after the last round, unless ``evaluation.pictures`` is 0."""
 
-    def on_train_end(self, run: Run) -> None:
+    def on_rounds_end(self, run: Run) -> None:
         """Draws them, in ``figures``."""
         if not run.config["evaluation"]["pictures"] or run.model.task.kind != "anomaly":
             return

@@ -70,9 +70,7 @@ def test_buffers_can_be_put_in_place_too(make_classifier, batch):
     statistics = {"downsample.1.running_mean": torch.full((3,), 2.0)}
     expected = make_classifier().eval()
     expected.load_state_dict(statistics, strict=False)
-    assert torch.equal(
-        with_weights(task, statistics, lambda task: task(batch)), expected(batch)
-    )
+    assert torch.equal(with_weights(task, statistics, lambda task: task(batch)), expected(batch))
     assert not task.downsample[1].running_mean.any()
 
 
