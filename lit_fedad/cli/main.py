@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lit_fedad.cli.deployment import evaluate, export, predict
 from lit_fedad.cli.privacy import privacy
-from lit_fedad.cli.train import choices, sync, train
+from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -197,7 +197,7 @@ COMMANDS = {
         continues=True,
     ),
     "sync": Command(sync, {_RUN: "send tracking records that MLflow could not take in time"}),
-    "options": Command(choices, {"[GROUP]": "list configuration groups, or the choices in one"}),
+    "options": Command(list_choices, {"[GROUP]": "list configuration groups, or the choices in one"}),
     "data": Command(
         _data,
         {

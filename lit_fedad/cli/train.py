@@ -32,7 +32,7 @@ def train(overrides: Sequence[str]) -> None:
     train(config)
 
 
-def choices(groups: Sequence[str]) -> None:
+def list_choices(groups: Sequence[str]) -> None:
     """Prints the choices of configuration groups.
 
     Args:

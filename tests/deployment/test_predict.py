@@ -97,7 +97,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     rows = table(predict(str(tiny_run), str(photos), client=0, out=str(tmp_path / "out")))
     config = RunFolder(tiny_run).config()
     model = build_model(config, ["a", "b"])
-    model.restore(tiny_run, config, 0)
+    model.restore(tiny_run, config, 0, make_fabric(accelerator="cpu"))
     samples = [Sample(photos / row["path"], "new") for row in rows]
     dataset = ImageDataset(samples, ImageTransform(**config["image"]))
     module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
