@@ -157,7 +157,7 @@ class Client(L.LightningModule):
         return self.task.predict_step(batch, batch_idx)
 
     def personal_state(self) -> dict[str, Any]:
-        """Returns the state that is kept between rounds and checkpointed, and never leaves the client: all of ``kept``."""
+        """Returns the attributes in ``kept``: kept between rounds and checkpointed, never sent."""
         return read_kept(self)
 
     def load_personal_state(self, state: Mapping[str, Any]) -> None:

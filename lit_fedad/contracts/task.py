@@ -32,8 +32,9 @@ class Prediction(NamedTuple):
 class Task(L.LightningModule):
     """What is learnt and how images are scored; can also be trained by a plain ``lightning.Trainer``.
 
-    A step is ``view -> forward -> objective``, a prediction ``forward -> predict``, so that methods can regularise, shift
-    or share features in between. Subclasses implement `forward`, `objective`, `predict` and ``configure_optimizers``.
+    A step is ``view -> forward -> objective``, a prediction ``forward -> predict``, so that methods can regularise,
+    shift or share features in between. Subclasses implement `forward`, `objective`, `predict` and
+    ``configure_optimizers``.
 
     Attributes:
         kind: Kind of task, which selects the metrics.
