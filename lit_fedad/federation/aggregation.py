@@ -93,7 +93,7 @@ def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: fl
         level: Level of the quantile, in [0, 1].
 
     Returns:
-        The smallest value that at least a share `level` of the union does not exceed, up to the spacing of the sketches.
+        The smallest value that at least a share `level` of the union does not exceed, to the sketches' spacing.
     """
     values = torch.cat([sketch.double() for sketch in sketches])
     weights = torch.cat(

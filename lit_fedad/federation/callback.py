@@ -29,7 +29,7 @@ class FederationCallback:
         """Receives the report of each round after its evaluation, before its checkpoint."""
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Receives the report once the round's checkpoint is complete; after an exception here the run can be resumed."""
+        """Receives the report when the round's checkpoint is complete; a run that an exception ends can be resumed."""
 
     def on_client_end(self, done: int, total: int) -> None:
         """Receives the progress after each turn of a client, in training or evaluation; called in every process.

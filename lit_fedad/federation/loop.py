@@ -109,17 +109,7 @@ class Federation:
         return self.history
 
     def play(self, round: int) -> RoundReport:
-        """Runs one round: one or several exchanges between the server and the sampled clients.
-
-        Args:
-            round: Round number.
-
-        Returns:
-            The report of the round, without metrics.
-
-        Raises:
-            UserError: If a client fails and the policy is to stop, or too few clients remain.
-        """
+        """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
         self.server.begin(context)
@@ -134,14 +124,7 @@ class Federation:
         return report
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
-        """Scores the clients after a round.
-
-        Args:
-            round: The last finished round.
-
-        Returns:
-            Metrics by name on the first process, None on the others.
-        """
+        """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         asked = self.evaluator.asked(self.client, self.clients)
         self._turns = max(self._turns, self._turns_done + len(self.mine.intersection(asked)))
         found = self.evaluator.evaluate(self, round)
@@ -189,8 +172,8 @@ class Federation:
             client: Number of the client that sent the upload in this exchange.
             update: The upload.
 
-            Returns:
-                The live client.
+        Returns:
+            The live client.
 
         Raises:
             UserError: If uploads of this method cannot score images.

@@ -42,8 +42,8 @@ class ClientSampler:
             clients: All clients that hold data.
             context: Seed and round.
 
-            Returns:
-                Client numbers, ascending.
+        Returns:
+            Client numbers, ascending.
 
         Raises:
             UserError: If there are fewer clients than `min_clients`.

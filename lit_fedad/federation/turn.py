@@ -81,8 +81,8 @@ class Turn:
             exchange: The current exchange.
             data: Training data of the round.
 
-            Returns:
-                The upload and the scalars of training.
+        Returns:
+            The upload and the scalars of training.
 
         Raises:
             UserError: If training diverges, or the upload differs from the declared form.
