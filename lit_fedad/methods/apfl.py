@@ -19,8 +19,8 @@ from lit_fedad.methods.parts.functional import trainable, with_weights
 class APFLClient(FedAvgClient):
     """A client that trains shared weights w as FedAvg does, and personal ones v at ``alpha v + (1 - alpha) w``.
 
-    The mixture weight is updated by gradient descent too, ``alpha -= eta <v - w, grad L(mixture)>``, and clipped to [0, 1]
-    (APFL Alg. 1).
+    The mixture weight is updated by gradient descent too, ``alpha -= eta <v - w, grad L(mixture)>``, and clipped to
+    [0, 1] (APFL Alg. 1).
 
     Args:
         task: What the client learns.

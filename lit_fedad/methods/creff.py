@@ -296,10 +296,11 @@ def match(
         classes: The features' classes, int64 [C].
         gradients: Gradients to match [C, K, d + 1].
         classifier: Weight and bias in which gradients are computed [K, d + 1].
+        steps: Number of steps of SGD.
         learning_rate: Learning rate of SGD.
 
-    Returns:
-        The features [C, n, d], and the loss before and after.
+        Returns:
+            The features [C, n, d], and the loss before and after.
     """
     moved = features.clone().requires_grad_()
     optimizer = torch.optim.SGD([moved], lr=learning_rate)

@@ -41,7 +41,7 @@ class FedAvgClient(Client):
     Args:
         task: What the client learns.
         local_epochs: Passes over the client's data per round (E).
-        keep_optimizer: Whether the optimiser's state is kept between rounds, although the server overwrites the weights.
+        keep_optimizer: Whether the optimiser's state is kept between rounds; the server still overwrites the weights.
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
     """
 
