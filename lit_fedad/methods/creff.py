@@ -299,8 +299,8 @@ def match(
         steps: Number of steps of SGD.
         learning_rate: Learning rate of SGD.
 
-        Returns:
-            The features [C, n, d], and the loss before and after.
+    Returns:
+        The features [C, n, d], and the loss before and after.
     """
     moved = features.clone().requires_grad_()
     optimizer = torch.optim.SGD([moved], lr=learning_rate)

@@ -1,10 +1,9 @@
 """FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
-What holds on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): sharing the memory beats local
-training by far, and comes close to, or passes, a centralised nearest-neighbour bank. What does not: the letter of the
-paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average by position
-what k-means returns without one; and
-rounds of training after the first shared memory change little.
+Measured on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): the shared memory is far better
+than local training, and close to, or better than, a centralised nearest-neighbour bank. The method as printed in the
+paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by
+position, but k-means returns them in arbitrary order; and training after the first shared memory changes little.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class KMeansAggregation:
 
     Args:
         weighted: Whether vectors are weighted by their numbers of patches; not so in the paper.
-        continued: Whether the last memory initialises Lloyd's algorithm, so that slots correspond between rounds; not so
-            in the paper, which draws new initial centroids in each round.
+        continued: Whether the last memory initialises Lloyd's algorithm, so that slots correspond between rounds; the
+            paper draws new initial centroids in each round.
         max_steps: Number of Lloyd steps.
     """
 

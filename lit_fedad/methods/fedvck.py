@@ -160,8 +160,8 @@ class FedVCKClient(FedDMClient):
 class FedVCKServer(FedDMServer):
     """The server, which trains on all rounds' images with relational contrast (FedVCK Eq. 15 and FedVCK Eq. 16).
 
-    In round 1 there are no feature prototypes yet, and the loss is cross-entropy only. A class that no participant owns
-    keeps its logit prototype.
+    In round 1 there are no feature prototypes yet, and the loss is cross-entropy only. A class that no participant
+    owns keeps its logit prototype.
 
     Args:
         client: A client.
@@ -171,7 +171,7 @@ class FedVCKServer(FedDMServer):
         contrast: Weight of the contrast; 0 for none.
         negatives: Number K of negative classes (FedVCK Eq. 13).
         temperature: Temperature tau (FedVCK Eq. 15).
-        with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise the loss has no lower bound.
+        with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise it has no lower bound.
         head_width: Hidden width of the projection h, which is initialised in each round.
         head_rate: Learning rate of Adam for h.
 

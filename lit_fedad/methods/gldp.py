@@ -197,7 +197,7 @@ class GLDPServer(FedAvgServer):
         return {**self.weights, **self._packed}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and, by class, ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
+        """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
         classes = len(self.prototypes.known)
         uploads = [
             (update.message[VECTORS], update.message[CLASSES]) for _, update in sorted(updates.items())

@@ -19,9 +19,9 @@ class MoonClient(FedAvgClient):
     """A client that minimises ``L + mu l_con``.
 
     ``l_con = -log e^{cos(z, z_glob)/tau} / (e^{cos(z, z_glob)/tau} + e^{cos(z, z_prev)/tau})``, where z is the
-    projected feature of an image under the weights in training, z_glob under the received ones and z_prev under those that
-    the client last sent. The projection is averaged with the task's weights. In the paper the output layer uses it too;
-    here only the contrast does, so that the task's features do not change.
+    projected feature of an image under the weights in training, z_glob under the received ones and z_prev under those
+    that the client last sent. The projection is averaged with the task's weights. In the paper the output layer uses it
+    too; here only the contrast does, so that the task's features do not change.
 
     Args:
         task: What the client learns.

@@ -149,7 +149,7 @@ def distillation_loss(
 
 
 def teacher_weights(scores: Tensor) -> Tensor:
-    """Computes the weights w_c of teachers by their agreement with all teachers (FADngs Eq. 13).
+    """Computes the weights w_c of FADngs Eq. 13 from each teacher's agreement with all teachers.
 
     Scores are normalised teacher by teacher; w_c is proportional to the Pearson correlation with their mean, or 0 where
     that is negative. If no correlation is positive, all weights are equal.
@@ -180,15 +180,15 @@ class EnsembleDistillation:
         decay: Whether the learning rate falls over the rounds as the clients' does, or is constant.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
-        teacher_temperature: Temperature tau of FADngs Eq. 11. At the paper's 0.5 the distribution over tens of thousands
-            of instances is almost uniform, and distillation has no effect.
+        teacher_temperature: Temperature tau of FADngs Eq. 11. At the paper's 0.5 the distribution over tens of
+            thousands of instances is almost uniform, and distillation has no effect.
         student_temperature: Temperature tau of FADngs Eq. 12.
-        weighting: Weights w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no scores
-            to correlate, and weights are uniform.
+        weighting: Weights w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no
+            scores to correlate, and weights are uniform.
         own_key: Whether a teacher's embedding of an image is an additional key.
-        freeze_normalisation: Whether BatchNorm uses and keeps the averaged running statistics, so that equal teachers do
-            not change the student (at a learning rate of 0.003; 0.006 was unstable). Otherwise it uses the statistics of
-            public batches, as in the released code, and the student keeps the running statistics of public images.
+        freeze_normalisation: Whether BatchNorm uses and keeps the averaged running statistics, so that equal teachers
+            do not change the student (at a learning rate of 0.003; 0.006 was unstable). Otherwise it uses the
+            statistics of public batches, as in the released code, and keeps the running statistics of public images.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def look(
         function: The function, of each chunk of images on the task's device.
 
     Returns:
-        The function's values, concatenated in the order of the images.
+        The function's values by chunk, in the order of the images.
     """
     given = {name: entry.to(task.device) for name, entry in weights.items()}
     with evaluating(task):
@@ -89,5 +89,5 @@ def trainable(task: Task) -> dict[str, nn.Parameter]:
 
 
 def pooled(features: Tensor) -> Tensor:
-    """Averages features over positions to one vector per image [B, C]; features without positions are returned as is."""
+    """Averages features over positions to one vector per image [B, C]; those without positions are unchanged."""
     return features if features.dim() == 2 else features.mean(1)
