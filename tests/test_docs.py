@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.cli.main import USAGE
-from lit_fedad.config import compose, conf_folder, options
+from lit_fedad.config import choices, compose, conf_folder
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
@@ -100,13 +100,13 @@ def test_commands_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_of_configuration_groups_exist(page):
-    choices = {folder.name: options(folder.name) for folder in conf_folder().iterdir()}
-    choices["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
+    groups = {folder.name: choices(folder.name) for folder in conf_folder().iterdir() if folder.is_dir()}
+    groups["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
     given = re.findall(r"(?<![\w.])(\w+)=([a-z]\w*(?:,\w+)*)", "\n".join(code(page)))
     for group, chosen in given:
         group = group.lower() if group.isupper() else group
-        for name in chosen.split(",") if group in choices else ():
-            assert name in {*choices[group], "null", *made(page)}, f"{group}={name}"
+        for name in chosen.split(",") if group in groups else ():
+            assert name in {*groups[group], "null", *made(page)}, f"{group}={name}"
 
 
 @pytest.mark.parametrize("page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])])
