@@ -75,7 +75,11 @@ def test_named_files_exist(page):
     files = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
     for word in {word for line in code(page) for word in line.split()}:
         rooted = word.startswith(tuple(f"{folder}/" for folder in FOLDERS))
-        if (rooted or word.endswith(".py")) and re.fullmatch(r"[\w./-]+", word) and Path(word).stem not in made(page):
+        if (
+            (rooted or word.endswith(".py"))
+            and re.fullmatch(r"[\w./-]+", word)
+            and Path(word).stem not in made(page)
+        ):
             assert (ROOT / word).exists() or any(file.endswith(f"/{word}") for file in files), word
 
 
@@ -100,16 +104,18 @@ def test_commands_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_of_configuration_groups_exist(page):
-    groups = {folder.name: choices(folder.name) for folder in conf_folder().iterdir() if folder.is_dir()}
-    groups["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
+    choices = {folder.name: choices(folder.name) for folder in conf_folder().iterdir()}
+    choices["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
     given = re.findall(r"(?<![\w.])(\w+)=([a-z]\w*(?:,\w+)*)", "\n".join(code(page)))
     for group, chosen in given:
         group = group.lower() if group.isupper() else group
-        for name in chosen.split(",") if group in groups else ():
-            assert name in {*groups[group], "null", *made(page)}, f"{group}={name}"
+        for name in chosen.split(",") if group in choices else ():
+            assert name in {*choices[group], "null", *made(page)}, f"{group}={name}"
 
 
-@pytest.mark.parametrize("page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
+)
 def test_trainings_compose(page):
     for overrides in trainings(page):
         if not any(word.partition("=")[2] in made(page) for word in overrides):

@@ -304,7 +304,7 @@ class Comparison:
         frame = self.frame()
         rows = [row for row in (*self.table.rows, *self.table.beyond) if row.label in self.chosen]
         whole = results_table(self.table, rows, self.columns, frame)
-        width = markdown_table(list(whole), whole.to_numpy().tolist()).index("\n")
+        width = markdown_table(list(whole.columns), whole.to_numpy().tolist()).index("\n")
         tables = [whole]
         if width > shutil.get_terminal_size((120, 0)).columns:
             tables = [

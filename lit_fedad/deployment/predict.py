@@ -43,9 +43,9 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         UserError: If there is no such complete run, or its data or backbone cannot be had again.
     """
     progress = Progress()
-    opened = reopen(run, overrides or {}, [progress])
-    federation, folder, display = opened.federation, opened.folder, opened.display
-    last = opened.config["rounds"]
+    finished = reopen(run, overrides, [progress])
+    federation, folder, display = finished.federation, finished.folder, finished.display
+    last = finished.config["rounds"]
     progress.start(display, "Evaluation")
     metrics = federation.evaluate(last)
     progress.stop()
@@ -60,7 +60,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
 def predict(
     run: str,
     images: str,
-    client: str | None = None,
+    client: int | None = None,
     out: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
@@ -256,11 +256,11 @@ def image_files(root: Path, destination: Path) -> list[Path]:
     return found
 
 
-def choose_client(client: str | None, sizes: Sequence[int]) -> int:
-    """The client that is asked for, or the one with most training images.
+def choose_client(client: int | None, sizes: Sequence[int]) -> int:
+    """Checks the number of a client, or chooses the one with most training images.
 
     Args:
-        client: Its number, as given.
+        client: Its number; None to choose.
         sizes: Training images by client.
 
     Raises:
@@ -269,6 +269,6 @@ def choose_client(client: str | None, sizes: Sequence[int]) -> int:
     holders = [number for number, size in enumerate(sizes) if size]
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))
-    if not client.isdecimal() or int(client) not in holders:
+    if client not in holders:
         raise UserError(f"client={client}: the run has clients {', '.join(map(str, holders))}")
-    return int(client)
+    return client

@@ -1,4 +1,4 @@
-"""A complete run, opened again with its images and all its clients."""
+"""Opens a complete run again, with its images and all its clients."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator
 
 
 @dataclass(frozen=True)
-class Reopened:
-    """A run after its last round.
+class FinishedRun:
+    """A run after its last round, on this machine.
 
     Attributes:
         folder: Its files.
@@ -53,7 +53,9 @@ class Reopened:
     display: Display
 
 
-def reopen(run: str, overrides: Mapping[str, str], callbacks: Sequence[object] = ()) -> Reopened:
+def reopen(
+    run: str, overrides: Mapping[str, str] | None = None, callbacks: Sequence[object] = ()
+) -> FinishedRun:
     """Builds a run's parts as they were at its end; plays nothing.
 
     Args:
@@ -75,7 +77,7 @@ def reopen(run: str, overrides: Mapping[str, str], callbacks: Sequence[object] =
         )
     federation = build_federation(folder.config(), folder.path, model, data, fabric)
     federation.resume()
-    return Reopened(folder, result, config, model, data, federation, fabric, display)
+    return FinishedRun(folder, result, config, model, data, federation, fabric, display)
 
 
 def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:

@@ -2,7 +2,8 @@
 
 What holds on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): sharing the memory beats local
 training by far, and comes close to, or passes, a centralised nearest-neighbour bank. What does not: the letter of the
-paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15, FedDyMem Eq. 16 average by position what k-means returns without one; and
+paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average by position
+what k-means returns without one; and
 rounds of training after the first shared memory change little.
 """
 

@@ -1,4 +1,4 @@
-"""A trial as an ordinary run: what it reports while it trains, and what it comes to."""
+"""Plays a trial of a study as an ordinary run, and reports its metrics to Optuna."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def play_trial(
     """Runs a trial, or what is left of it.
 
     Args:
-        trial: Its parameters are drawn.
+        trial: The trial, with its parameters drawn.
         plan: The study.
         folder: The run's folder; a trial that was passed on finds its checkpoint there.
         leaving: Whether this worker has been asked to stop.
-        tracking: What replaces the configuration's section of this name.
+        tracking: Values that replace some of the configuration's section of this name.
 
     Returns:
         A value an objective.
@@ -54,7 +54,7 @@ def play_trial(
 
 
 class _Watch(FederationCallback):
-    """Looks at each round once its checkpoint is there."""
+    """A callback that reports each round to Optuna once its checkpoint is written."""
 
     def __init__(self, trial: Trial, plan: Plan, leaving: Callable[[], bool]) -> None:
         self.trial, self.metrics, self.leaving = trial, list(plan.objectives), leaving

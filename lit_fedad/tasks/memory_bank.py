@@ -135,9 +135,10 @@ class LocalScale:
 class MemoryBank(StandardisedTask):
     """A frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally standardised per
-    channel, and turned into memory features by the head (FedDyMem Eq. 9, FedDyMem Eq. 10, FedDyMem Eq. 11). Training pulls them to the bank (FedDyMem Eq. 12); the
-    score of a patch is its distance to the bank, the score of an image the maximum of a smoothed map.
+    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally
+    standardised per channel, and turned into memory features by the head (`MemoryGenerator`). Training pulls them to
+    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of
+    a smoothed map.
 
     A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
     renews it after each round with itself as the previous memory.
@@ -318,7 +319,7 @@ class MemoryBank(StandardisedTask):
 
     @torch.no_grad()
     def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
-        """Compresses all local patches into one bank (FedDyMem Eq. 14, FedDyMem Eq. 15, FedDyMem Eq. 16), one batch at a time.
+        """Compresses all local patches into one bank, one batch at a time (`MemoryReduce`).
 
         Args:
             loader: Local batches.
@@ -353,7 +354,7 @@ class MemoryBank(StandardisedTask):
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews the task's own bank from local data (FedDyMem Eq. 14, FedDyMem Eq. 15, FedDyMem Eq. 16, with itself as the previous memory)."""
+        """Renews the task's own bank from local data (with itself as the previous memory)."""
         self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
 
     def _load_reduced(self, reduced: Reduced) -> None:

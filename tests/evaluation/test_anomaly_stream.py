@@ -96,7 +96,8 @@ class Rounds:
         for round in range(ROUNDS + 1):
             self.history.append(RoundReport(round, "train", [0, 1]))
             if round in evaluated:
-                self.history[-1].metrics = self.evaluator.evaluate(self, round).metrics
+                found = self.evaluator.evaluate(self, round)
+                self.history[-1].metrics = found and found.metrics
         return [report.metrics for report in self.history]
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import size_of
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
+from lit_fedad.methods.fadngs import FADngsClient, FADngsServer, ShareDensities
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation
 from lit_fedad.tasks.contrastive import Contrastive
@@ -205,7 +205,7 @@ def test_embeddings_are_never_used_under_other_weights(play, make_contrastive, m
     assert Watched.adapted == 4 * 3 + 5 * (1 if buffers == "mean" else 4)
 
 
-def test_images_areembedded_once_a_round(play, make_contrastive, make_images, monkeypatch):
+def test_images_are_embedded_once_a_round(play, make_contrastive, make_images, monkeypatch):
     calls, embed = [], Contrastive.embed
     monkeypatch.setattr(Contrastive, "embed", lambda task, loader: (calls.append(1), embed(task, loader))[1])
     play(make_contrastive(), {0: make_images(), 1: make_images(seed=1)}, rounds=3)
@@ -215,16 +215,16 @@ def test_images_areembedded_once_a_round(play, make_contrastive, make_images, mo
 def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(
     play, make_contrastive, make_images, monkeypatch
 ):
-    send = FADngsClient.send
+    send = ShareDensities.send
 
-    def fails(client, loader):
-        if client.phase == "densities" and (client.context.round, client.context.client) == (1, 1):
+    def fails(exchange, client, loader):
+        if (client.context.round, client.context.client) == (1, 1):
             raise RuntimeError("out of memory")
-        return send(client, loader)
+        return send(exchange, client, loader)
 
     data = {client: make_images(6, seed=client) for client in range(3)}
     whole = play(make_contrastive(), data, rounds=1)
-    monkeypatch.setattr(FADngsClient, "send", fails)
+    monkeypatch.setattr(ShareDensities, "send", fails)
     skip = ClientSampler(on_failure="skip")
     federation = play(make_contrastive(), data, rounds=1, sampler=skip)
     first = play(make_contrastive(), data, rounds=0)
@@ -337,19 +337,15 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
 
         return stop
 
-    aggregate = FADngsServer.aggregate
-
-    def between_exchanges(server, updates):
-        if server.phase == "densities":
-            raise Stop
-        aggregate(server, updates)
+    def between_exchanges(exchange, server, updates):
+        raise Stop
 
     for round in (0, 1, 3):
         with pytest.raises(Stop):
             play(task(), data, folder="parts", after_round=stop_at(round), **settings)
         if shared and round == 1:
             with monkeypatch.context() as patch:
-                patch.setattr(FADngsServer, "aggregate", between_exchanges)
+                patch.setattr(ShareDensities, "aggregate", between_exchanges)
                 with pytest.raises(Stop):
                     play(task(), data, folder="parts", **settings)
     exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))

@@ -157,7 +157,7 @@ def test_a_bank_that_slips_into_a_message_is_refused(federate, make_task, make_l
         def send(self, loader):
             return {**super().send(loader), "memory": self.task.memory}
 
-    with pytest.raises(UserError, match=r"round 0, client 0: .*'memory'.*undeclared"):
+    with pytest.raises(UserError, match=r"round 1, client 0: .*'memory'.*undeclared"):
         federate(Leaking, task=make_task(), data={0: make_loader(5)})
 
 

@@ -207,7 +207,7 @@ def test_the_server_trains_on_what_was_sent(feddm, tap, exactly, quantize):
 
 def test_shared_images_are_pixels_of_the_round(feddm, tap, exactly):
     federation = feddm(channel=tap)
-    [(round, (images, labels))] = federation.server.shared_images().items()
+    [(round, (images, labels))] = federation.server.images_by_round().items()
     assert round == 2
     exactly(images, torch.cat([message[IMAGES] for message in tap.uploads(2).values()]))
     assert labels.bincount().tolist() == [3, 6, 3]

@@ -78,9 +78,9 @@ def test_statistics_are_those_of_the_union(make_task, make_loader):
     play = Play(make_task(**ROBUST), loaders, send_counts=True).set_up()
     task = play.client.task
     rows = torch.cat([task.embed(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
-    torch.testing.assert_close(play.server.known["mean"], rows.mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(play.server.statistics["mean"], rows.mean(0), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
-        play.server.known["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6
+        play.server.statistics["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6
     )
 
 
@@ -110,7 +110,7 @@ def test_identical_clients_equal_one_client(make_task, make_loader):
             client, Context(context.seed, context.round, 0)
         )
         play.set_up().round(1)
-    torch.testing.assert_close(many.server.known["mean"], one.server.known["mean"])
+    torch.testing.assert_close(many.server.statistics["mean"], one.server.statistics["mean"])
     # Every upload is the same set of slots: clustering with the last memory as seeds keeps them.
     ours = torch.cdist(many.server.known["memory"], one.server.known["memory"]).amin(1)
     assert float(ours.median()) < 0.2
@@ -156,7 +156,7 @@ def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
     play = Play(make_task(head=None), {0: make_loader()}, KMeansAggregation()).set_up()
     assert play.server.warnings() == []
     play.server.begin(Context(0, 7))
-    play.server._merge([{"memory": play.server.known["memory"] * 0.3}])
+    play.server.aggregate({0: Update({"memory": play.server.known["memory"] * 0.3}, 1)})
     assert play.server.warnings() == [
         "round 7: the memory is collapsing: its spread is 30% of what it was at first"
     ]

@@ -418,7 +418,7 @@ def test_images_of_the_latest_rounds_are_trained_on(fedvck, tap, exactly, kept, 
     federation = fedvck(server={"rounds_kept": kept, "training": Watched(1, 8)}, rounds=3, channel=tap)
     sent = [message[IMAGES] for round in rounds for message in tap.uploads(round).values()]
     exactly(seen[-1], torch.cat(sent))
-    shared = federation.server.shared_images()
+    shared = federation.server.images_by_round()
     assert sorted(shared) == rounds
     exactly(torch.cat([images for images, _ in shared.values()]), torch.cat(sent))
 

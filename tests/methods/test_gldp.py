@@ -15,7 +15,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluation, Evaluator
 from lit_fedad.federation.local_training import fit
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
@@ -94,8 +94,8 @@ class Asker(Evaluator):
             prediction = client.predict_step(TEST)
         return {**prediction.others, "logits": prediction.logits}
 
-    def evaluate(self, federation, round):
-        return federation.ask(round, self.score, None, "server")
+    def evaluate(self, interview, round):
+        return Evaluation(interview.ask(round, self.score, None, "server"))
 
 
 @pytest.fixture

@@ -73,8 +73,8 @@ def test_trial_that_another_worker_has_is_left(study):
 @pytest.mark.slow
 def test_real_trial_is_given_back_continues_and_can_be_pruned(study_file, tmp_path, capsys, monkeypatch):
     """Two real runs: the default leaves after round 1 and goes on at round 2; the other is pruned after round 0."""
-    words = [f"study={study_file}", f"out={tmp_path / 'study'}", "n_trials=2", "fabric.accelerator=cpu"]
-    words += [f"data.root={tmp_path / 'data'}", "data.size=64", f"cache.folder={tmp_path / 'cache'}"]
+    options = [f"study={study_file}", f"out={tmp_path / 'study'}", "n_trials=2", "fabric.accelerator=cpu"]
+    options += [f"data.root={tmp_path / 'data'}", "data.size=64", f"cache.folder={tmp_path / 'cache'}"]
     played = []
     play = Federation.play
     monkeypatch.setattr(Federation, "play", lambda self, n: (played.append(n), play(self, n))[1])
@@ -87,7 +87,7 @@ def test_real_trial_is_given_back_continues_and_can_be_pruned(study_file, tmp_pa
         monkeypatch.setattr(optuna.Trial, "should_prune", lambda self: True)
         return play_trial(trial, plan, folder, leaving, {})
 
-    sweep(words, Display(), real)
+    sweep(options, Display(), real)
     study = optuna.load_study(study_name="study", storage=open_storage("journal", tmp_path / "study", 60))
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "PRUNED"]
     folders = [trial.user_attrs["folder"] for trial in study.trials]

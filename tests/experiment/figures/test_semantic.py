@@ -318,7 +318,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
             tmp_path / "in" / f"{place:02}.png"
         )
     Image.new("RGB", (50, 40), "red").save(tmp_path / "in" / "wide.jpg")
-    with predict(str(folder), str(tmp_path / "in"), client="1", out=str(tmp_path / "out")).open() as file:
+    with predict(str(folder), str(tmp_path / "in"), client=1, out=str(tmp_path / "out")).open() as file:
         rows = list(csv.DictReader(file))
     threshold = RunFolder(folder).thresholds()[1]
     assert [row["decision"] for row in rows] == [
