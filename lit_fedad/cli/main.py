@@ -78,9 +78,9 @@ def _data(options: Sequence[str]) -> None:
 
 def _report(options: Sequence[str]) -> None:
     if any(option.startswith("table=") for option in options):
-        from lit_fedad.comparison.table import report
+        from lit_fedad.comparison.table import report_table
 
-        report(options, Display())
+        report_table(options, Display())
     else:
         from lit_fedad.comparison.page import report_runs
 
