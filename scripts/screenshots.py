@@ -26,7 +26,7 @@ from lit_fedad.comparison.page import report_runs
 from lit_fedad.errors import UserError
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
-from lit_fedad.tracking.tracker import TrackedRun, tracked_runs
+from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 180

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lit_fedad.audits.density_privacy import report_privacy
 from lit_fedad.errors import UserError
-from lit_fedad.experiment.figures.semantic import report_privacy
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.methods.fadngs import FADngsClient

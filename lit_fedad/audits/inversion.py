@@ -223,7 +223,7 @@ class _Attack:
         def encode(pixels: Tensor) -> Tensor:
             # The layers themselves: as a whole, the frozen backbone gives no gradients.
             images = normalise(pixels).contiguous(memory_format=torch.channels_last)
-            return task.features({"pyramid": task.backbone.features(images)})
+            return task({"pyramid": task.backbone.features(images)})
 
         return invert_features(
             encode,
@@ -246,11 +246,11 @@ class _Attack:
             update = [(sent[name] - known[name]).to(task.device) for name in trained]
         else:
             batch = self._some_images(number)
-            labels, loss = batch["label"], task.objective(task.features(batch), batch)["loss"]
+            labels, loss = batch["label"], task.objective(task(batch), batch)["loss"]
             update = [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))]
         normalise = self._normalise()
         return invert_gradients(
-            lambda pixels: task.classifier(task.features({"image": normalise(pixels)})),
+            lambda pixels: task.classifier(task({"image": normalise(pixels)})),
             list(trained.values()),
             update,
             self._shape(),
@@ -274,31 +274,25 @@ class _Attack:
         return fabric.to_device(batch)
 
     def _enter(self, number: int) -> Message:
-        """Turns the live model into the client that the server's message has just reached; the message."""
-        federation = self.run.federation
-        server, channel, context = federation.server, federation.channel, self._context(number)
-        server.begin(context)
-        letter = channel.pack(
-            server.broadcast(number), server.download_payload(), channel.down, context, "the server"
+        """Turns the live model into the client that the server's message has just reached; returns the message."""
+        federation, context = self.run.federation, self._context(number)
+        exchange, link = federation.exchanges.at(context), federation.channel.down
+        federation.server.begin(context)
+        message, spec = (
+            exchange.broadcast(federation.server, number),
+            exchange.broadcast_spec(federation.client),
         )
-        federation.enter(context, letter)
-        return channel.unpack(letter, channel.down)
+        blob = link.pack(message, spec, context, "the server")
+        return federation.turn.activate(exchange, context, federation.pool.get(number), blob)
 
     def _send(self, number: int) -> Message:
-        """What a client sends in the exchange, as the server sees it."""
+        """Plays a client's turn; returns what it sends, as the server sees it."""
         federation, context = self.run.federation, self._context(number)
-        client, channel, data = federation.client, federation.channel, federation.data.at(federation.rounds)
+        exchange = federation.exchanges.at(context)
         self._enter(number)
-        ordered = data.client_loader(number, torch.Generator(), shuffle=False)
-        if client.phase == "train":
-            client.adapt(ordered)
-            with context.seeded("fit"):
-                client.fit(data.client_loader(number, context.generator("batches")), self.run.fabric)
-        with context.seeded("send"):
-            message = client.send(ordered)
-        payload = federation.server.upload_payload()
-        return channel.unpack(
-            channel.pack(message, payload, channel.up, context, f"client {number}"), channel.up
+        result = federation.turn.play(exchange, federation.data.at(federation.rounds))
+        return federation.channel.up.unpack(
+            result.blob, exchange.upload_spec(federation.client), f"client {number}"
         )
 
     def _context(self, number: int) -> Context:
@@ -315,19 +309,17 @@ class _Attack:
 
 
 def _shared(run: FinishedRun) -> tuple[Target, int]:
-    """What clients share that can be inverted, and when: in the next round, else last before round 1."""
+    """Finds what clients share that can be inverted, and when: in the next round, else last before round 1."""
     federation, task = run.federation, run.model.task
-    server, weights = federation.server, dict(task.named_parameters())
-    for round in (federation.rounds + 1, *range(0, federation.first_round - 1, -1)):
-        server.begin(Context(federation.seed, round))
-        sent = set(server.upload_payload())
+    client, exchanges, weights = federation.client, federation.exchanges, dict(task.named_parameters())
+    for round in (federation.rounds + 1, *range(0, exchanges.first_round - 1, -1)):
+        exchange = exchanges.of_round(round)[0]
+        sent, received = set(exchange.upload_spec(client)), exchange.broadcast_spec(client).keys()
         if "images" in sent:
             return "images", round
         if "memory" in sent and isinstance(task, MemoryBank):
             return "memory", round
-        if isinstance(task, Classifier) and not sent.isdisjoint(
-            weights.keys() & server.download_payload().keys()
-        ):
+        if isinstance(task, Classifier) and not sent.isdisjoint(weights.keys() & received):
             return "weights", round
     raise UserError(
         f"attack=inversion: method {run.result['method']} with task {run.result['task']} shares no images, no"

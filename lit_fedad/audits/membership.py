@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, identity
 from lit_fedad.contracts import Client, Context, Update
@@ -24,18 +25,18 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import (
-    Data,
     build_data,
     build_federation,
     build_model,
     build_public,
     build_teaching,
 )
-from lit_fedad.experiment.finished_run import FinishedRun
+from lit_fedad.experiment.finished_run import FinishedRun, one_process
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.evaluator import Evaluator, Interview
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.lira import (
     MembershipReport,
     confidence,
@@ -217,7 +218,7 @@ class ShadowRuns:
             partition = (
                 Partition(tuple(own[0] for own in tasks))
                 if partition.stages is None
-                else Partition.in_stages(tasks)
+                else Partition.in_stages(tasks, schedule=partition.schedule)
             )
         folder = self.home / name
         file, key = folder / "phi.pt", f"{self.identity} {self.seed}"
@@ -240,34 +241,40 @@ class ShadowRuns:
         key: str,
         on_visit: Callable[[int, int], None],
     ) -> Federation:
-        """A federation that evaluates nothing, and writes phi when the last uploads come in."""
+        """Builds a federation that evaluates nothing, and writes phi when the last uploads come in."""
+        observer = _Observer(self, folder, key, on_visit)
+        fabric = one_process(config, [observer])
         model = build_model(self.config, self.images.products, self.public, self.teaching)
-        data = build_data(config, self.images, partition, model, self.fabric, Display(quiet=True))
-        federation = build_federation(config, folder, model, data, self.fabric)
-        federation.evaluator, federation.on_visit = NoEvaluation(), on_visit
-        federation.participation = AsPicked(**asdict(federation.participation), seed=self.config["seed"])
-
-        def listen(context: Context, updates: Mapping[int, Update]) -> None:
-            if federation.server.phase != "train":
-                return
-            if context.round == 1:
-                # What cannot be attacked is refused before all rounds are played.
-                federation.overhear(*next(iter(updates.items())))
-            if context.round == federation.rounds:
-                attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
-                phi = {c: self._phi(federation.overhear(c, updates[c]), c, data) for c in attacked}
-                with whole_file(folder / "phi.pt") as part:
-                    torch.save({"key": key, "phi": phi}, part)
-
-        federation.on_updates = listen
+        data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
+        federation = build_federation(config, folder, model, data, fabric)
+        observer.train = data.module.train
+        federation.evaluator = NoEvaluation()
+        federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
         return federation
 
-    def _phi(self, client: Client, number: int, data: Data) -> Tensor:
+    def write_phi(
+        self, federation: Federation, updates: Mapping[int, Update], train: Dataset, folder: Path, key: str
+    ) -> None:
+        """Writes phi of the examples, computed from the last uploads.
+
+        Args:
+            federation: The shadow run's, before its server merges the uploads.
+            updates: The uploads, by client.
+            train: Training and test images, joined.
+            folder: Folder of the shadow run.
+            key: Identifies the attacked run and the seed.
+        """
+        attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
+        phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, train) for c in attacked}
+        with whole_file(folder / "phi.pt") as part:
+            torch.save({"key": key, "phi": phi}, part)
+
+    def _phi(self, client: Client, number: int, train: Dataset) -> Tensor:
         """Computes the statistic phi of a client's examples under a predictor, in their order [n]."""
         examples, size = self.examples(number), self.config["evaluation"]["batch_size"]
         parts = []
         for start in range(0, len(examples), size):
-            batch = data.module.train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
+            batch = train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
             prediction = predict_batch(client, batch, self.fabric)
             if prediction.logits is not None and client.task.kind == "classification":
                 parts.append(confidence(prediction.logits.cpu(), batch["label"]))
@@ -281,20 +288,47 @@ class ShadowRuns:
         return phi
 
 
+@dataclass
+class _Observer(FederationCallback):
+    """Observes the uploads of a shadow run."""
+
+    shadows: ShadowRuns
+    folder: Path
+    key: str
+    on_visit: Callable[[int, int], None]
+    train: Dataset = field(init=False)
+
+    def on_client_end(self, done: int, total: int) -> None:
+        """Shows how far the shadow run is."""
+        self.on_visit(done, total)
+
+    def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
+        """Attacks the uploads of the last round's training."""
+        if context.round < 1 or not federation.exchanges.at(context).trains:
+            return
+        if context.round == 1:
+            # What cannot be attacked is refused before all rounds are played.
+            federation.adversary_view(*next(iter(updates.items())))
+        if context.round == federation.rounds:
+            self.shadows.write_phi(federation, updates, self.train, self.folder, self.key)
+
+
 class NoEvaluation(Evaluator):
     """An evaluator that evaluates nothing: only the uploads of a shadow run count."""
 
+    metrics = ()
+
     def asked(self, client: Client, clients: list[int]) -> list[int]:
-        """Chooses no client."""
+        """Lists no client."""
         return []
 
-    def evaluate(self, federation: Federation, round: int) -> None:
-        """Evaluates nothing."""
+    def evaluate(self, interview: Interview, round: int) -> None:
+        """Returns nothing."""
 
 
 @dataclass(frozen=True)
-class AsPicked(Participation):
-    """A participation that picks the clients that an experiment with another seed picks.
+class SampledAs(ClientSampler):
+    """A sampler that samples the clients that an experiment with another seed samples.
 
     Attributes:
         seed: Seed of the other experiment.
@@ -302,9 +336,9 @@ class AsPicked(Participation):
 
     seed: int = 0
 
-    def pick(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
-        """Picks the clients of a round, ascending."""
-        return super().pick(clients, replace(context, seed=self.seed))
+    def sample(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
+        """Samples the clients of a round, ascending."""
+        return super().sample(clients, replace(context, seed=self.seed))
 
 
 def _joined(images: Images) -> tuple[Images, range | list[int]]:

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_fedad.config import build, compose
-from lit_fedad.config import options as choices
+from lit_fedad.config import build, choices, compose
 from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lit_fedad.config import choices as group_choices
 from lit_fedad.config import compose, conf_folder
-from lit_fedad.config import options as group_choices
 from lit_fedad.errors import UserError
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
@@ -73,7 +73,7 @@ def sync(options: Sequence[str]) -> None:
     """
     chosen, _ = read(SyncOptions, options, "sync", overrides=False)
     from lit_fedad.experiment.run_folder import RunFolder
-    from lit_fedad.tracking.tracker import deliver
+    from lit_fedad.tracking.sender import deliver
 
     delivery = deliver(RunFolder.find(chosen.run).path)
     if delivery.pending:

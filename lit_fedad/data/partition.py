@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from lit_fedad.errors import UserError
 
 _MAX_DRAWS = 10_000
 
+Schedule = Literal["stage_major", "literal"]
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -27,22 +29,28 @@ class Partition:
         stages: For every client its tasks in the order in which they come, each the ascending indices of its
             images; ``clients`` is their union. None where all images are there from the start.
         reserved: Ascending indices of images that no client holds because the server keeps them.
+        schedule: When the stages come, as in `StreamDataModule`.
     """
 
     clients: tuple[tuple[int, ...], ...]
     _: KW_ONLY
     stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     reserved: tuple[int, ...] = ()
+    schedule: Schedule = "stage_major"
 
     @classmethod
     def in_stages(
-        cls, stages: Iterable[Iterable[Iterable[int]]], reserved: Iterable[int] = ()
+        cls,
+        stages: Iterable[Iterable[Iterable[int]]],
+        reserved: Iterable[int] = (),
+        schedule: Schedule = "stage_major",
     ) -> "Partition":
         """The partition of clients whose images arrive task after task.
 
         Args:
             stages: For every client the image indices of each of its tasks, in any order within a task.
             reserved: Indices of the images that the server keeps.
+            schedule: When the stages come, as in `StreamDataModule`.
 
         Example:
             >>> Partition.in_stages([[[4, 0], [2]], [[1]]], reserved=[3]).clients
@@ -50,7 +58,7 @@ class Partition:
         """
         tasks = tuple(tuple(_ascending(task) for task in client) for client in stages)
         clients = tuple(_ascending(set(chain.from_iterable(client))) for client in tasks)
-        return cls(clients, stages=tasks, reserved=_ascending(reserved))
+        return cls(clients, stages=tasks, reserved=_ascending(reserved), schedule=schedule)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -84,8 +92,10 @@ class Partition:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         key, clients = ("clients", self.clients) if self.stages is None else ("stages", self.stages)
         rows = ",\n  ".join(map(json.dumps, clients))
-        reserved = f', "reserved": {json.dumps(self.reserved)}' if self.reserved else ""
-        Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{reserved}}}\n')
+        more = f', "reserved": {json.dumps(self.reserved)}' if self.reserved else ""
+        if self.schedule != "stage_major":
+            more += f', "schedule": {json.dumps(self.schedule)}'
+        Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{more}}}\n')
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
@@ -93,8 +103,8 @@ class Partition:
 
         The file holds ``{"clients": [[...], ...]}`` or the list of lists alone; for images that arrive in stages
         ``{"stages": [[[...], ...], ...]}``, one list a client with one list a stage. An object may have a list
-        ``"reserved"``. FedVCK's split files say ``"client_idx"`` for ``"clients"``; their ``"client_classes"``,
-        which the images tell, are passed over.
+        ``"reserved"``, and with stages a ``"schedule"``. FedVCK's split files say ``"client_idx"`` for
+        ``"clients"``; their ``"client_classes"``, which the images tell, are passed over.
 
         Raises:
             UserError: The file is missing or does not hold one list of whole numbers a client, or a client and
@@ -128,7 +138,7 @@ class Partition:
                 raise UserError(f"{path}: client {client} has no list of stages; write one list a stage")
             for stage, indices in enumerate(tasks):
                 _whole_numbers(indices, f"{path}: stage {stage} of client {client}")
-        return cls.in_stages(clients, reserved)
+        return cls.in_stages(clients, reserved, content.get("schedule", "stage_major"))
 
     @classmethod
     def _of(cls, clients: Iterable[Iterable[int]]) -> "Partition":

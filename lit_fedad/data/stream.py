@@ -1,14 +1,13 @@
 """Training images that come task after task: which of them a client holds in which round."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 from torch.utils.data import Dataset
 
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.partition import Schedule
 from lit_fedad.errors import UserError
-
-Schedule = Literal["stage_major", "literal"]
 
 
 class StreamDataModule(FederatedDataModule):
@@ -48,7 +47,7 @@ class StreamDataModule(FederatedDataModule):
         super().__init__(train, test, union, batch_size, eval_batch_size)
         self.tasks, self.rounds, self.schedule = tasks, rounds, schedule
         if schedule not in get_args(Schedule):
-            raise UserError(f"schedule={schedule}: give {' or '.join(get_args(Schedule))}")
+            raise UserError(f"partition schedule={schedule}: give {' or '.join(get_args(Schedule))}")
         longest = max(range(len(tasks)), key=lambda client: len(tasks[client]))
         if rounds < len(tasks[longest]):
             raise UserError(

@@ -8,7 +8,7 @@ import numpy as np
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.long_tail import long_tail
-from lit_fedad.data.partition import Partition, indices_by_product
+from lit_fedad.data.partition import Partition, Schedule, indices_by_product
 from lit_fedad.errors import UserError
 
 
@@ -31,6 +31,7 @@ class TaskStream:
             them ``stages``.
         equal_size: Whether every task is cut, at random, to the size of the smallest.
         teaching: Images of each class that the server keeps.
+        schedule: When the stages come, as in `StreamDataModule`.
 
     Raises:
         UserError: A number is out of range, there are fewer classes than a task needs, or a class or a stage is
@@ -44,6 +45,7 @@ class TaskStream:
     min_stages: int | None = None
     equal_size: bool = False
     teaching: int = 0
+    schedule: Schedule = "stage_major"
 
     def __post_init__(self) -> None:
         if min(self.clients, self.classes, self.stages) < 1 or self.teaching < 0:
@@ -71,7 +73,7 @@ class TaskStream:
         smallest = self._smallest(tasks)
         if self.equal_size:
             tasks = [[rng.permutation(task)[:smallest].tolist() for task in own] for own in tasks]
-        return Partition.in_stages(tasks, reserved)
+        return Partition.in_stages(tasks, reserved, self.schedule)
 
     def _shares(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
         """Deals classes to the clients stage by stage, then each class's images to the tasks that hold it."""
@@ -126,6 +128,7 @@ class ProductsInTurn:
             all in the order of the set.
         rotate: Whether client i starts with type i and goes round, so that at any time clients see different
             types.
+        schedule: When the stages come, as in `StreamDataModule`.
 
     Raises:
         UserError: A product is unknown, named twice or has fewer images than there are clients, or none is named.
@@ -134,6 +137,7 @@ class ProductsInTurn:
     clients: int = 3
     order: Sequence[str] | None = None
     rotate: bool = False
+    schedule: Schedule = "stage_major"
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -145,13 +149,14 @@ class ProductsInTurn:
         by_product = _in_order(image_set)
         order = self._order(by_product)
         shards = [np.array_split(rng.permutation(by_product[product]), self.clients) for product in order]
-        return Partition.in_stages(
+        stages = [
             [
                 shards[(stage + client * self.rotate) % len(order)][client].tolist()
                 for stage in range(len(order))
             ]
             for client in range(self.clients)
-        )
+        ]
+        return Partition.in_stages(stages, schedule=self.schedule)
 
     def _order(self, by_product: Mapping[str, Sequence[int]]) -> Sequence[str]:
         order = list(by_product) if self.order is None else self.order

@@ -25,7 +25,8 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.report.console import Display, human_bytes
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
 
 TOLERANCE = 1e-4
@@ -126,7 +127,7 @@ def export(
     paths = image_files(Path(images), destination) if images else []
     fabric = one_process({**config, "fabric": _ANYWHERE})
     model = same_model(config, result)
-    model.restore(folder.path, folder.config(), number)
+    model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     thresholds = {} if model.task.kind == "classification" else folder.thresholds()
     detector = Detector(model.client, transform, thresholds.get(number))

@@ -19,6 +19,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
+from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
@@ -41,11 +42,13 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     Raises:
         UserError: If there is no such complete run, or its data or backbone cannot be had again.
     """
-    finished = reopen(run, overrides)
+    progress = Progress()
+    finished = reopen(run, overrides, [progress])
     federation, folder, display = finished.federation, finished.folder, finished.display
     last = finished.config["rounds"]
-    with display.progress("Evaluation") as federation.on_visit:
-        metrics = federation.evaluate(last)
+    progress.start(display, "Evaluation")
+    metrics = federation.evaluate(last)
+    progress.stop()
     assert metrics is not None
     path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
@@ -90,8 +93,7 @@ def predict(
     paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
     model = same_model(config, result)
-    model.restore(folder.path, folder.config(), number)
-    model.client.to(fabric.device)
+    model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     judge: _Detect | _Classify
     if model.task.kind == "classification":

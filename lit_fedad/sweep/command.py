@@ -27,7 +27,8 @@ from lit_fedad.sweep.results import best_so_far, show, write_results
 from lit_fedad.sweep.storage import open_storage, standing
 from lit_fedad.sweep.trial import DEFAULT, play_trial
 from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
-from lit_fedad.tracking.tracker import Delivery, Tracker
+from lit_fedad.tracking.sender import Delivery
+from lit_fedad.tracking.tracker import Tracker
 
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
 _LEAST_PATIENCE_S = 4

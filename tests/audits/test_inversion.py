@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load
 
 from lit_fedad.audits import inversion as inversion_audit
 from lit_fedad.audits.inversion import InversionOptions, invert
@@ -108,6 +109,14 @@ def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
     assert f"{found['judged']['client 1']['psnr']:.2f} dB" in printed
 
 
+def turn(federation, context):
+    """Plays a client's turn; the live model is that client then."""
+    exchange = federation.exchanges.at(context)
+    blob = federation._broadcast(exchange, [context.client], context)[context.client]
+    federation.turn.activate(exchange, context, federation.pool.get(context.client), blob)
+    return federation.turn.play(exchange, federation.data.at(context.round))
+
+
 @pytest.mark.slow
 def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
     """Eq. 16 undone: what is left are the weighted means of the client's maps, position by position."""
@@ -119,13 +128,11 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
     for call, number in zip(asked, (0, 1), strict=True):
         context = Context(federation.seed, 2, number)
         federation.server.begin(context)
-        letter = federation._letters([number], context)[number]
-        visit = federation._visit(context, letter)  # trains, and leaves the live model as the client is then
-        assert not visit.error
+        turn(federation, context)  # trains, and leaves the live model as the client is then
         shared = federation.server.known["memory"]
         batches = run.data.module.client_loader(number, torch.Generator(), shuffle=False)
         with torch.no_grad():
-            maps = torch.cat([task.features(batch) for batch in batches])
+            maps = torch.cat([task(batch) for batch in batches])
         weights = (maps - shared).flatten(1).norm(dim=1)[:, None, None]
         torch.testing.assert_close(
             call["target"], (weights * maps).sum(0) / weights.sum(), rtol=1e-3, atol=1e-4
@@ -145,7 +152,7 @@ def test_the_attackers_features_are_those_of_the_task(asked, copied, knowledge):
     federation = run.federation
     context = Context(federation.seed, 3, 1)
     federation.server.begin(context)
-    federation._visit(context, federation._letters([1], context)[1])
+    turn(federation, context)
     if knowledge == "shared":
         assert any(not torch.equal(first[name], entry) for name, entry in task.head.state_dict().items())
         task.head.load_state_dict(first)
@@ -154,7 +161,7 @@ def test_the_attackers_features_are_those_of_the_task(asked, copied, knowledge):
         torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1),
     )
     with torch.no_grad():
-        expected = task.features({"image": (pixels.detach() - mean) / std})
+        expected = task({"image": (pixels.detach() - mean) / std})
     torch.testing.assert_close(generated.detach(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -167,7 +174,7 @@ def test_a_coreset_is_made_of_the_clients_own_patches(asked, tmp_path):
     run = reopen(str(folder))
     batches = list(run.data.module.client_loader(0, torch.Generator(), shuffle=False))
     with torch.no_grad():
-        patches = torch.cat([run.model.task.features(batch).flatten(0, 1) for batch in batches])
+        patches = torch.cat([run.model.task(batch).flatten(0, 1) for batch in batches])
     gaps = torch.cdist(asked[0]["target"], patches, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
     assert float(gaps.max()) < 1e-4
     assert len(gaps) == 16
@@ -210,8 +217,7 @@ def test_a_round_is_inverted_without_labels(asked, averaged):
     federation = run.federation
     context = Context(federation.seed, 2, 1)
     federation.server.begin(context)
-    visit = federation._visit(context, federation._letters([1], context)[1])
-    sent = federation.channel.unpack(visit.blob, federation.channel.up)
+    sent = load(turn(federation, context).blob)
     names = dict(run.model.task.named_parameters())
     for name, update in zip(names, asked[0]["update"], strict=True):
         torch.testing.assert_close(update, sent[name] - federation.server.weights[name])

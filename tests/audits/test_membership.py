@@ -279,7 +279,7 @@ def test_methods_that_share_weights(tmp_path, method):
 @pytest.mark.slow
 def test_some_clients_in_some_rounds(tmp_path, spy):
     """The same clients upload last in every shadow run."""
-    some = ("federation.participation.fraction=0.5", "rounds=3", "partition.clients=4")
+    some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4")
     train(compose([*TINY, *OVERFIT, *some, f"out={tmp_path}"]), quiet=True)
     report = infer(reopen(str(tmp_path)), LiraOptions(shadows=4))
     kept = [torch.load(file)["phi"] for file in tmp_path.rglob("phi.pt")]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lit_fedad.cli import main as cli
-from lit_fedad.config import options
+from lit_fedad.config import choices
 from lit_fedad.data.cards import CARDS, Card, Counts, Source
 from lit_fedad.report.console import Display
 
@@ -56,7 +56,7 @@ def test_every_configuration_is_one_line(say, arguments):
     status, out, err = say(*arguments)
     assert (status, err) == (0, [])
     lines = {line.split()[0]: line for line in out[1:]}
-    assert list(lines) == options("data")
+    assert list(lines) == choices("data")
     assert lines["mvtec_textures"].split("   ")[0] == "mvtec_textures"
     for part in (
         "textures of MVTec AD",

@@ -17,7 +17,7 @@ from lit_fedad.cli import main as cli
 from lit_fedad.cli.deployment import EvaluateOptions, ExportOptions, PredictOptions
 from lit_fedad.cli.privacy import PrivacyOptions
 from lit_fedad.cli.train import SyncOptions
-from lit_fedad.config import compose, options
+from lit_fedad.config import choices, compose
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import finished_run
@@ -26,8 +26,8 @@ from lit_fedad.options import read
 from lit_fedad.pretraining.pretrain import PretrainOptions
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sweep.command import SweepOptions
-from lit_fedad.tracking import tracker as tracking
-from lit_fedad.tracking.tracker import Delivery
+from lit_fedad.tracking import sender
+from lit_fedad.tracking.sender import Delivery
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_options_lists_groups_and_choices(say):
     status, out, _ = say("options")
     listed = {line.split()[0]: line.split()[1:] for line in out}
     assert status == 0
-    assert listed["method"] == options("method")
+    assert listed["method"] == choices("method")
     assert {"data", "backbone", "experiment"} <= set(listed)
     assert say("options", "method")[1] == [line for line in out if line.startswith("method ")]
 
@@ -244,7 +244,7 @@ def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypat
     ],
 )
 def test_sync_tells_what_became_of_the_records(say, monkeypatch, tiny_run, delivery, status, line):
-    monkeypatch.setattr(tracking, "deliver", lambda folder: delivery)
+    monkeypatch.setattr(sender, "deliver", lambda folder: delivery)
     found, out, err = say("sync", f"run={tiny_run}")
     assert (found, out + err) == (status, [line])
 
@@ -273,8 +273,8 @@ def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
         warnings.warn("from a test, outside the package", stacklevel=1)
         backbones.create_backbone("test_resnet", layers=(1,), weights="random")  # attributed to this file
         warnings.warn_explicit("two\nlines", UserWarning, backbones.__file__, 1)
-        logging.getLogger("lit_fedad.tracking.tracker").warning("kept for %s", "later")
-        logging.getLogger("lit_fedad.tracking.tracker").info("chatter")
+        logging.getLogger("lit_fedad.tracking.sender").warning("kept for %s", "later")
+        logging.getLogger("lit_fedad.tracking.sender").info("chatter")
         logging.getLogger("timm.models").warning("chatter")
         logging.getLogger("some.library").error("disk is full")
     captured = capsys.readouterr()

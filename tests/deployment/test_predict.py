@@ -23,7 +23,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.report.console import METRIC_TITLES
+from lit_fedad.report.naming import METRIC_TITLES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 

@@ -39,7 +39,7 @@ RUNS = {
     "apfl": ("method=apfl",),
     "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
     "contrastive": (
-        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "warmup=1"
+        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"
     ),
     "classifier": ("method=fedavg", *MOTIFS, "task=classifier", "+task.encoder.channels=4"),
     "gldp": ("method=gldp", *STREAM),
@@ -93,13 +93,13 @@ def test_real_weights_and_photographs(lab, tmp_path):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train
 
-    words = (
+    overrides = (
         "experiment=real_mixture", f"data.root={ROOT}", f"backbone.weights={weights}", "tracking=off",
         "data.train_per_product=8", "data.test_per_product=4", "rounds=1", "evaluation.pictures=0",
         "partition=iid", "partition.clients=2", "fabric.accelerator=cpu", f"cache.folder={lab.shared}",
         f"out={tmp_path / 'run'}",
     )  # fmt: skip
-    train(compose(list(words)), quiet=True)
+    train(compose(list(overrides)), quiet=True)
     photographs = tmp_path / "photographs"
     photographs.mkdir()
     sources = sorted(path for path in Path(ROOT, "mvtec").rglob("*.jpg") if "test" in path.parts)[::20][:4]

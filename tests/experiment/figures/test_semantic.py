@@ -34,7 +34,13 @@ from lit_fedad.report.console import Display
 from lit_fedad.report.representations import embed as embed_in_the_plane
 
 SMALL = [
-    *("experiment=semantic_small", "rounds=2", "warmup=1", "queue=32", "encoder.channels=4"),
+    *(
+        "experiment=semantic_small",
+        "rounds=2",
+        "task.warmup=1",
+        "distillation.queue=32",
+        "encoder.channels=4",
+    ),
     *("data.train_per_class=16", "data.test_per_class=5", "data.train_per_set=2", "data.test_per_set=8"),
     *("partition.clients=3", "partition.size=14", "partition.contamination=0", "batch_size=8"),
     *("evaluation.every=2", "tracking=off", "fabric.accelerator=cpu"),
@@ -61,9 +67,9 @@ def finished(tmp_path_factory):
     return folder, train(compose([*FADNGS, f"out={folder}"]), quiet=True)
 
 
-def played(out, *words):
+def played(out, *overrides):
     """A federation after its last round that still knows what was merged in it; its data; and a Fabric."""
-    config, fabric = compose([*words, f"out={out}"]), make_fabric(accelerator="cpu")
+    config, fabric = compose([*overrides, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
     model = build_model(config, images.products, build_public(config, images))
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
@@ -140,11 +146,11 @@ def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
+    "overrides", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
 )
 @pytest.mark.slow
-def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, drawn, tmp_path):
-    federation, data, fabric = played(tmp_path, *words, "contrastive_loss=crad", *SMALL)
+def test_clients_that_share_no_densities_have_one_decision_and_no_report(overrides, drawn, tmp_path):
+    federation, data, fabric = played(tmp_path, *overrides, "contrastive_loss=crad", *SMALL)
     thresholds = dict.fromkeys(federation.clients, 1.0)
     assert semantic_gallery.draw_semantics(federation, data, fabric, tmp_path, thresholds, 0.95) is None
     assert drawn.keys() == {"draw_representations", "score_figure"}
@@ -161,6 +167,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
         "method=fedavg",
         "task=autoencoder",
         *SMALL,
+        "~task.warmup",
         "rounds=1",
         "task.encoder.depth=18",
         "task.decoder.channels=16",
@@ -169,7 +176,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
     _, features, owners, decisions, *_ = drawn["draw_representations"]
     task = federation.client.task
     with torch.no_grad():
-        expected = task.encode({"image": data.images.test_images[laid_out(data)] / 255})
+        expected = task({"image": data.images.test_images[laid_out(data)] / 255})
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     assert decisions.all()  # errors are above 0
     assert len(owners) == len(features)
@@ -332,14 +339,14 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
 def test_two_processes_draw_what_one_draws(tmp_path):
     """Without distillation, which the first process does with every core while the others wait."""
     for devices in ("1", "2"):
-        words = [
+        overrides = [
             *FADNGS,
             "method.server.distillation=null",
             f"fabric.devices={devices}",
             f"out={tmp_path / devices}",
         ]
         subprocess.run(
-            [sys.executable, "-m", "lit_fedad.cli", "train", *words],
+            [sys.executable, "-m", "lit_fedad.cli", "train", *overrides],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             timeout=240,
