@@ -140,6 +140,3 @@ def _typed(text: str, kind: Any, where: str) -> Any:
         with suppress(ValueError, KeyError):
             return parse(text)
     return text
-
-
-key_and_value = split  # replaced by `read` where a command declares its options

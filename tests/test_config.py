@@ -455,6 +455,10 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert ours == {
         path.relative_to(unpacked / "lit_fedad/conf") for path in unpacked.rglob("lit_fedad/conf/**/*.yaml")
     }
+    package = repository / "lit_fedad"
+    templates = {path.relative_to(package) for path in package.rglob("*") if path.suffix in (".md", ".html")}
+    assert len(templates) >= 3
+    assert all((unpacked / "lit_fedad" / path).is_file() for path in templates)
     away.mkdir()
     code = (
         "import lit_fedad.config as c; print(c.__file__); print(c.conf_folder());"

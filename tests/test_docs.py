@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.cli.main import USAGE
-from lit_fedad.config import compose, conf_folder, options
+from lit_fedad.cli.main import usage
+from lit_fedad.config import choices, compose, conf_folder
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
@@ -75,7 +75,11 @@ def test_named_files_exist(page):
     files = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
     for word in {word for line in code(page) for word in line.split()}:
         rooted = word.startswith(tuple(f"{folder}/" for folder in FOLDERS))
-        if (rooted or word.endswith(".py")) and re.fullmatch(r"[\w./-]+", word) and Path(word).stem not in made(page):
+        if (
+            (rooted or word.endswith(".py"))
+            and re.fullmatch(r"[\w./-]+", word)
+            and Path(word).stem not in made(page)
+        ):
             assert (ROOT / word).exists() or any(file.endswith(f"/{word}") for file in files), word
 
 
@@ -93,23 +97,25 @@ def test_commands_exist(page):
         if re.match(r"make [a-z]", line):
             assert line.split()[1] in targets, line
         if re.match(r"lit-fedad [a-z]", line):
-            assert f"\n  {line.split()[1]} " in USAGE, line
+            assert f"\n  {line.split()[1]} " in usage(), line
         if match := re.match(r"(?:\S*python\S*) -m benchmarks (\w+)", line):
             assert (ROOT / "benchmarks" / f"{match[1]}.py").exists(), line
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_of_configuration_groups_exist(page):
-    choices = {folder.name: options(folder.name) for folder in conf_folder().iterdir()}
-    choices["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
+    known = {folder.name: choices(folder.name) for folder in conf_folder().iterdir()}
+    known["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
     given = re.findall(r"(?<![\w.])(\w+)=([a-z]\w*(?:,\w+)*)", "\n".join(code(page)))
     for group, chosen in given:
         group = group.lower() if group.isupper() else group
-        for name in chosen.split(",") if group in choices else ():
-            assert name in {*choices[group], "null", *made(page)}, f"{group}={name}"
+        for name in chosen.split(",") if group in known else ():
+            assert name in {*known[group], "null", *made(page)}, f"{group}={name}"
 
 
-@pytest.mark.parametrize("page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
+)
 def test_trainings_compose(page):
     for overrides in trainings(page):
         if not any(word.partition("=")[2] in made(page) for word in overrides):

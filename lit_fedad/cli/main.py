@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lit_fedad.cli.deployment import evaluate, export, predict
 from lit_fedad.cli.privacy import privacy
-from lit_fedad.cli.train import choices, sync, train
+from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -78,9 +78,9 @@ def _data(options: Sequence[str]) -> None:
 
 def _report(options: Sequence[str]) -> None:
     if any(option.startswith("table=") for option in options):
-        from lit_fedad.comparison.table import report
+        from lit_fedad.comparison.table import report_table
 
-        report(options, Display())
+        report_table(options, Display())
     else:
         from lit_fedad.comparison.page import report_runs
 
@@ -197,7 +197,7 @@ COMMANDS = {
         continues=True,
     ),
     "sync": Command(sync, {_RUN: "send tracking records that MLflow could not take in time"}),
-    "options": Command(choices, {"[GROUP]": "list configuration groups, or the choices in one"}),
+    "options": Command(list_choices, {"[GROUP]": "list configuration groups, or the choices in one"}),
     "data": Command(
         _data,
         {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_fedad.config import choices as group_choices
-from lit_fedad.config import compose, conf_folder
+from lit_fedad.config import choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
@@ -33,7 +32,7 @@ def train(overrides: Sequence[str]) -> None:
     train(config)
 
 
-def choices(groups: Sequence[str]) -> None:
+def list_choices(groups: Sequence[str]) -> None:
     """Prints the choices of configuration groups.
 
     Args:
@@ -42,13 +41,11 @@ def choices(groups: Sequence[str]) -> None:
     Raises:
         UserError: If there is no such group.
     """
-    known = sorted(
-        path.name for path in conf_folder().iterdir() if path.is_dir() and group_choices(path.name)
-    )
+    known = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and choices(path.name))
     for group in groups or known:
         if group not in known:
             raise UserError(f"no group '{group}'; one of {', '.join(known)}")
-        print(f"{group:<12} {'  '.join(group_choices(group))}")  # noqa: T201
+        print(f"{group:<12} {'  '.join(choices(group))}")  # noqa: T201
 
 
 @dataclass(frozen=True)

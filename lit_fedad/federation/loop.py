@@ -19,6 +19,7 @@ from lit_fedad.contracts import (
     Update,
     nothing_to_attack,
 )
+from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.channel import Channel
@@ -160,7 +161,7 @@ class Federation:
             client.refresh(ordered_loader(self.data.at(round), number))
             if round == self.rounds and which == "own":
                 # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
-                self.pool.put(number, client.personal_state())
+                self.pool.put(number, read_kept(client))
             return question(client, number)
 
         return self._ask(round, deploy_and_ask, self.clients if clients is None else clients)
@@ -200,7 +201,7 @@ class Federation:
         if latest is None:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
-        self.server.load_state_dict(state["server"])
+        write_kept(self.server, state["server"])
         self.history = state["history"]
         self.pool.restore(latest, self.mine)
         return round + 1
@@ -214,16 +215,14 @@ class Federation:
         self.pool.save(folder, previous)
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            state = {"server": self.server.state_dict(), "history": self.history}
+            state = {"server": read_kept(self.server), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Plays one exchange. Clients that fail in it are left out of the round's later ones."""
         self.server.begin(context)
-        blobs = self.fabric.broadcast(
-            self._broadcast(exchange, report.participants, context) if self.fabric.is_global_zero else {}
-        )
+        blobs = self._broadcast_everywhere(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
         results = {}
         for client in report.participants:
@@ -242,6 +241,25 @@ class Federation:
         if refusal:
             raise UserError(refusal)
         report.participants = self.fabric.broadcast(report.participants)
+
+    def _broadcast_everywhere(
+        self, exchange: Exchange, clients: list[int], context: Context
+    ) -> dict[int, bytes]:
+        """Serialises the server's messages on the first process, for every process.
+
+        Raises:
+            UserError: On every process, if a message is not of its declared form.
+        """
+        blobs, refusal = {}, None
+        if self.fabric.is_global_zero:
+            try:
+                blobs = self._broadcast(exchange, clients, context)
+            except UserError as error:
+                refusal = str(error)
+        blobs, refusal = self.fabric.broadcast((blobs, refusal))
+        if refusal:
+            raise UserError(refusal)
+        return blobs
 
     def _broadcast(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""
@@ -266,7 +284,7 @@ class Federation:
         try:
             self.turn.activate(exchange, context, self.pool.get(client), blob)
             result = self.turn.play(exchange, data)
-            self.pool.put(client, self.client.personal_state())
+            self.pool.put(client, read_kept(self.client))
             scored = exchange.trains and self.evaluator.after_fit and self.client.predictors.own
             if scored and self._last_before_evaluation(client, context.round):
                 self.client.deploy()
@@ -327,9 +345,7 @@ class Federation:
         context = Context(self.seed, round + 1)
         self.server.begin(context)
         exchange, data = self.exchanges.at(context), self.data.at(round)
-        blobs = self.fabric.broadcast(
-            self._broadcast(exchange, clients, context) if self.fabric.is_global_zero else {}
-        )
+        blobs = self._broadcast_everywhere(exchange, clients, context)
         values = {}
         for client in sorted(self.mine.intersection(clients)):
             own = replace(context, client=client, stage=data.stages[client])

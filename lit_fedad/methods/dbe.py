@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.functional import map_batches, pooled
+from lit_fedad.methods.parts.functional import pooled
 
 MEAN = "mean of features"
 

@@ -2,14 +2,15 @@
 
 What holds on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): sharing the memory beats local
 training by far, and comes close to, or passes, a centralised nearest-neighbour bank. What does not: the letter of the
-paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15, FedDyMem Eq. 16 average by position what k-means returns without one; and
+paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average by position
+what k-means returns without one; and
 rounds of training after the first shared memory change little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -128,17 +129,13 @@ class FedDyMemClient(Client):
         if self.task.head is not None:
             self.task.head.load_state_dict(weights)
 
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Loads another client's head and optimiser; a new client may draw its own head."""
-        super().load_personal_state(state)
-        if self.independent_init and not self.drew_head and self.task.head is not None:
-            with seeded(self.context.seed, "head", client=self.context.client):
-                self.task.head.reset_parameters()  # type: ignore[operator]
-        self.drew_head = True
-
     def receive(self, message: Message) -> None:
-        """Takes over what the server knows by now: statistics, memory, threshold."""
+        """Takes over statistics, memory and threshold, as far as they are known; a new client may draw its own head."""
         task = self.task
+        if self.independent_init and not self.drew_head and task.head is not None:
+            with seeded(self.context.seed, "head", client=self.context.client):
+                task.head.reset_parameters()  # type: ignore[operator]
+        self.drew_head = True
         load_statistics(task, message)
         if "memory" in message:
             task.load_memory(message["memory"], message.get("radii"))

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Message, MessageSpec, Server, TensorSpec, Update
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.memory.coreset import greedy_k_center
-from lit_fedad.methods.parts.functional import map_batches
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 

@@ -38,7 +38,7 @@ Constraints = Literal["batch", "running", "own"]
 
 
 class FedVCKClient(FedDMClient):
-    """A client: condenses what the model still lacks (FedVCK Eq. 2, FedVCK Eq. 3, FedVCK Eq. 4, FedVCK Eq. 5, FedVCK Eq. 6, FedVCK Eq. 7, FedVCK Eq. 8, FedVCK Eq. 9), and tells how it judges each class (FedVCK Eq. 11).
+    """A client: condenses what the model still lacks, and sends how it judges each class (FedVCK Eq. 11).
 
     The model of one round ago is the one that the client received when it last took part; at first, the current one.
 
@@ -52,11 +52,11 @@ class FedVCKClient(FedDMClient):
         least: Images that make a client the owner of a class.
         init: As in `FedDMClient`.
         quantize: As in `FedDMClient`.
-        kernel: Of the maximum mean discrepancy of features (FedVCK Eq. 3). ``linear`` is that of FedVCK Eq. 2: it compares means
-            alone.
+        kernel: Of the maximum mean discrepancy of features (FedVCK Eq. 3). ``linear`` is that of FedVCK Eq. 2: it
+            compares means alone.
         constraints: By what synthetic images are normalised: statistics of the step's ``batch`` of real ones
-            (FedVCK Eq. 4); ``running`` ones, which these batches move, as in the released code; or their ``own``, which is
-            no constraint.
+            (FedVCK Eq. 4); ``running`` ones, which these batches move, as in the released code; or their ``own``,
+            which is no constraint.
         selection: Whether images are drawn by importance (FedVCK Eq. 8), or all alike.
         alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
         bias: b (FedVCK Eq. 5).
@@ -123,7 +123,7 @@ class FedVCKClient(FedDMClient):
         return torch.cat(look(self.task, weights, images, logits))
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
-        """The maximum mean discrepancy of features, class by class (FedVCK Eq. 9), under the constraints of FedVCK Eq. 4."""
+        """Computes the discrepancy of features, class by class (FedVCK Eq. 9), constrained by FedVCK Eq. 4."""
         encoder = self.task.encoder
         if self.constraints == "running":
             every, synthetic_features = self._under_running(real, synthetic)
@@ -158,7 +158,7 @@ class FedVCKClient(FedDMClient):
 
 
 class FedVCKServer(FedDMServer):
-    """The server: trains on the images of all rounds, with relational contrast (FedVCK Eq. 12, FedVCK Eq. 13, FedVCK Eq. 14, FedVCK Eq. 15, FedVCK Eq. 16).
+    """The server: trains on the images of all rounds, with relational contrast (FedVCK Eq. 15, FedVCK Eq. 16).
 
     In round 1 there are no feature prototypes yet, and cross-entropy is alone. A class that no participant owns keeps
     the logit prototype it had.

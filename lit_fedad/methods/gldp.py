@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Message, MessageSpec, Prediction, Predictors, TensorSpec, Update
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.memory.prototypes import Prototypes, class_means
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
-from lit_fedad.methods.parts.functional import map_batches
 from lit_fedad.tasks.classifier import Classifier
 
 VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"

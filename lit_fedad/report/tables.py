@@ -275,7 +275,7 @@ def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], ru
 
 
 def _markdown_of(frame: pd.DataFrame) -> str:
-    return markdown_table(list(frame), frame.to_numpy().tolist())
+    return markdown_table(list(frame.columns), frame.to_numpy().tolist())
 
 
 def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:

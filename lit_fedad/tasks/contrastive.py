@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
 from lit_fedad.models.contrastive_views import ContrastiveViews
@@ -152,14 +153,14 @@ class Contrastive(Task):
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
         """Projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
-        rows = [
-            (
-                self.project(self({**batch, "image": self._images(batch).to(self.device)})),
-                batch["index"],
+        found = list(
+            map_batches(
+                self,
+                loader,
+                lambda batch: (self.project(self({**batch, "image": self._images(batch)})), batch["index"]),
             )
-            for batch in loader
-        ]
-        return torch.cat([z for z, _ in rows]), torch.cat([index for _, index in rows])
+        )
+        return torch.cat([z for z, _ in found]), torch.cat([index.cpu() for _, index in found])
 
     def estimate(self, z: Tensor, context: Context) -> Densities:
         """Densities of embedded images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""

@@ -92,8 +92,8 @@ class CRAD(RepresentationLoss):
     Args:
         temperature: tau.
         rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to save work.
-        scale_by_positives: Whether the 1/|X+| of FADngs Eq. 7 is taken out: it scales the loss by some 1/60 at a batch of 32,
-            and with it the learning rate.
+        scale_by_positives: Whether the 1/|X+| of FADngs Eq. 7 is taken out: it scales the loss by some 1/60 at a
+            batch of 32, and with it the learning rate.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, StandardisedTask
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
@@ -135,9 +136,10 @@ class LocalScale:
 class MemoryBank(StandardisedTask):
     """A frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally standardised per
-    channel, and turned into memory features by the head (FedDyMem Eq. 9, FedDyMem Eq. 10, FedDyMem Eq. 11). Training pulls them to the bank (FedDyMem Eq. 12); the
-    score of a patch is its distance to the bank, the score of an image the maximum of a smoothed map.
+    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally
+    standardised per channel, and turned into memory features by the head (`MemoryGenerator`). Training pulls them to
+    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of
+    a smoothed map.
 
     A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
     renews it after each round with itself as the previous memory.
@@ -307,8 +309,8 @@ class MemoryBank(StandardisedTask):
         """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
         shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
-        for batch in loader:
-            patches = self.embed(self._to_device(batch)).flatten(0, 1).double().cpu()
+        for features in map_batches(self, loader, self.embed):
+            patches = features.flatten(0, 1).double().cpu()
             # Sums around the first batch's mean keep the variance exact for channels far from zero.
             shift = patches.mean(0) if count == 0 else shift
             count += len(patches)
@@ -318,7 +320,7 @@ class MemoryBank(StandardisedTask):
 
     @torch.no_grad()
     def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
-        """Compresses all local patches into one bank (FedDyMem Eq. 14, FedDyMem Eq. 15, FedDyMem Eq. 16), one batch at a time.
+        """Compresses all local patches into one bank, one batch at a time (`MemoryReduce`).
 
         Args:
             loader: Local batches.
@@ -327,18 +329,18 @@ class MemoryBank(StandardisedTask):
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
-        for batch in loader:
-            self.reduce.update(self(self._to_device(batch)).float())
+        for features in map_batches(self, loader, self):
+            self.reduce.update(features.float())
         return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
     @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
         """Computes `QUANTILES` of the distances to the K nearest slots, and how many distances there are."""
-        distances = []
-        for batch in loader:
-            patches = self(self._to_device(batch)).flatten(0, 1).float()
-            distances.append(nearest(patches, self.memory, self.loss.neighbours)[0].flatten().cpu())
-        ordered = torch.cat(distances).sort().values
+        distances = (
+            nearest(features.flatten(0, 1).float(), self.memory, self.loss.neighbours)[0].flatten().cpu()
+            for features in map_batches(self, loader, self)
+        )
+        ordered = torch.cat(list(distances)).sort().values
         at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
         return ordered[at], len(ordered)
 
@@ -353,7 +355,7 @@ class MemoryBank(StandardisedTask):
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews the task's own bank from local data (FedDyMem Eq. 14, FedDyMem Eq. 15, FedDyMem Eq. 16, with itself as the previous memory)."""
+        """Renews the task's own bank from local data (with itself as the previous memory)."""
         self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
 
     def _load_reduced(self, reduced: Reduced) -> None:
@@ -372,9 +374,6 @@ class MemoryBank(StandardisedTask):
 
     def _draw(self, scores: Tensor) -> Tensor:
         return self.draw_map(scores.reshape(-1, self.grid, self.grid))
-
-    def _to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self.transfer_batch_to_device(dict(batch), self.device, 0)
 
     # ----------------------------------------------------------------------------- under a plain Trainer
 

@@ -187,7 +187,7 @@ def test_the_others_are_spread_evenly_at_random():
     assert all(stats.chisquare(row).pvalue > 1e-3 for row in off_diagonal)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     classes=st.integers(2, 5),
     clients=st.integers(1, 7),

@@ -10,7 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.deployment.export import FORMATS, TOLERANCE, export
+from lit_fedad.deployment.checked_files import TOLERANCE
+from lit_fedad.deployment.export import export
+from lit_fedad.deployment.formats import FORMATS
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")

@@ -180,8 +180,8 @@ class EnsembleDistillation:
         decay: Whether it falls over the rounds as the clients' does, or stays.
         momentum: SGD's.
         weight_decay: SGD's.
-        teacher_temperature: tau of FADngs Eq. 11. At the paper's 0.5 a distribution over tens of thousands of instances is
-            all but uniform, and teaches nothing.
+        teacher_temperature: tau of FADngs Eq. 11. At the paper's 0.5 a distribution over tens of thousands of
+            instances is all but uniform, and teaches nothing.
         student_temperature: tau of FADngs Eq. 12.
         weighting: w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no scores to
             correlate, and weights are uniform.
