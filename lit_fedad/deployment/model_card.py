@@ -152,7 +152,7 @@ def _summary(facts: Facts) -> _Rows:
 
 
 def _metrics(facts: Facts) -> _Rows:
-    rows = []
+    rows: _Rows = []
     for name, values in facts.result["last"].items():
         if name == "round" or values["mean"] is None:
             continue
@@ -166,7 +166,7 @@ def _metrics(facts: Facts) -> _Rows:
 def _signature(facts: Facts) -> _Rows:
     channels, side = len(facts.preprocessing["mode"]), facts.preprocessing["size"]
     colours = "grey" if channels == 1 else "red, green, blue"
-    rows = [("`pixels`", f"[B, {channels}, {side}, {side}]", f"input: float32 in 0 .. 1, {colours}")]
+    rows: _Rows = [("`pixels`", f"[B, {channels}, {side}, {side}]", f"input: float32 in 0 .. 1, {colours}")]
     for name, shape in facts.outputs.items():
         rows.append((f"`{name}`", f"[{', '.join(map(str, ('B', *shape)))}]", _MEANINGS[name]))
     return rows
