@@ -45,13 +45,13 @@ def missing(name: str, exact: Iterable[tuple[str, str, int]]) -> list[tuple[str,
     pairs = []
     for (rows, seeds), sets in data_by_lack.items():
         every = len(rows) == len(table.rows)
-        words = [f"table={name}", *(f"root.{data}=DIR" for data in sets)]
-        words += [] if every else [shlex.quote(f"rows={','.join(rows)}")]
-        words += [] if seeds == SEEDS else [f"seeds={_numbers(seeds, ',')}"]
+        options = [f"table={name}", *(f"root.{data}=DIR" for data in sets)]
+        options += [] if every else [shlex.quote(f"rows={','.join(rows)}")]
+        options += [] if seeds == SEEDS else [f"seeds={_numbers(seeds, ',')}"]
         what = (
             f"{'all rows' if every else ', '.join(rows)} on {', '.join(sets)}, seeds {_numbers(seeds, ', ')}"
         )
-        pairs.append((f"{table.title} ({table.source}): {what}", f"lit-fedad report {' '.join(words)}"))
+        pairs.append((f"{table.title} ({table.source}): {what}", f"lit-fedad report {' '.join(options)}"))
     return pairs
 
 
@@ -69,8 +69,8 @@ def missing_beside(name: str, table: Table, columns: Mapping[str, Sequence[Place
     pairs = []
     for column, places in columns.items():
         one = places[0]
-        words = [*one.column_differs.values(), *column_overrides(table, one.run)]
-        remade = composed((*words, *one.row.overrides), one.run)
+        options = [*one.column_differs.values(), *column_overrides(table, one.run)]
+        remade = composed((*options, *one.row.overrides), one.run)
         if differences(one.run.config, remade).keys() != one.row_differs.keys():
             continue
         seeds = sorted({place.run.seed for place in places})
@@ -80,9 +80,9 @@ def missing_beside(name: str, table: Table, columns: Mapping[str, Sequence[Place
         ]
         if absent:
             rows, lacking = (list(dict.fromkeys(part)) for part in zip(*absent, strict=True))
-            words += [f"rows={','.join(rows)}", f"seeds={_numbers(sorted(lacking), ',')}"]
+            options += [f"rows={','.join(rows)}", f"seeds={_numbers(sorted(lacking), ',')}"]
             what = f"{table.title}, {column}: {', '.join(rows)}, seeds {_numbers(sorted(lacking), ', ')}"
-            pairs.append((what, shlex.join(["lit-fedad", "report", f"table={name}", *words])))
+            pairs.append((what, shlex.join(["lit-fedad", "report", f"table={name}", *options])))
     return pairs
 
 

@@ -52,11 +52,11 @@ class PageOptions:
             raise UserError(f"ui={self.ui}: must begin with http:// or https://")
 
 
-def report_runs(words: Sequence[str], display: Display) -> Path:
+def report_runs(options: Sequence[str], display: Display) -> Path:
     """Writes ``report.html``, ``report.md`` and their ``pictures``.
 
     Args:
-        words: Options as in `PageOptions`, and ``tracking.uri=URI``.
+        options: Those of `PageOptions`, and ``tracking.uri=URI``.
         display: Prints what was written.
 
     Returns:
@@ -65,20 +65,20 @@ def report_runs(words: Sequence[str], display: Display) -> Path:
     Raises:
         UserError: For bad input, or if no complete run is tracked.
     """
-    options, overrides = read(PageOptions, words, _COMMAND)
+    chosen, overrides = read(PageOptions, options, _COMMAND)
     uri = overrides.pop("tracking.uri", None)
     if overrides:
         raise UserError(
             f"{_COMMAND} has no key '{next(iter(overrides))}', of the configuration only tracking.uri"
         )
-    names = "-".join(options.experiment)
-    links = Links(options.ui.rstrip("/"), Path(options.out or f"reports/{names or 'all'}"))
-    tracked = tracked_runs(options.experiment, uri)
+    names = "-".join(chosen.experiment)
+    links = Links(chosen.ui.rstrip("/"), Path(chosen.out or f"reports/{names or 'all'}"))
+    tracked = tracked_runs(chosen.experiment, uri)
     with tempfile.TemporaryDirectory() as fetched:
         runs = complete_runs(tracked, Path(fetched), uri)
         if not runs:
             raise UserError(
-                f"experiment={','.join(options.experiment) or '(all)'}: no complete run is tracked;"
+                f"experiment={','.join(chosen.experiment) or '(all)'}: no complete run is tracked;"
                 " lit-fedad train makes one"
             )
         with display.progress("The report"):

@@ -59,38 +59,38 @@ class TableOptions:
             raise UserError(f"jobs={self.jobs} must be at least 1")
 
 
-def report_table(words: Sequence[str], display: Display) -> None:
+def report_table(options: Sequence[str], display: Display) -> None:
     """Makes a table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
 
     Args:
-        words: Options as in `TableOptions`; all other ``key=value`` pairs are overrides of every run.
+        options: Those of `TableOptions`; all others are overrides of every run.
         display: Prints progress and the table.
 
     Raises:
         UserError: For bad input, before anything runs; and at the end, if runs failed.
     """
-    if any(word.startswith("seed=") for word in words):
+    if any(option.startswith("seed=") for option in options):
         raise UserError("a table has several seeds: give seeds=0,1,2")
-    declared, common = separate(TableOptions, words, "report")
-    options, _ = read(TableOptions, declared, "report")
-    name, table = read_table(options.table)
-    if options.metrics:
+    declared, common = separate(TableOptions, options, "report")
+    chosen, _ = read(TableOptions, declared, "report")
+    name, table = read_table(chosen.table)
+    if chosen.metrics:
         # The paper's numbers stand by the table's own metrics.
         rows = [replace(row, paper={}) for row in table.rows]
-        table = replace(table, metrics=options.metrics, rows=rows)
-    rows = choose_rows(name, table, options.rows)
-    own = own_columns(options.experiment, options.data)
-    columns = add_roots(own or paper_columns(table), options.root)
+        table = replace(table, metrics=chosen.metrics, rows=rows)
+    rows = choose_rows(name, table, chosen.rows)
+    own = own_columns(chosen.experiment, chosen.data)
+    columns = add_roots(own or paper_columns(table), chosen.root)
     if not own:
         columns = _with_data(columns, common, display)
-    runs = plan_runs(rows, columns, common, options.seeds)
+    runs = plan_runs(rows, columns, common, chosen.seeds)
     names = dict.fromkeys(name for column in own for name in column.names)
-    out = Path(options.out or "-".join([f"reports/{name}", *names]))
+    out = Path(chosen.out or "-".join([f"reports/{name}", *names]))
     results = TableResults(name, table, runs, out)
     results.write()
     missing, total = results.missing(), len(results.runs)
     display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
-    launch(missing, options.jobs, out / "logs", display, results.add)
+    launch(missing, chosen.jobs, out / "logs", display, results.add)
     results.show(display)
     tracking = runs[0].config["tracking"]
     delivery = log_files(results.files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])

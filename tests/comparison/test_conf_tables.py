@@ -206,5 +206,5 @@ def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
         rows = {row.label: [row.paper[column] for column in table.columns] for row in table.rows}
     for label, numbers in rows.items():
         texts = [f"{number[0]:.2f}" for number in numbers]
-        (line,) = [words for words in printed if words[-len(texts) :] == texts]
+        (line,) = [cells for cells in printed if cells[-len(texts) :] == texts]
         assert line[0] == label or name == "fedvck_4"  # whose labels are formulas

@@ -183,16 +183,16 @@ def test_pages_are_written_whole_and_old_pictures_go(make_run, page_of, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("options", "says"),
     [
         (["rows=A"], "has no key 'rows'"),
         (["experiment"], "not of the form"),
         (["ui=javascript:x"], "must begin with http"),
     ],
 )
-def test_bad_input_is_refused(words, says):
+def test_bad_input_is_refused(options, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        report_runs(words, Display(quiet=True))
+        report_runs(options, Display(quiet=True))
 
 
 @pytest.mark.slow
@@ -203,8 +203,8 @@ def test_the_page_of_real_runs_in_a_browser(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     common = ["debug=seconds", "rounds=1", f"data.root={tmp_path / 'data'}"]
-    for word in ("feddymem", "local"):
-        train(compose([*common, f"method={word}"]), quiet=True)
+    for method in ("feddymem", "local"):
+        train(compose([*common, f"method={method}"]), quiet=True)
     runs = tracked_runs(["textures"])
     assert [run.tags["method"] for run in runs] == ["feddymem", "local"]
     assert [step for step, _ in metric_history(runs[0].run_id, "i_auroc/mean")] == [0, 1]

@@ -31,10 +31,12 @@ def test_data_that_no_paper_has_is_shown_where_methods_compare(make_run):
     filled = fill("feddymem_1", runs)
     assert [label.partition(" ")[0] for label in filled.columns] == ["textures"]
     ((_, command),) = filled.missing_beside
-    words = shlex.split(command)
-    assert words[:3] == ["lit-fedad", "report", "table=feddymem_1"]
-    assert {"rounds=2", "data=textures", "seeds=0"} <= set(words)
-    assert "FedDyMem" not in next(word for word in words if word.startswith("rows=")).split("=")[1].split(",")
+    arguments = shlex.split(command)
+    assert arguments[:3] == ["lit-fedad", "report", "table=feddymem_1"]
+    assert {"rounds=2", "data=textures", "seeds=0"} <= set(arguments)
+    assert "FedDyMem" not in next(option for option in arguments if option.startswith("rows=")).split("=")[
+        1
+    ].split(",")
 
 
 def test_the_command_of_what_is_missing_makes_just_that():

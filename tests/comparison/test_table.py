@@ -76,7 +76,7 @@ def quick_runs(monkeypatch):
     return titles, fails
 
 
-def words(*more):
+def options(*more):
     return ["table=feddymem_1", "data=textures", "tracking=off", "seeds=0", "rows=Local,FedDyMem", *more]
 
 
@@ -85,7 +85,7 @@ def frame(name="feddymem_1", out="reports/feddymem_1-textures"):
 
 
 def test_other_metrics_than_the_tables(quick_runs):
-    report_table([*words("rows=Local"), "metrics=aupr"], Display())
+    report_table([*options("rows=Local"), "metrics=aupr"], Display())
     assert {"aupr_last", "aupr_best"} <= set(frame())
     assert "i_auroc_last" not in set(frame())
 
@@ -96,16 +96,16 @@ def test_other_metrics_than_the_tables(quick_runs):
         (["table="], "table=: give one of fadngs_1, fadngs_2"),
         (["data=textures"], "report without table= has no key 'data'"),
         (["table=fedymem_1"], "table=fedymem_1: give one of fadngs_1"),
-        (words("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
-        (words("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),
-        (words("rounds"), "'rounds' is not of the form key=value"),
-        (words("seed=1"), "give seeds=0,1,2"),
-        (words("seeds=0,x"), "seeds=0,x must be whole numbers"),
-        (words("seeds="), "seeds= must be whole numbers"),
-        (words("jobs=0"), "jobs=0 must be at least 1"),
-        (words("jobs=two"), "report.jobs='two' must be int"),
-        (words("root=x"), "report: give root.NAME=..., not root=..."),
-        (words("root.wafr=x"), "root.wafr: no such column; one of textures"),
+        (options("rows=FedAgv"), "rows=fedagv: feddymem_1 has no such row; did you mean 'FedAvg'?"),
+        (options("rouds=3"), "row Local, column textures: unknown key 'rouds'; did you mean 'rounds'?"),
+        (options("rounds"), "'rounds' is not of the form key=value"),
+        (options("seed=1"), "give seeds=0,1,2"),
+        (options("seeds=0,x"), "seeds=0,x must be whole numbers"),
+        (options("seeds="), "seeds= must be whole numbers"),
+        (options("jobs=0"), "jobs=0 must be at least 1"),
+        (options("jobs=two"), "report.jobs='two' must be int"),
+        (options("root=x"), "report: give root.NAME=..., not root=..."),
+        (options("root.wafr=x"), "root.wafr: no such column; one of textures"),
         (["table=feddymem_1"], "no data given: root.NAME=DIR"),
     ],
 )
@@ -135,13 +135,13 @@ def test_papers_columns_without_data_are_left_out_in_a_line_each(quick_runs, cap
 
 def test_only_what_is_missing_runs(quick_runs, workdir, capsys):
     titles, _ = quick_runs
-    report_table(words(), Display())
+    report_table(options(), Display())
     assert titles == ["Local on textures, seed 0", "FedDyMem on textures, seed 0"]
     titles.clear()
-    report_table(words("seeds=0,1", "rows=feddymem,LOCAL"), Display())
+    report_table(options("seeds=0,1", "rows=feddymem,LOCAL"), Display())
     assert titles == ["Local on textures, seed 1", "FedDyMem on textures, seed 1"]
     titles.clear()
-    report_table(words("fresh=true"), Display())
+    report_table(options("fresh=true"), Display())
     assert len(titles) == 2
     assert frame()["i_auroc_last"].tolist() == [0.75, 0.75]
     assert "| Local    | **75.00 [75.00]** |" in Path("reports/feddymem_1-textures/feddymem_1.md").read_text()
@@ -150,7 +150,7 @@ def test_only_what_is_missing_runs(quick_runs, workdir, capsys):
 def test_a_run_that_was_begun_is_resumed(quick_runs, capsys):
     begun = RunFolder.of(compose(["data=textures", "tracking=off", "method=feddymem", "seed=0"])).path
     (begun / "checkpoints/round_100001").mkdir(parents=True)
-    report_table(words(), Display())
+    report_table(options(), Display())
     lines = [line.partition(" (")[0] for line in capsys.readouterr().out.splitlines()]
     assert "runs: Local on textures, seed 0" in lines
     assert "resumes: FedDyMem on textures, seed 0" in lines
@@ -160,7 +160,7 @@ def test_a_run_that_was_begun_is_resumed(quick_runs, capsys):
 def test_a_failure_costs_no_other_run(quick_runs, capsys):
     titles, fails = quick_runs
     fails.add("Local")
-    assert cli.main(["report", *words("jobs=2")]) == 2
+    assert cli.main(["report", *options("jobs=2")]) == 2
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         "warning: failed: Local on textures, seed 0: no images",
@@ -171,7 +171,7 @@ def test_a_failure_costs_no_other_run(quick_runs, capsys):
     assert frame()["cause"].tolist()[0] == "no images"
     titles.clear()
     fails.clear()
-    assert cli.main(["report", *words()]) == 0
+    assert cli.main(["report", *options()]) == 0
     assert titles == ["Local on textures, seed 0"]
 
 
@@ -233,7 +233,7 @@ def test_table_so_far_is_there_after_each_run(quick_runs, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TableResults, "add", interrupted)
-    assert cli.main(["report", *words()]) == 130
+    assert cli.main(["report", *options()]) == 130
     assert frame()["state"].tolist() == ["complete", "open"]
 
 

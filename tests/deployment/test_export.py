@@ -88,13 +88,13 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train
 
-    words = (
+    overrides = (
         "debug=seconds", "tracking=off", "fabric.accelerator=cpu", "method=fedavg", "data=motif_classes",
         "~data.train_per_product", "~data.test_per_product", "data.train_per_class=3", "data.test_per_class=1",
         "data.size=16", "image.size=16", "task=classifier_convnet", "task.encoder.channels=4", "rounds=1",
         "evaluation.pictures=0", f"out={tmp_path / 'run'}",
     )  # fmt: skip
-    train(compose(list(words)), quiet=True)
+    train(compose(list(overrides)), quiet=True)
     folder = export(str(tmp_path / "run"), formats=("pt2",))
     result = RunFolder(tmp_path / "run").result()
     largest = int(np.argmax(result["partition"]["sizes"]))

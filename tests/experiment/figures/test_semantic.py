@@ -84,9 +84,9 @@ def finished(tmp_path_factory):
     return folder, train(compose([*FADNGS, f"out={folder}"]), quiet=True)
 
 
-def played(out, *words):
+def played(out, *overrides):
     """A federation after its last round that still knows what was merged in it; its data; and a Fabric."""
-    config, fabric = compose([*words, f"out={out}"]), make_fabric(accelerator="cpu")
+    config, fabric = compose([*overrides, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
     model = build_model(config, images.products, build_public(config, images))
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
@@ -163,11 +163,11 @@ def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
+    "overrides", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
 )
 @pytest.mark.slow
-def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, drawn, tmp_path):
-    federation, data, fabric = played(tmp_path, *words, "contrastive_loss=crad", *SMALL)
+def test_clients_that_share_no_densities_have_one_decision_and_no_report(overrides, drawn, tmp_path):
+    federation, data, fabric = played(tmp_path, *overrides, "contrastive_loss=crad", *SMALL)
     thresholds = dict.fromkeys(federation.clients, 1.0)
     run = run_of(federation, data, fabric, tmp_path, thresholds, 0.95)
     for callback in (Predictions(), density_privacy.DensityPrivacy()):
@@ -354,14 +354,14 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
 def test_two_processes_draw_what_one_draws(tmp_path):
     """Without distillation, which the first process does with every core while the others wait."""
     for devices in ("1", "2"):
-        words = [
+        overrides = [
             *FADNGS,
             "method.server.distillation=null",
             f"fabric.devices={devices}",
             f"out={tmp_path / devices}",
         ]
         subprocess.run(
-            [sys.executable, "-m", "lit_fedad.cli", "train", *words],
+            [sys.executable, "-m", "lit_fedad.cli", "train", *overrides],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             timeout=240,
