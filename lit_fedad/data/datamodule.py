@@ -109,14 +109,12 @@ class FederatedDataModule(L.LightningDataModule):
         partition: For every client the indices of its images in ``train``.
         batch_size: Training images a batch.
         eval_batch_size: Test images a batch.
-        client: The client whose images ``train_dataloader`` gives; None for those of all clients.
-        num_workers: Processes that read images. Cached features need none.
 
     Attributes:
         milestones: Rounds after which clients go on to other images: none, here all images are there from the start.
 
     Raises:
-        UserError: If the partition names an image, or ``client`` a client, that does not exist.
+        UserError: If the partition names an image that does not exist.
     """
 
     milestones: frozenset[int] = frozenset()
@@ -128,15 +126,11 @@ class FederatedDataModule(L.LightningDataModule):
         partition: Sequence[Sequence[int]],
         batch_size: int = 10,
         eval_batch_size: int = 32,
-        client: int | None = None,
-        num_workers: int = 0,
     ) -> None:
         super().__init__()
         self.train, self.test = train, test
         self.partition = [list(indices) for indices in partition]
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.client = client
-        self.num_workers = num_workers
         size = len(train)  # type: ignore[arg-type]
         for number, indices in enumerate(self.partition):
             outside = [index for index in indices if not 0 <= index < size]
@@ -144,8 +138,6 @@ class FederatedDataModule(L.LightningDataModule):
                 raise UserError(
                     f"client {number} holds image {outside[0]}, but there are {size} training images"
                 )
-        if client is not None:
-            self._indices(client)
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -162,11 +154,9 @@ class FederatedDataModule(L.LightningDataModule):
         return self
 
     def train_dataloader(self) -> DataLoader:
-        """Shuffled batches of one client, or of all clients together."""
-        if self.client is None:
-            pooled = sorted(index for indices in self.partition for index in indices)
-            return self._loader(self.train, pooled, self.batch_size, shuffle=True)
-        return self._loader(self.train, self._indices(self.client), self.batch_size, shuffle=True)
+        """Shuffled batches of all clients together."""
+        pooled = sorted(index for indices in self.partition for index in indices)
+        return self._loader(self.train, pooled, self.batch_size, shuffle=True)
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
         """Training batches of one client.
@@ -188,10 +178,6 @@ class FederatedDataModule(L.LightningDataModule):
         """The test set in its order."""
         # A loader without a generator takes a number from the global one, even in a fixed order.
         return self._loader(self.test, None, self.eval_batch_size, shuffle=False, generator=torch.Generator())
-
-    def predict_dataloader(self) -> DataLoader:
-        """The test set in its order."""
-        return self.test_dataloader()
 
     def _indices(self, client: int) -> list[int]:
         if not 0 <= client < len(self.partition):
@@ -217,7 +203,6 @@ class FederatedDataModule(L.LightningDataModule):
             batch_size=batch_size,
             shuffle=shuffle,
             generator=generator,
-            num_workers=self.num_workers,
             collate_fn=_as_is,
         )
 

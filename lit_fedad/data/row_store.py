@@ -137,19 +137,15 @@ class RowStore:
         self._verified.clear()
         self._forget()
 
-    def prepare(self, shapes: Shapes, count: int, max_bytes: int | None) -> None:
+    def prepare(self, shapes: Shapes, count: int) -> None:
         """Writes the header, once there is room for so many more rows.
 
         Raises:
-            UserError: If the rows would exceed ``max_bytes`` or the room on the disk.
+            UserError: If there is too little room on the disk.
         """
         self.shapes = shapes
-        held = self.rows_file.stat().st_size if self.rows_file.exists() else 0
         needed = max(count - len(self._free), 0) * self._row_bytes
         room = shutil.disk_usage(self.folder).free
-        if max_bytes is not None and held + needed > max_bytes:
-            sizes = f"{(held + needed) / 1e9:.3g} GB, more than the limit of {max_bytes / 1e9:.3g} GB"
-            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
         if needed > room:
             sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
             raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")

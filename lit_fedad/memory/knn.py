@@ -27,12 +27,11 @@ _CACHE_BYTES = 2**20  # differences are bound by memory: blocks of this size sta
 
 
 @torch.no_grad()
-def nearest(
-    queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto", chunk_bytes: int = CHUNK_BYTES
-) -> tuple[Tensor, Tensor]:
+def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """Finds the ``k`` nearest slots of every query, exactly and without gradient.
 
-    The distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less
+    Temporaries for the queries hold at most `CHUNK_BYTES`; a centred copy of the bank comes on top. The distance to a
+    slot equal to the query is exactly 0. Only slots whose squared distances differ by less
     than the rounding of the matrix product (about ``1e-7 |q - mean|^2`` in single precision) may change
     places.
 
@@ -42,7 +41,6 @@ def nearest(
         k: Number of neighbours, 1 to ``slots``.
         backend: ``torch`` (any device), ``faiss`` (searches in single precision, on the GPU with faiss-gpu)
             or ``auto``: faiss where it was measured faster (single precision on a Linux CPU), else torch.
-        chunk_bytes: Bound on the temporaries for the queries; a centred copy of the bank comes on top.
 
     Returns:
         Euclidean distances ``[n, k]``, ascending, and the slots they belong to, ``[n, k]`` int64.
@@ -69,7 +67,7 @@ def nearest(
     distances = torch.empty(len(queries), k, dtype=dtype, device=bank.device)
     indices = torch.empty(len(queries), k, dtype=torch.int64, device=bank.device)
     row_bytes = dtype.itemsize * (len(bank) + 2 * bank.shape[1])
-    for rows in chunks(len(queries), row_bytes, chunk_bytes):
+    for rows in chunks(len(queries), row_bytes):
         block = queries[rows].to(dtype)
         indices[rows] = search(block - centre)
         distances[rows] = _distances(block, bank, indices[rows])
