@@ -29,7 +29,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
-from lit_fedad.privacy.distance_correlation import distance_correlation
+from lit_fedad.privacy.distance_correlation import distance_correlation_matrix
 from lit_fedad.report.console import Display
 from lit_fedad.report.representations import embed as embed_in_the_plane
 
@@ -281,7 +281,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
     assert report["shared_raw_r_squared"] == float(table[0, 1])
     assert report["shared_raw_r"] == pytest.approx(report["shared_raw_r_squared"] ** 0.5)
     assert json.loads((tmp_path / "distance_correlation.json").read_text())["images"] == 30
-    assert distance_correlation(torch.cat(raw).flatten(1), torch.cat(raw).flatten(1)).r == pytest.approx(1)
+    assert distance_correlation_matrix([torch.cat(raw).flatten(1)] * 2)[0, 1] == pytest.approx(1)
 
 
 def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
