@@ -23,7 +23,7 @@ class Batch(TypedDict, total=False):
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.
         index: Position in the data set, int64 ``[B]``.
-        product: Position of the class or anomaly set in the image set's ``products``, int64 ``[B]``; only where
+        category: Position of the class or anomaly set in the image set's ``categories``, int64 ``[B]``; only where
             classes stand behind the two labels.
     """
 
@@ -32,7 +32,7 @@ class Batch(TypedDict, total=False):
     label: Tensor
     mask: Tensor
     index: Tensor
-    product: Tensor
+    category: Tensor
 
 
 class Targets:

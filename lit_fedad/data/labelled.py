@@ -21,25 +21,25 @@ HALF = (0.5,)
 
 
 class LabelledImage(NamedTuple):
-    """What a partition needs to know of an image.
+    """A labelled image as partitions and figures see it, without its pixels.
 
     Attributes:
-        product: The name of its class.
+        category: Name of its class.
     """
 
-    product: str
+    category: str
 
     @property
     def name(self) -> str:
-        """As much as tells it from others: its class."""
-        return self.product
+        """The name of its class: a labelled image has no file name."""
+        return self.category
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledSet:
     """Training and test images of several classes.
 
-    A partition strategy takes it as it takes an `ImageSet`: classes are its product types.
+    A partition strategy takes it as it takes an `ImageSet`: its classes are its categories.
 
     Attributes:
         name: Short name, used in run names and tables.
@@ -78,11 +78,11 @@ class LabelledSet:
 
     @property
     def channels(self) -> int:
-        """C."""
+        """Number of channels C."""
         return self.train_images.shape[1]
 
     @property
-    def products(self) -> list[str]:
+    def categories(self) -> list[str]:
         """The class names."""
         return list(self.classes)
 

@@ -36,7 +36,7 @@ def mixture(
     sets = {folder: read(Path(root).expanduser() / folder) for folder, read in parts.items()}
     holders: dict[str, str] = {}
     for folder, images in sets.items():
-        for product in images.products:
+        for product in images.categories:
             if product in holders:
                 raise UserError(
                     f"{name}: product '{product}' is in both {holders[product]} and {folder};"

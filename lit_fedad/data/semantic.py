@@ -38,7 +38,7 @@ class SemanticSet(LabelledSet):
 
 
 class SemanticDataset(LabelledDataset):
-    """Normalised images that are normal (label 0) or anomalous (1), with their class as ``product``.
+    """Normalised images that are normal (label 0) or anomalous (1), with their class as ``category``.
 
     Args:
         images: uint8 [N, C, H, W].
@@ -50,7 +50,7 @@ class SemanticDataset(LabelledDataset):
     Example:
         >>> grey = torch.full((3, 3, 2, 2), 51, dtype=torch.uint8)
         >>> batch = SemanticDataset(grey, torch.tensor([0, 2, 1]), normal_classes=2).__getitems__([0, 1, 2])
-        >>> batch["label"].tolist(), batch["product"].tolist()
+        >>> batch["label"].tolist(), batch["category"].tolist()
         ([0, 1, 0], [0, 2, 1])
     """
 
@@ -68,8 +68,8 @@ class SemanticDataset(LabelledDataset):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch."""
         batch = super().__getitems__(indices)
-        batch["product"] = batch["label"]
-        batch["label"] = (batch["product"] >= self._normal_classes).long()
+        batch["category"] = batch["label"]
+        batch["label"] = (batch["category"] >= self._normal_classes).long()
         return batch
 
 

@@ -38,12 +38,12 @@ def _by_product(samples: Iterable[Sample]) -> list[list[Sample]]:
     """The samples of every product, products in order of first appearance."""
     piles: dict[str, list[Sample]] = {}
     for sample in samples:
-        piles.setdefault(sample.product, []).append(sample)
+        piles.setdefault(sample.category, []).append(sample)
     return list(piles.values())
 
 
 def _shuffled(samples: list[Sample], seed: int, purpose: str) -> list[Sample]:
-    rng = numpy_generator(seed, purpose, samples[0].product, samples[0].defect)
+    rng = numpy_generator(seed, purpose, samples[0].category, samples[0].defect)
     return [samples[i] for i in rng.permutation(len(samples))]
 
 

@@ -92,7 +92,7 @@ def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:
         for sample in samples:
             path = sample.path.relative_to(folder)
             rng = numpy_generator(seed, path.as_posix())  # a picture depends on no other
-            image, mask = paint(sample.product, sample.defect, path.parts[1], size, rng)
+            image, mask = paint(sample.category, sample.defect, path.parts[1], size, rng)
             _save(image, fresh / path)
             if sample.mask:
                 _save(mask, fresh / sample.mask.relative_to(folder))

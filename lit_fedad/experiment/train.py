@@ -25,7 +25,7 @@ from lit_fedad.experiment.build import (
     build_model,
     build_partition,
     build_public,
-    build_teaching,
+    build_server_labelled,
 )
 from lit_fedad.experiment.figures.anomaly import (
     draw_communication,
@@ -104,8 +104,9 @@ def _play_all_rounds(fabric: Fabric, config: Config, display: Display, watch: Wa
     run, first = RunFolder.of(config), fabric.is_global_zero
     images = build_images(config)
     partition = build_partition(config, images)
-    public, teaching = build_public(config, images), build_teaching(config, images, partition)
-    model = build_model(config, images.products, public, teaching)
+    public = build_public(config, images)
+    server_labelled = build_server_labelled(config, images, partition)
+    model = build_model(config, images.categories, public, server_labelled)
     data = build_data(config, images, partition, model, fabric, display)
     federation = build_federation(config, run.path, model, data, fabric)
     tracker = _open_tracker(config, run, model, data, first)
@@ -248,8 +249,8 @@ def _result(
             "strategy": config["partition"]["_target_"].rpartition(".")[2],
             "sizes": list(data.partition.sizes),
             "counts": data.partition.counts(data.images).tolist(),
-            "products": data.images.products,
-            "stage_sizes": [list(map(len, tasks)) for tasks in data.partition.tasks],
+            "products": data.images.categories,
+            "stage_sizes": [list(map(len, stages)) for stages in data.partition.by_stage],
         },
         "backbone": model.provenance,
         "seed": config["seed"],

@@ -50,40 +50,40 @@ class SemanticMetrics(MergeableMetric):
     """
 
     scores: list[Tensor]
-    products: list[Tensor]
+    sets: list[Tensor]
     decisions: list[Tensor]
 
     def __init__(self, anomalies: tuple[str, ...], threshold: float | None = None) -> None:
         super().__init__(anomalies)
         if not anomalies:
             raise ValueError("anomalies must name at least one set")
-        sets = anomalies if len(anomalies) > 1 else ()
-        names = [*_VALUES, *(f"{value}_{name}" for value in _VALUES for name in sets)]
+        several = anomalies if len(anomalies) > 1 else ()
+        names = [*_VALUES, *(f"{value}_{name}" for value in _VALUES for name in several)]
         if len(set(names)) < len(names):
             raise UserError(f"sets of anomalies {anomalies} give two values one name: rename one of the sets")
         self.anomalies = anomalies
         self.threshold = threshold
         self.lower_is_better = frozenset(name for name in names if name.startswith(("fe", "me")))
-        for state in ("scores", "products", "decisions"):
+        for state in ("scores", "sets", "decisions"):
             self.add_state(state, default=[], dist_reduce_fx="cat")
 
-    def update(self, scores: Tensor, products: Tensor) -> None:
+    def update(self, scores: Tensor, sets: Tensor) -> None:
         """Take in a batch.
 
         Args:
             scores: Anomaly scores of the images, any real dtype, shape [B].
-            products: 0 for a normal image, a + 1 for one of the a-th set of anomalies, int64, shape [B].
+            sets: 0 for a normal image, a + 1 for one of the a-th set of anomalies, int64, shape [B].
 
         Raises:
-            ValueError: If the shapes differ, or a product is no set.
+            ValueError: If the shapes differ, or there is no such set.
             UserError: If a score is NaN.
         """
-        check_same_shape(scores, products)
-        if ((products < 0) | (products > len(self.anomalies))).any():
-            raise ValueError(f"products must lie in 0 .. {len(self.anomalies)}")
+        check_same_shape(scores, sets)
+        if ((sets < 0) | (sets > len(self.anomalies))).any():
+            raise ValueError(f"sets must lie in 0 .. {len(self.anomalies)}")
         own = kept(as_scores(scores), self.device)
         self.scores.append(own)
-        self.products.append(kept(products, self.device))
+        self.sets.append(kept(sets, self.device))
         self.decisions.append(_decisions(own, self.threshold))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
@@ -131,9 +131,9 @@ class SemanticMetrics(MergeableMetric):
 
     def _against(self, number: int) -> dict[str, Tensor]:
         """The values of all normal images and one set of anomalies, counted from 1."""
-        products = concatenated(self.products)
-        chosen = (products == 0) | (products == number)
-        labels = products[chosen] != 0
+        sets = concatenated(self.sets)
+        chosen = (sets == 0) | (sets == number)
+        labels = sets[chosen] != 0
         undefined = torch.tensor(torch.nan, dtype=torch.float64, device=labels.device)
         if not labels.any() or labels.all():
             return dict.fromkeys(_VALUES, undefined)

@@ -25,9 +25,9 @@ def draw_partition(data: Data, folder: Path) -> None:
     """Who holds how much of what (FedDyMem, Fig. 5), and when where images come task after task."""
     partition, images = data.partition, data.images
     if partition.stages is None:
-        figure = partition_figure(partition.counts(images), images.products)
+        figure = partition_figure(partition.counts(images), images.categories)
     else:
-        figure = stages_figure(partition.stage_counts(images), images.products)
+        figure = stages_figure(partition.stage_counts(images), images.categories)
     save_figure(figure, folder / "figures" / "partition.png")
 
 
@@ -117,5 +117,5 @@ def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) 
         image=data.transform.raw(sample.path).numpy(),
         mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
         anomaly_map=anomaly_map[0].cpu().numpy(),
-        caption=f"{sample.product}: {sample.defect}, score {score:.3g}",
+        caption=f"{sample.category}: {sample.defect}, score {score:.3g}",
     )

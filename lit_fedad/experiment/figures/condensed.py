@@ -34,7 +34,7 @@ def draw_knowledge(federation: Federation, data: Data, fabric: Fabric, folder: P
         folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
     shared = federation.server.shared_images()
-    count = len(data.images.products)
+    count = len(data.images.categories)
     chosen = share(fabric, _chosen(shared, count))
     if chosen is None:
         return

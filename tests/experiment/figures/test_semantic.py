@@ -65,7 +65,7 @@ def played(out, *words):
     """A federation after its last round that still knows what was merged in it; its data; and a Fabric."""
     config, fabric = compose([*words, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
-    model = build_model(config, images.products, build_public(config, images))
+    model = build_model(config, images.categories, build_public(config, images))
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     federation = build_federation(config, out, model, data, fabric)
     federation.run()
@@ -320,7 +320,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
     assert [row["heatmap"] for row in rows] == ["", "", ""]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.csv"]
     config, fabric = RunFolder(folder).config(), make_fabric(accelerator="cpu")
-    model = build_model(config, images.products)
+    model = build_model(config, images.categories)
     model.restore(folder, config, 1)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     loader = DataLoader([data.module.test.__getitems__([0, 60])], batch_size=None)
