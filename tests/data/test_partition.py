@@ -2,25 +2,14 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.images import image_set
 
 from lit_fedad.data.partition import FromFile, Partition
-from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.strategies import Dirichlet
 from lit_fedad.errors import UserError
-
-
-def image_set(*counts: int) -> ImageSet:
-    """So many training images of the categories a, b, ..., interleaved."""
-    samples = [
-        Sample(Path(f"{category}/{i:03}.png"), category)
-        for category, count in zip("abcdefgh", counts, strict=False)
-        for i in range(count)
-    ]
-    return ImageSet("toy", tuple(sorted(samples, key=lambda sample: sample.path.name)), ())
 
 
 def test_counts_agree_with_counting_by_hand():

@@ -1,28 +1,18 @@
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import FromFile, Partition
-from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stage_strategies import LongTailedStages, ProductsInTurn
 from lit_fedad.errors import UserError
-
-
-def image_set(*counts: int) -> ImageSet:
-    """So many training images of the categories a, b, ...; interleaved."""
-    samples = [
-        Sample(Path(f"{category}/{i:04}.png"), category)
-        for category, count in zip("abcdefghij", counts, strict=False)
-        for i in range(count)
-    ]
-    return ImageSet("toy", tuple(sorted(samples, key=lambda sample: sample.path.name)), ())
 
 
 def labelled_set(*counts: int) -> LabelledSet:

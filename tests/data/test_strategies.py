@@ -1,26 +1,13 @@
 """Strategies without stages: every image has one owner, and each strategy deals as it says."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.strategies import IID, ByProduct, Dirichlet, Pooled
 from lit_fedad.errors import UserError
-
-
-def image_set(*counts: int) -> ImageSet:
-    """So many training images of the categories a, b, ..., interleaved."""
-    samples = [
-        Sample(Path(f"{category}/{i:03}.png"), category)
-        for category, count in zip("abcdefgh", counts, strict=False)
-        for i in range(count)
-    ]
-    return ImageSet("toy", tuple(sorted(samples, key=lambda sample: sample.path.name)), ())
-
 
 counts = st.lists(st.integers(1, 60), min_size=1, max_size=6)
 seeds = st.integers(0, 2**40)
