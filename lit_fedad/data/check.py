@@ -1,4 +1,4 @@
-"""Verifies the files of an image set: everything that training would read, and that the split is clean."""
+"""Checks of an image set: every file that training would read, and the split."""
 
 import hashlib
 from collections import Counter
@@ -18,11 +18,11 @@ _READER = ImageTransform(size=1)  # decodes and converts as training does; what 
 
 
 class Problem(NamedTuple):
-    """Something wrong with a set.
+    """A fault of an image set.
 
     Attributes:
         category: Product type that it concerns.
-        message: One line; it begins with the file, or else with the category.
+        message: One line that begins with the file or, for a whole category, with its name.
     """
 
     category: str
@@ -41,9 +41,9 @@ def check(
     official: Mapping[str, Counts] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Problem]:
-    """Reads every file of a set and looks for all that is wrong with it.
+    """Reads every file of a set and reports its faults.
 
-    These are images and masks that cannot be decoded, masks that do not fit their image or its label, test images
+    Faults are images and masks that cannot be decoded, masks that do not fit their image or its label, test images
     that are training images as well (byte for byte), categories whose test images all have one label, and sizes
     other than the official ones.
 

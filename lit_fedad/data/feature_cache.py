@@ -63,14 +63,14 @@ class CachedFeatures(Dataset):
 
 
 class FeatureCache:
-    """Keeps what a frozen extractor makes of images.
+    """Cache of the features that a frozen extractor gives for images.
 
     Rows are found by the bytes of an image: copies and renamed files are computed once. Several processes may
     fill the same folder at the same time: one computes, the others wait and read.
 
     Args:
-        folder: Where caches lie; each pair of transform and extractor gets a folder of its own in it.
-        transform: Turns files into images.
+        folder: Folder of all caches; each pair of transform and extractor gets a folder of its own in it.
+        transform: Transform from files to images.
         extractor: Frozen model: images ``[B, 3, S, S]`` to one tensor ``[B, C_l, H_l, W_l]`` a layer.
         fingerprint: Identifies the extractor: it changes whenever its features do.
 
@@ -98,13 +98,13 @@ class FeatureCache:
         progress: Callable[[int, int], None] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Computes what is missing or damaged.
+        """Computes the features that are missing or damaged.
 
         Args:
             samples: The samples whose features will be read.
             batch_size: Images a call of the extractor.
             progress: Called after each batch with the number of images done and of images to do.
-            device: Where the extractor is.
+            device: Device of the extractor.
 
         Raises:
             UserError: If an image cannot be read, its features do not fit half precision, or the folder

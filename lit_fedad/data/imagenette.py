@@ -1,4 +1,4 @@
-"""ImageNette: ten classes of ImageNet that are easily told apart (Howard, 2019)."""
+"""ImageNette: ten classes of ImageNet that are easily distinguished (Howard, 2019)."""
 
 from collections.abc import Sequence
 from pathlib import Path

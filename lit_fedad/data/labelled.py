@@ -1,4 +1,4 @@
-"""Labelled images held in memory: image sets for classification, and their batches."""
+"""Labelled images in memory: image sets for classification, and their batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from lit_fedad.data.transform import each_channel
 from lit_fedad.errors import UserError
 
 HALF = (0.5,)
-"""Mean or standard deviation of every channel, where nothing else is known."""
+"""Mean or standard deviation of every channel where no other is known."""
 
 
 class LabelledImage(NamedTuple):
@@ -101,7 +101,7 @@ class LabelledSet:
     def subset(
         self, train_per_class: int | None = None, test_per_class: int | None = None, seed: int = 0
     ) -> "LabelledSet":
-        """Takes at most so many random images of each class, in their old order.
+        """Draws at most so many images of each class; they keep their order.
 
         Args:
             train_per_class: At most this many training images of each class; None takes all.
@@ -128,7 +128,7 @@ class LabelledSet:
 
 
 Images = ImageSet | LabelledSet
-"""What is dealt to clients: files to find anomalies in, or arrays to classify."""
+"""Image set that a partition divides: files to find anomalies in, or arrays to classify."""
 
 
 class LabelledDataset(Dataset):
@@ -164,7 +164,7 @@ class LabelledDataset(Dataset):
         return Batch(image=self.normalise(self._images[index]), label=self._labels[index], index=index)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """What a task sees of images: from uint8 [N, C, H, W] to float32."""
+        """Normalises images, uint8 [N, C, H, W], to float32 of the same shape."""
         return images.float().sub_(self._mean).div_(self._std)
 
     def __getitem__(self, index: int) -> Batch:
@@ -173,16 +173,16 @@ class LabelledDataset(Dataset):
 
 
 def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, seed: int) -> Tensor | slice:
-    """Which images a subset takes; see `LabelledSet.subset`.
+    """Draws the positions of the images of a subset; see `LabelledSet.subset`.
 
     Args:
         labels: int64 [N].
-        part: Which images these are.
+        part: Whether these are training or test images.
         limit: At most this many of each class; None takes all.
         seed: Seed of the draw.
 
     Returns:
-        Their positions in ascending order, or a slice of all.
+        Positions in ascending order, int64, or a slice of all.
 
     Raises:
         UserError: If the limit is below 1.
@@ -207,7 +207,7 @@ def read_balanced(
     seed: int,
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Reads the image files that a subset takes, and no others; see `balanced` and `read_images`.
+    """Reads the image files of a subset, and no others; see `balanced` and `read_images`.
 
     Args:
         files: N image files.

@@ -20,7 +20,7 @@ def mixture(
 
     Args:
         root: The folder that holds the parts (or links to them).
-        parts: Folder below ``root`` -> the function that reads it: in a configuration, a node with
+        parts: Folder below ``root`` -> function that reads it: in a configuration, a node with
             ``_partial_: true`` that leaves out its ``root``.
         name: Name of the joined set.
         train_per_product: As in `subset`.

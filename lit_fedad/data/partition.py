@@ -1,4 +1,4 @@
-"""Partitions: which client holds which training images, and the files that keep them."""
+"""Partitions of the training images among clients, and their files."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ from lit_fedad.errors import UserError
 
 @dataclass(frozen=True)
 class Partition:
-    """Which client holds which training images.
+    """Assignment of training images to clients.
 
     Attributes:
         clients: For every client the indices of its images in ``ImageSet.train``, in ascending order.
         stages: For every client the ascending indices of its images in each stage, in the order of the stages;
             ``clients`` is their union. None where all images are there from the start.
-        reserved: Ascending indices of images that no client holds because the server keeps them.
+        reserved: Ascending indices of images that the server keeps and no client holds.
     """
 
     clients: tuple[tuple[int, ...], ...]

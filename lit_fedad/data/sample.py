@@ -1,11 +1,11 @@
-"""What every on-disk format is read into: samples, and the image set they make up."""
+"""Samples and image sets, the results of the readers of files."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-"""What is taken for an image, by the lower-case end of its name."""
+"""Suffixes of image files, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class SemanticSet(LabelledSet):
 
     ``classes`` are the normal classes followed by the names of the anomaly sets, and a label is a position in
     them. Training images are the normal ones and the *contaminants*, unlabelled anomalies that a partition may
-    hide among them; who gets which, and which nobody gets, is up to the partition.
+    hide among them; the partition decides which client holds which of them, and which are left out.
 
     Attributes:
         anomalies: Names of the anomaly sets: the last of ``classes``.
@@ -33,7 +33,7 @@ class SemanticSet(LabelledSet):
 
     @property
     def normal_classes(self) -> int:
-        """How many classes are normal; smaller labels are normal, the others anomalous."""
+        """Number of normal classes: smaller labels are normal, the others anomalous."""
         return len(self.classes) - len(self.anomalies)
 
 
@@ -43,7 +43,7 @@ class SemanticDataset(LabelledDataset):
     Args:
         images: uint8 [N, C, H, W].
         labels: int64 [N], positions in the classes of a `SemanticSet`.
-        normal_classes: How many of the classes are normal.
+        normal_classes: Number of the classes that are normal.
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
 
@@ -86,8 +86,9 @@ def semantic(
 
     Args:
         root: The folder.
-        normal: Reads the normal set: in a configuration, a node with ``_partial_: true`` that leaves out its ``root``.
-        anomalies: Name -> what reads the anomaly set, likewise.
+        normal: Function that reads the normal set: in a configuration, a node with ``_partial_: true`` and without
+            its ``root``.
+        anomalies: Name -> function that reads the anomaly set, likewise.
         name: As in `join`.
         test_per_set: As in `join`.
         contaminants: As in `join`.

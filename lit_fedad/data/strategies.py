@@ -1,4 +1,4 @@
-"""Partition strategies: how the training images are dealt to clients that hold them from the start.
+"""Partition strategies for clients that hold all their images from the start.
 
 A strategy is called with the image set and a seed, and returns a `Partition`.
 """

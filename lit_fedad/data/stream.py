@@ -1,4 +1,4 @@
-"""Training images that arrive in stages: which of them a client holds in which round."""
+"""Training images that arrive in stages, and the rounds in which clients hold them."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""Random subsets of an image set, drawn for each product on its own."""
+"""Random subsets of an image set, drawn for each product independently."""
 
 from collections.abc import Iterable
 from itertools import chain, zip_longest
@@ -11,7 +11,7 @@ from lit_fedad.errors import UserError
 def subset(
     images: ImageSet, train_per_product: int | None = None, test_per_product: int | None = None, seed: int = 0
 ) -> ImageSet:
-    """Takes at most so many images of each product.
+    """Draws at most so many images of each product.
 
     Args:
         images: The whole set; the test images of a product lie next to each other.

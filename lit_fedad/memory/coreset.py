@@ -74,7 +74,7 @@ def greedy_k_center(
 
 
 def covering_radius(points: Tensor, selected: Tensor) -> float:
-    """The largest distance of a point to its nearest selected point: what a k-centre coreset minimises.
+    """Computes the largest distance of a point to its nearest selected point, which a k-centre coreset minimises.
 
     Args:
         points: Rows ``[n, channels]``.

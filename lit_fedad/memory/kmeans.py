@@ -13,7 +13,7 @@ _PROPOSALS = 256
 
 @dataclass(frozen=True)
 class KMeansResult:
-    """Centroids and what lies nearest to each of them.
+    """Centroids and the points nearest to each of them.
 
     Attributes:
         centroids: Rows ``[clusters, channels]``, at least single precision.
@@ -111,9 +111,9 @@ def plus_plus_seeds(
 ) -> Tensor:
     """Draws k-means++ seeds: each by weight times squared distance to the nearest seed before it.
 
-    Drawing from distances that are out of date, and accepting a proposal with probability (distance now /
-    distance then) squared, is the same distribution. So proposals come in batches, and all distances are
-    brought up to date once a batch by one matrix product. Once all points coincide with seeds, the rest are
+    Drawing from outdated distances, and accepting a proposal with probability (distance now / distance then)
+    squared, gives the same distribution. So proposals come in batches, and all distances are updated once a batch
+    by one matrix product. Once all points coincide with seeds, the rest are
     drawn by weight.
 
     Args:

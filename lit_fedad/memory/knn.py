@@ -78,9 +78,9 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
 
 
 def neighbour_distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
-    """Euclidean distances of every query to given slots, differentiable in the queries.
+    """Computes Euclidean distances of every query to given slots, differentiable in the queries.
 
-    The bank counts as a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A
+    The bank is a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A
     distance of 0 gets the sub-gradient 0.
 
     Args:
@@ -108,12 +108,15 @@ def neighbour_distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tenso
 
 
 def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
-    """Squared distances ``[n, slots]`` by one matrix product, rounded as the expansion rounds.
+    """Computes squared distances by one matrix product, with the rounding error of the expansion.
 
     Args:
-        rows: Rows ``[n, channels]``, best moved to the mean of the data.
-        bank: Rows ``[slots, channels]``, moved likewise.
+        rows: Rows ``[n, channels]``; the error is smallest where the mean of the data is 0.
+        bank: Rows ``[slots, channels]``, likewise.
         bank_norms: Squared norms of the bank's rows, ``[slots]``.
+
+    Returns:
+        Squared distances ``[n, slots]``, not negative.
 
     Example:
         >>> squared_distances(torch.tensor([[1.0]]), torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 9.0]))
@@ -124,7 +127,7 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest type of the tensors, but at least single precision.
+    """Returns the widest type of the tensors, but at least single precision.
 
     Example:
         >>> working_dtype(torch.zeros(1, dtype=torch.float16))
@@ -137,7 +140,7 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def chunks(length: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Slices that cover ``range(length)`` in blocks of at most ``chunk_bytes`` (but at least one row).
+    """Yields slices that cover ``range(length)`` in blocks of at most ``chunk_bytes``, but at least one row.
 
     Example:
         >>> list(chunks(5, row_bytes=4, chunk_bytes=8))

@@ -19,12 +19,12 @@ _VALUES = ("auroc", "aupr", *_ERRORS)
 class SemanticMetrics(MergeableMetric):
     """AUROC, AUPR, false error and missing error of image scores, against one or several sets of anomalies.
 
-    Every set is judged on its own against all normal images. The papers' test sets hold as many normal as
+    Every set is compared on its own with all normal images. The papers' test sets hold as many normal as
     anomalous images; where the numbers differ, the normal images weigh n_anomalous / n_normal, so that AUPR,
     FE and the threshold do not depend on the ratio (see `balanced`). AUROC and ME never do.
 
     FE and ME are given at two thresholds: the percentile of the test scores with the highest accuracy, which
-    looks at the test labels (see `percentile_threshold`), and a client's own, which does not.
+    uses the test labels (see `percentile_threshold`), and a client's own, which does not.
 
     The state is three float32 numbers an image: score, set, and decision at the threshold.
 
@@ -34,7 +34,7 @@ class SemanticMetrics(MergeableMetric):
             score higher are predicted anomalous. None if there is none.
 
     Attributes:
-        threshold: For the images that `update` takes in; merged images keep the decisions of their own
+        threshold: For the images that `update` adds; merged images keep the decisions of their own
             client. It is no state: metrics of different thresholds may be merged, and `reset` leaves it.
         lower_is_better: Names of the values that are errors.
 
@@ -68,7 +68,7 @@ class SemanticMetrics(MergeableMetric):
             self.add_state(state, default=[], dist_reduce_fx="cat")
 
     def update(self, scores: Tensor, sets: Tensor) -> None:
-        """Take in a batch.
+        """Adds a batch.
 
         Args:
             scores: Anomaly scores of the images, any real dtype, shape [B].
@@ -87,7 +87,7 @@ class SemanticMetrics(MergeableMetric):
         self.decisions.append(_decisions(own, self.threshold))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
-        """The same scores judged at another threshold, as by a client that shares the model.
+        """Copies the metric with the same scores at another threshold, as of a client that shares the model.
 
         Args:
             threshold: Label-free threshold, for all images seen so far and for later ones.
@@ -107,21 +107,24 @@ class SemanticMetrics(MergeableMetric):
         return other
 
     def compute(self) -> dict[str, Tensor]:
-        """Values by name, float64 scalars; with several processes, of the states of all of them.
+        """Computes areas and errors; with several processes, from the states of all of them.
 
         - ``auroc``, ``aupr``: areas under the ROC and the precision-recall curve.
-        - ``fe``, ``me``: false and missing error at the threshold that looks at the test labels.
+        - ``fe``, ``me``: false and missing error at the threshold that uses the test labels.
         - ``fe_train``, ``me_train``: the same at the label-free threshold; NaN if an image has none.
 
         Each is the mean over the sets of anomalies. If there are several, every value is also given by set,
-        as in ``auroc_<set>``. A value is NaN where it is undefined: without an image of a set or without a
-        normal one, and for a false error if no image is predicted anomalous. The mean is then NaN too: over
-        some of the sets it would be another quantity.
+        as in ``auroc_<set>``.
+
+        Returns:
+            Values by name, float64 scalars. A value is NaN where it is undefined: without an image of a set or
+            without a normal one, and for a false error if no image is predicted anomalous. The mean is then NaN
+            too: over some of the sets it would be another quantity.
         """
         return self.compute_local()
 
     def compute_local(self) -> dict[str, Tensor]:
-        """As `compute`, but of this process's samples alone: one client's values."""
+        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         by_set = [self._against(number) for number in range(1, len(self.anomalies) + 1)]
         values = {name: torch.stack([of_set[name] for of_set in by_set]).mean() for name in _VALUES}
         if len(by_set) > 1:

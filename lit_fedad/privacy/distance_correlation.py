@@ -1,4 +1,4 @@
-"""Distance correlation, and with it how far shared Gaussian densities tell of the raw data (FADngs, IV-D).
+"""Distance correlation between shared Gaussian densities and the raw data behind them (FADngs, Section IV-D).
 
 The plain coefficient R is biased upwards, and in high dimension grossly so: for a fixed number of points it tends
 to 1 as the dimension grows, even between independent samples. 100 pairs of independent Gaussian vectors of 128
@@ -38,7 +38,7 @@ class DensityPrivacy(NamedTuple):
 def density_privacy(
     means: Tensor, covariances: Tensor, raw: Sequence[Tensor], generator: torch.Generator
 ) -> DensityPrivacy:
-    """Compares what shared densities tell of the raw data with what noise tells of it (FADngs, Fig. 9).
+    """Measures the dependence of shared densities, and of noise, on the raw data (FADngs, Fig. 9).
 
     As many points are drawn from each density as there are raw samples behind it, and paired with them in their
     order. Beside them stand three samples of noise of the same dimension: Gaussian 1 with mean 1 and variance
