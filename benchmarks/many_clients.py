@@ -17,8 +17,8 @@ from benchmarks._runs import run, seconds_a_round
 folder, clients = sys.argv[1], int(sys.argv[2])
 result = run("experiment=cifar10", "method=fedavg", "data=packed", f"data.root={folder}", "data.train=train.npz",
              "data.test=test.npz", "partition=file", f"partition.path={folder}/{clients}.json", "rounds=4",
-             "federation=partial", f"federation.participation.fraction={10 / clients}", "batch_size=20",
-             "federation.participation.min_clients=10")
+             "federation=partial", f"federation.sampler.fraction={10 / clients}", "batch_size=20",
+             "federation.sampler.min_clients=10")
 print(seconds_a_round(result), result["peak_rss_bytes"] / 2**30)
 """
 

@@ -25,7 +25,7 @@ def clients(channels: int) -> dict[str, FedRepClient]:
     encoders = [ResNetCifar(channels=channels) for _ in range(2)]
     fedrep, gldp = (Classifier(encoder, CLASSES, momentum=0) for encoder in encoders)
     own = GLDPClient(gldp, base_epochs=1, head_epochs=2)
-    known = Prototypes(torch.rand(CLASSES, gldp.width), torch.ones(CLASSES, dtype=torch.bool))
+    known = Prototypes(torch.rand(CLASSES, gldp.num_features), torch.ones(CLASSES, dtype=torch.bool))
     own.old = own.common_prototypes = known
     return {"FedRep": FedRepClient(fedrep, head_epochs=2, base_epochs=1, base_first=True), "GLDP": own}
 

@@ -1,4 +1,4 @@
-"""Composes the configuration (Hydra), and builds objects from it.
+"""Composes the configuration (Hydra), and builds objects from it; what wins over what: docs/configuration.md.
 
 Beyond this module the configuration is plain dictionaries: ``_target_`` names a class or function, whose signature
 is the schema of its section.
@@ -14,8 +14,9 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
@@ -32,7 +33,7 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 # Keys that say where and how a run happens, not what it computes.
-_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh")
+_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
 
 _LEAST = {
     "rounds": 0,
@@ -42,7 +43,9 @@ _LEAST = {
     "evaluation.pictures": 0,
 }
 
-# What types are called where a person reads of them; a path is a string in the configuration.
+_NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
+
+# Names of types in error messages; a path is a string in the configuration.
 _CONFIG_TYPES: dict[Any, str] = {
     int: "int", float: "float", bool: "bool", str: "str", Path: "str", types.NoneType: "null",
     list: "list", tuple: "list", Sequence: "list",
@@ -50,14 +53,14 @@ _CONFIG_TYPES: dict[Any, str] = {
 
 
 def conf_folder() -> Path:
-    """The packaged configuration; in a checkout, the one at the top of the repository."""
+    """Returns the packaged configuration; in a checkout, the one at the top of the repository."""
     package = Path(__file__).parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
-def options(group: str) -> list[str]:
-    """The names of a configuration group's files."""
+def choices(group: str) -> list[str]:
+    """Lists the names of a configuration group's files."""
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
@@ -73,7 +76,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
-    # Hydra takes a group out by ~group only; group=null is what everything else is taken out by.
+    # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{path.name}=null": f"~{path.name}" for path in conf_folder().iterdir() if path.is_dir()}
     overrides = [empty.get(override, override) for override in overrides]
     for override in overrides:
@@ -81,7 +84,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             raise UserError(f"'{override}' is not of the form key=value")
     try:
         with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
-            composed = hydra_compose("config", overrides)
+            composed = hydra_compose("config", overrides, return_hydra_config=True)
+            with open_dict(composed):
+                chosen = composed.pop("hydra").runtime.choices
             missing = sorted(OmegaConf.missing_keys(composed))
             container = {} if missing else OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -89,14 +94,32 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     if missing:
         raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
     config = typing.cast("Config", container)
+    if "experiment" not in chosen and "~experiment" not in overrides:
+        raise UserError(_NO_PRESET)
     _check_root(config)
     return config
 
 
 def identity(config: Config) -> str:
-    """A short hash of all that decides a run's result."""
+    """Computes a short hash of all keys that decide a run's result."""
     decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a nested configuration by dotted key; an empty section is a value.
+
+    Example:
+        >>> flatten({"rounds": 3, "task": {"loss": {"margin": 0.5}}, "public": {}})
+        {'rounds': 3, 'task.loss.margin': 0.5, 'public': {}}
+    """
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            values |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            values[str(key)] = value
+    return values
 
 
 def build(node: Any, **given: Any) -> Any:
@@ -125,12 +148,12 @@ def build(node: Any, **given: Any) -> Any:
 
 
 def takes(node: Mapping[str, Any], argument: str) -> bool:
-    """Whether the target of a configuration node takes an argument of this name."""
+    """Tells whether the target of a configuration node takes an argument of this name."""
     return argument in inspect.signature(locate(node["_target_"])).parameters
 
 
 def call(target: Callable[..., T], section: Mapping[str, Any], name: str) -> T:
-    """Calls a function or class with a section that names none.
+    """Calls a function or class with a section that has no ``_target_``.
 
     Raises:
         UserError: As `build`.
@@ -146,10 +169,10 @@ def _build_nested(value: Any) -> Any:
 
 
 def locate(path: str) -> Any:
-    """The class or function that a ``_target_`` names.
+    """Imports the class or function that a ``_target_`` names.
 
     Raises:
-        UserError: If there is none.
+        UserError: If it does not exist.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -188,7 +211,7 @@ def _annotation(target: Callable[..., Any], key: str) -> Any:
 
 
 def _check_type(value: Any, annotation: Any, where: str) -> None:
-    """Refuses scalars, paths and lists of the wrong type; leaves everything more complicated to the target."""
+    """Refuses scalars, paths and lists of the wrong type; everything more complicated is checked by the target."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     allowed = typing.get_args(annotation) if union else (annotation,)
     if typing.get_origin(annotation) is typing.Literal:
@@ -216,12 +239,12 @@ def _nearest(key: str, known: typing.Iterable[str]) -> str:
 
 
 def _check_root(config: Config) -> None:
-    """Holds what no target's signature describes against the keys and types of ``config.yaml``."""
+    """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``."""
     root = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
     _check_keys(config, groups | set(root) - {"defaults"}, "configuration")
     for name, default in root.items():
-        if name in ("defaults", "image", "fabric"):
+        if name in ("defaults", "image", "fabric", "callbacks"):
             continue
         section, defaults = (
             (config[name], default) if isinstance(default, dict) else ({name: config[name]}, {name: default})
@@ -234,6 +257,7 @@ def _check_root(config: Config) -> None:
             # Where nothing is given, a path can be.
             annotation = str | None if defaults[key] is None else type(defaults[key])
             _check_type(value, annotation, prefix + key)
+    _check_callbacks(config["callbacks"])
     for key, least in _LEAST.items():
         section_name, _, leaf = key.rpartition(".")
         value = (config[section_name] if section_name else config)[leaf]
@@ -241,17 +265,27 @@ def _check_root(config: Config) -> None:
             raise UserError(f"{key}={value} must be at least {least}")
 
 
+def _check_callbacks(callbacks: Any) -> None:
+    if not isinstance(callbacks, Mapping):
+        raise UserError(f"callbacks={callbacks!r} must be a section")
+    for name, section in callbacks.items():
+        if not isinstance(section, Mapping) or "_target_" not in section:
+            raise UserError(f"callbacks.{name}={section!r} must be a section with _target_")
+
+
 def _explain(error: Exception, overrides: list[str]) -> str:
-    """Hydra's messages are paragraphs; the person needs one line."""
+    """Shortens Hydra's message to one line."""
     text = " ".join(str(error).split())
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found[1]
-        known = list(_flat_keys(_without_key(overrides, key)))
+        if key == "experiment":
+            return _NO_PRESET
+        known = _flat_keys(_without_key(overrides, key))
         leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
-        return f"{group} has no option '{name}'{_nearest(name, options(group))}"
+        return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
     return text
 
 
@@ -259,17 +293,12 @@ def _without_key(overrides: list[str], key: str) -> list[str]:
     return [o for o in overrides if o.lstrip("+~").partition("=")[0] != key]
 
 
-def _flat_keys(overrides: list[str]) -> Iterator[str]:
+def _flat_keys(overrides: list[str]) -> set[str]:
+    """Dotted keys of all sections and values; none where the configuration cannot be composed."""
     try:
         with initialize_config_dir(str(conf_folder().resolve()), version_base="1.3"):
             composed = hydra_compose("config", overrides)
-        container = OmegaConf.to_container(composed, resolve=False)
+        container = typing.cast("Config", OmegaConf.to_container(composed, resolve=False))
     except (HydraException, OmegaConfBaseException):
-        return
-    stack: list[tuple[str, Any]] = [("", container)]
-    while stack:
-        prefix, value = stack.pop()
-        if isinstance(value, Mapping):
-            stack += [(f"{prefix}.{key}" if prefix else str(key), v) for key, v in value.items()]
-        if prefix:
-            yield prefix
+        return set()
+    return {known for key in flatten(container) for known in accumulate(key.split("."), "{}.{}".format)}

@@ -1,6 +1,6 @@
 """Measures backbones by training-free nearest neighbours, on single product types.
 
-    python scripts/measure_backbone.py root=DATA imagenet=FILE [own=FILE] [out=DIR] [seeds=[0,1,2]]
+    python scripts/measure_backbone.py root=DATA imagenet=FILE [own=FILE] [out=DIR] [seeds=0,1,2]
 
 Every figure is an ordinary run of ``method=nearest_neighbour`` in ``out``; complete runs are not made again. Prints
 the mean image (and pixel) AUROC over data seeds.
@@ -9,15 +9,13 @@ the mean image (and pixel) AUROC over data seeds.
 import itertools
 import statistics
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from lit_fedad.config import call, compose
+from lit_fedad.config import compose
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.train import train
-from lit_fedad.options import key_and_value
+from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 PRODUCTS = (
@@ -34,21 +32,30 @@ COMMON = (
 )  # fmt: skip
 
 
-def measure(
-    root: str,
-    imagenet: str,
-    own: str = "own",
-    out: str = "outputs/backbones",
-    seeds: Sequence[int] = (0, 1, 2),
-) -> list[dict[str, str]]:
-    """Makes the runs that are missing.
+@dataclass(frozen=True)
+class Options:
+    """Options of this script.
 
-    Args:
+    Attributes:
         root: Folder of the data.
-        imagenet: ResNet-18's weights.
+        imagenet: File of ResNet-18's weights.
         own: Weights of the library's own architecture; by default those that come with it.
         out: Folder of the runs.
         seeds: Data seeds.
+    """
+
+    root: str
+    imagenet: str
+    own: str = "own"
+    out: str = "outputs/backbones"
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+def measure(options: Options) -> list[dict[str, str]]:
+    """Makes the runs that are missing, and computes their means.
+
+    Args:
+        options: What is measured, and where the runs lie.
 
     Returns:
         A row of the table for each backbone.
@@ -58,14 +65,14 @@ def measure(
     """
     backbones = {
         "random": ["backbone=resnet18", "backbone.weights=random"],
-        "own": ["backbone=own", f"backbone.weights={own}"],
-        "ImageNet": ["backbone=resnet18", f"backbone.weights={imagenet}"],
+        "own": ["backbone=own", f"backbone.weights={options.own}"],
+        "ImageNet": ["backbone=resnet18", f"backbone.weights={options.imagenet}"],
     }
     found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
-    for (name, choice), product, seed in itertools.product(backbones.items(), PRODUCTS, seeds):
-        folder = Path(out) / f"{name}-{Path(product).name}-s{seed}"
+    for (name, choice), product, seed in itertools.product(backbones.items(), PRODUCTS, options.seeds):
+        folder = Path(options.out) / f"{name}-{Path(product).name}-s{seed}"
         config = compose(
-            [*COMMON, *choice, f"data.root={root}", f"data.products=[{product}]", f"data.seed={seed}",
+            [*COMMON, *choice, f"data.root={options.root}", f"data.products=[{product}]", f"data.seed={seed}",
              f"seed={seed}", f"backbone.seed={seed}", f"out={folder}"]
         )  # fmt: skip
         last = train(config, quiet=True)["last"]
@@ -90,8 +97,8 @@ if __name__ == "__main__":
     screen = Display()
     with plain_warnings(screen):
         try:
-            given = {key: yaml.safe_load(value) for key, value in map(key_and_value, sys.argv[1:])}
-            screen.table(call(measure, given, "measure_backbone"))
+            chosen, _ = read(Options, sys.argv[1:], "measure_backbone", overrides=False)
+            screen.table(measure(chosen))
         except UserError as error:
             screen.error(str(error))
             sys.exit(2)

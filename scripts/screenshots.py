@@ -1,6 +1,7 @@
 """Pictures of the report and of MLflow's pages, from the runs that are tracked: ``python scripts/screenshots.py``.
 
-Needs Chromium or Chrome; says so and does nothing where there is none. Keys: ``out=docs/images``, ``experiment=NAME``.
+Needs Chromium or Chrome; says so and does nothing where there is none. Options: ``out=docs/images``,
+``experiment=NAME``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
 from lit_fedad.comparison.page import report_runs
 from lit_fedad.errors import UserError
-from lit_fedad.options import key_and_value
+from lit_fedad.options import read
 from lit_fedad.report.console import Display
-from lit_fedad.tracking.tracker import TrackedRun, tracked_runs
+from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PATIENCE_S = 180
@@ -32,27 +34,39 @@ _PATIENCE_S = 180
 _FILLED_MS = 20_000
 
 
-def main(words: Sequence[str], display: Display) -> None:
+@dataclass(frozen=True)
+class Options:
+    """Options of this script.
+
+    Attributes:
+        out: Folder of the pictures.
+        experiment: MLflow experiment of the pictured runs; None for all of them.
+    """
+
+    out: str = "docs/images"
+    experiment: str | None = None
+
+
+def main(options: Options, display: Display) -> None:
     """Writes ``report*.png`` and ``mlflow_*.png``.
 
     Args:
-        words: ``key=value`` pairs: ``out``, ``experiment``.
-        display: Says what was written.
+        options: Which runs are pictured, and where the pictures go.
+        display: Shows what was written.
 
     Raises:
         UserError: If no two complete runs of different methods are tracked.
     """
-    given = dict(map(key_and_value, words))
-    out = Path(given.get("out") or "docs/images").resolve()
+    out = Path(options.out).resolve()
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         display.note(f"skipped: no browser found ({', '.join(_BROWSERS)})")
         return
-    experiments = [given["experiment"]] if "experiment" in given else []
+    experiments = [options.experiment] if options.experiment else []
     first, second = two_methods(tracked_runs(experiments))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, mlflow_ui() as ui:
-        only = [f"experiment={given['experiment']}"] if experiments else []
+        only = [f"experiment={options.experiment}"] if experiments else []
         page = report_runs([f"out={folder}", *only], display).resolve().as_uri()
         shots = {
             "report.png": (page, 1280, 1600),
@@ -179,7 +193,8 @@ def _phone(page: str, folder: Path) -> str:
 if __name__ == "__main__":
     console = Display()
     try:
-        main(sys.argv[1:], console)
+        chosen, _ = read(Options, sys.argv[1:], "screenshots", overrides=False)
+        main(chosen, console)
     except UserError as error:
         console.error(str(error))
         sys.exit(2)

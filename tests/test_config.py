@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,14 +13,15 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, call, compose, conf_folder, identity, options
+from lit_fedad import config as config_module
+from lit_fedad.config import build, call, choices, compose, conf_folder, identity
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.participation import Participation
 from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
@@ -76,7 +78,7 @@ def needs(group: str, option: str) -> list[str]:
             ("experiment", name): ["data.root=images", "method=gldp"]
             for name in ("gldp", "gldp_cifar10", "gldp_literal")
         },
-        **{("contrastive_loss", loss): ["method=fadngs"] for loss in options("contrastive_loss")},
+        **{("contrastive_loss", loss): ["method=fadngs"] for loss in choices("contrastive_loss")},
     }
     embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small", "fedvck_small"}
     rooted = group in ("data", "experiment") and option not in embedded
@@ -94,9 +96,9 @@ EVERY = [
 def test_all_groups_are_known():
     assert {group for group, _ in EVERY} >= {
         "method", "task", "data", "partition", "backbone", "federation", "tracking", "experiment", "debug",
-        "encoder", "contrastive_loss", "public",
+        "encoder", "contrastive_loss", "public", "condensation", "distillation",
     }  # fmt: skip
-    assert {"feddymem", "local"} <= set(options("method"))
+    assert {"feddymem", "local"} <= set(choices("method"))
 
 
 @pytest.mark.parametrize(("group", "option"), EVERY)
@@ -106,14 +108,13 @@ def test_every_file_composes(group, option):
     assert config["method"]["name"]
 
 
-@pytest.mark.parametrize("method", options("method"))
+@pytest.mark.parametrize("method", choices("method"))
 @pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
 @pytest.mark.slow
 def test_every_method_builds_in_small(method, preset):
     words = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
     model = build_model(compose(words), ["a", "b"])
     assert model.client.task is model.task
-    assert model.server.setup == model.client.setup_phases
     if model.backbone is not None:
         assert not any(p.requires_grad for p in model.backbone.parameters())
 
@@ -121,7 +122,7 @@ def test_every_method_builds_in_small(method, preset):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "backbone"),
-    [*((e, None) for e in options("experiment")), *(("paper", b) for b in options("backbone"))],
+    [*((e, None) for e in choices("experiment")), *(("paper", b) for b in choices("backbone"))],
 )
 def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     """The paper's included: WRN-50-2, a memory of 56 x 56 slots of 1792 channels."""
@@ -134,10 +135,10 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
         assert task.classifier.out_features == 2
         widths = dict.fromkeys(("gldp_cifar10", "gldp_small"), 128)
         widths |= dict.fromkeys(("fedvck", "fedvck_organs", "fedvck_natural"), 2048)
-        assert task.width == widths.get(experiment, 512)
+        assert task.num_features == widths.get(experiment, 512)
         return
     if isinstance(task, Contrastive):
-        assert task.encoder.width == (512 if experiment == "fadngs" else 128)
+        assert task.encoder.num_features == (512 if experiment == "fadngs" else 128)
         assert 0 < task.warmup < task.rounds == config["rounds"]
         return
     assert task.memory.shape[0] == config["task"]["grid"] ** 2
@@ -146,7 +147,7 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
 
 
 # Sets in other layouts are built by the tests of their loaders.
-@pytest.mark.parametrize("data", ["textures", *sorted(set(options("data")) & set(PRODUCTS))])
+@pytest.mark.parametrize("data", ["textures", *sorted(set(choices("data")) & set(PRODUCTS))])
 def test_every_data_source_builds(data, tree, tmp_path):
     if data == "textures":
         given = [
@@ -162,13 +163,13 @@ def test_every_data_source_builds(data, tree, tmp_path):
     assert len(images.categories) == len(PRODUCTS.get(data, range(5)))
 
 
-@pytest.mark.parametrize("experiment", sorted(set(options("experiment")) & set(PRODUCTS)))
+@pytest.mark.parametrize("experiment", sorted(set(choices("experiment")) & set(PRODUCTS)))
 def test_every_experiment_finds_its_data(experiment, tree):
     images = build(compose([f"experiment={experiment}", f"data.root={tree(PRODUCTS[experiment])}"])["data"])
     assert len(images.train) == 2 * len(PRODUCTS[experiment])
 
 
-@pytest.mark.parametrize("partition", options("partition"))
+@pytest.mark.parametrize("partition", choices("partition"))
 def test_every_partition_deals_all_images(partition, tree, tmp_path):
     root = tree(["a", "b"])
     (tmp_path / "clients.json").write_text("[[0, 1], [2, 3]]")
@@ -176,9 +177,8 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     small = {"clients": 2, "size": 2, "dominant": 1, "contamination": 0}
     given["dominant"] = given["dominant_small"] = [f"partition.{key}={value}" for key, value in small.items()]
     given["products_in_turn"] = ["partition.clients=2"]
-    given["task_stream"] = given["task_stream_small"] = [
-        f"partition.{key}" for key in ("clients=2", "classes=1", "stages=1", "imbalance=1")
-    ]
+    for stream in ("task_stream", "task_stream_literal", "task_stream_small"):
+        given[stream] = [f"partition.{key}" for key in ("clients=2", "classes=1", "stages=1", "imbalance=1")]
     given["dirichlet"] = given["ten_clients"] = ["partition.clients=2", "partition.min_size=1"]
     config = compose(
         [
@@ -204,7 +204,7 @@ def test_a_presets_number_of_clients_leaves_with_its_partition(words, kind):
     assert node.get("clients") == (10 if kind == "Dirichlet" else None)
 
 
-@pytest.mark.parametrize("loss", options("contrastive_loss"))
+@pytest.mark.parametrize("loss", choices("contrastive_loss"))
 def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
     section = compose(["method=fadngs", f"contrastive_loss={loss}"])["task"]["loss"]
     built = build(section)
@@ -212,7 +212,7 @@ def test_every_contrastive_loss_is_what_the_task_is_trained_by(loss):
     assert type(built).__name__.lower() == loss.replace("_", "")
 
 
-@pytest.mark.parametrize("public", options("public"))
+@pytest.mark.parametrize("public", choices("public"))
 def test_every_source_of_public_images_builds(public, tree, tmp_path):
     tree(["a"])
     np.savez(tmp_path / "images.npz", images=np.zeros((6, 40, 40, 3), np.uint8), labels=np.zeros(6, np.int64))
@@ -226,15 +226,97 @@ def test_every_source_of_public_images_builds(public, tree, tmp_path):
     assert (images.shape, images.dtype) == ((5, 3, 16, 16), torch.uint8)
 
 
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes YAML files into a copy of the configuration, which is composed from then on."""
+    copy = tmp_path / "conf"
+    shutil.copytree(conf_folder(), copy)
+    monkeypatch.setattr(config_module, "conf_folder", lambda: copy)
+
+    def put(**files):
+        for name, text in files.items():
+            (copy / f"{name.replace('__', '/')}.yaml").write_text(f"# @package _global_\n{text}")
+
+    return put
+
+
+@pytest.mark.parametrize("method", ["fedavg", "gldp", "feddymem_literal"])
+def test_a_presets_keys_win_over_a_methods_own_and_lose_to_debug_and_the_command_line(write, method):
+    kept = "base_epochs" if method == "gldp" else "local_epochs"
+    write(
+        experiment__mine=f"method: {{client: {{{kept}: 7}}}}",
+        debug__mine=f"method: {{client: {{{kept}: 8}}}}",
+    )
+
+    def composed(*words):
+        return compose([f"method={method}", *words])["method"]["client"][kept]
+
+    assert composed() not in (7, 8, 9)
+    assert composed("experiment=mine") == 7
+    assert composed("experiment=mine", "debug=mine") == 8
+    assert composed("experiment=mine", "debug=mine", f"method.client.{kept}=9") == 9
+
+
+def test_what_a_variant_changes_holds_under_every_preset(write):
+    write(
+        method__mine="defaults: [fedprox]\nmethod: {name: mine, client: {mu: 3.0}}",
+        experiment__mine="method: {client: {mu: 2.0, local_epochs: 7}}",
+    )
+    client = compose(["method=mine", "experiment=mine"])["method"]["client"]
+    assert (client["mu"], client["local_epochs"]) == (3.0, 7)
+    assert compose(["method=fedprox", "experiment=mine"])["method"]["client"]["mu"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "partition"),
+    [
+        (["method=fedavg"], "Dirichlet"),  # the root's
+        (["method=fedavg", "experiment=mine"], "ByProduct"),
+        (["method=centralised", "experiment=mine"], "Pooled"),
+        (["method=mine", "experiment=mine"], "FromFile"),
+        (["method=mine"], "FromFile"),
+        (["method=mine", "experiment=mine", "debug=seconds"], "IID"),
+        (
+            ["method=mine", "experiment=mine", "debug=seconds", "partition=pooled", "~partition.clients"],
+            "Pooled",
+        ),
+    ],
+)
+def test_a_groups_choice_by_debug_beats_the_methods_and_this_the_presets(write, words, partition):
+    write(
+        experiment__mine="defaults:\n  - override /partition: by_product",
+        method__mine="defaults:\n  - centralised\n  - override /partition: file\npartition: {path: p}",
+    )
+    assert compose(words)["partition"]["_target_"].rpartition(".")[2] == partition
+
+
+@pytest.mark.parametrize("experiment", [[], ["experiment=small"]])
+def test_a_method_that_brings_no_preset_is_refused(write, experiment):
+    write(method__mine="method: {name: mine}")
+    with pytest.raises(UserError, match=r"'- _self_' and '- /experiment: small'"):
+        compose(["method=mine", *experiment])
+
+
+def test_a_method_and_a_preset_may_add_callbacks(write):
+    write(
+        method__mine="defaults: [fedavg]\ncallbacks: {one: {_target_: a.One}}",
+        experiment__mine="callbacks: {two: {_target_: b.Two, every: 3}}",
+    )
+    both = compose(["method=mine", "experiment=mine"])
+    assert both["callbacks"] == {"one": {"_target_": "a.One"}, "two": {"_target_": "b.Two", "every": 3}}
+    assert identity(both) == identity({**both, "callbacks": {}})
+    assert compose(["method=mine", "~callbacks.one"])["callbacks"] == {}
+
+
 def test_what_is_asked_for_wins_over_the_preset_of_a_method():
-    task = compose(["method=fadngs", "encoder=resnet34", "warmup=3", "rounds=9"])["task"]
+    task = compose(["method=fadngs", "encoder=resnet34", "task.warmup=3", "rounds=9"])["task"]
     assert (task["encoder"]["depth"], task["warmup"], task["rounds"]) == (34, 3, 9)
 
 
-@pytest.mark.parametrize("federation", options("federation"))
+@pytest.mark.parametrize("federation", choices("federation"))
 def test_every_federation_builds(federation):
     section = compose([f"federation={federation}"])["federation"]
-    assert isinstance(build(section["participation"]), Participation)
+    assert isinstance(build(section["sampler"]), ClientSampler)
     assert isinstance(build(section["channel"]), Channel)
 
 
@@ -259,12 +341,14 @@ def test_every_federation_builds(federation):
         (["seed=null"], "seed=None must be int"),
         (["fresh=3"], "fresh=3 must be bool"),
         (["start=3"], "start=3 must be null or str"),
-        (["warmup=x"], "warmup='x' must be int"),
         (["public=folder"], "'public.root' must be given"),
         (["contrastive_loss=crat"], "contrastive_loss has no option 'crat'; did you mean 'crad'"),
         (["out=[a]"], "out=['a'] must be null or str"),
         (["evaluation.every=0"], "evaluation.every=0 must be at least 1"),
         (["evaluation=3"], "evaluation"),
+        (["callbacks=3"], "callbacks=3 must be a section"),
+        (["+callbacks.pictures=3"], "callbacks.pictures=3 must be a section with _target_"),
+        (["+callbacks.pictures.every=3"], "callbacks.pictures={'every': 3} must be a section with _target_"),
     ],
 )
 def test_mistake_is_refused_when_composing(words, said):
@@ -288,6 +372,7 @@ def test_mistake_is_refused_when_composing(words, said):
         (["+method.client.epochs=3"], "did you mean 'local_epochs'"),
         (["method.client.local_epochs=0"], "local_epochs=0 must be at least 1"),
         (["method=apfl", "method.client.alpha=2"], "method.client.alpha=2 must be in [0, 1]"),
+        (["method=fadngs", "task.warmup=x"], "Contrastive.warmup='x' must be int"),
     ],
 )
 def test_mistake_is_refused_when_building_the_model(words, said):
@@ -351,7 +436,7 @@ def test_identity_ignores_circumstances(words):
     "words",
     [["seed=1"], ["rounds=7"], ["batch_size=3"], ["method=local"], ["task.sigma=1"], ["data.seed=1"],
      ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"],
-     ["evaluation.every=2"], ["start=x"], ["warmup=1"]],
+     ["evaluation.every=2"], ["start=x"], ["distillation=small"]],
 )  # fmt: skip
 def test_identity_changes_with_anything_else(words):
     assert identity(compose(words)) != identity(compose())

@@ -1,12 +1,13 @@
 """Options of commands: read into dataclasses, refused in one line."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 
 from lit_fedad.errors import UserError
-from lit_fedad.options import read
+from lit_fedad.options import read, separate
 
 
 @dataclass(frozen=True)
@@ -16,30 +17,88 @@ class Options:
     mode: Literal["online", "offline"] = "online"
     out: str | None = None
     rate: float = 0.1
-    seeds: tuple[str, ...] = ()
+    tracking: bool = True
+    client: int | None = None
+    uri: str = "http://a"
+    names: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    root: Mapping[str, str] = field(default_factory=dict)
 
 
 def test_types_defaults_and_the_keys_of_the_configuration():
-    options, overrides = read(
-        Options, ["run=a=b", "steps=3", "rate=1", "out=null", "seeds=0,1,", "data.root=/x"], "attack"
-    )
-    assert options == Options("a=b", 3, "online", None, 1, ("0", "1"))
+    given = ["run=a=b", "steps=3", "rate=2e-3", "out=null", "names=x, y,", "seeds=0,1", "data.root=/x"]
+    options, overrides = read(Options, [*given, "tracking=off", "client=7"], "attack")
+    assert options == Options("a=b", 3, "online", None, 0.002, False, 7, "http://a", ("x", "y"), (0, 1))
     assert overrides == {"data.root": "/x"}
 
 
+def test_several_keys_of_a_mapping():
+    options, overrides = read(Options, ["run=a", "root.mpdd=/a", "root.x.y=/b=c"], "attack")
+    assert options.root == {"mpdd": "/a", "x.y": "/b=c"}
+    assert overrides == {}
+
+
+def test_a_key_without_a_value():
+    options, overrides = read(Options, ["run=a", "out=", "client=", "seeds=", "uri=", "data.root="], "attack")
+    assert options == Options("a", seeds=())
+    assert overrides == {"data.root": ""}
+
+
+def test_of_equal_keys_the_last_one_counts():
+    assert read(Options, ["run=a", "a.b=1", "a.c=2", "run=b", "a.b=3"], "attack") == (
+        Options("b"),
+        {"a.b": "3", "a.c": "2"},
+    )
+
+
+def test_all_that_is_not_declared_can_be_told_from_what_is():
+    given = ["rounds=3", "run=a", "root.mpdd=/a", "~start", "~run", "data.root=/x", "+gamma=2", "steps=2"]
+    own, overrides = separate(Options, given, "sweep")
+    assert own == ["run=a", "root.mpdd=/a", "steps=2"]
+    assert overrides == ["rounds=3", "~start", "~run", "data.root=/x", "+gamma=2"]
+    assert separate(Options, ["step=2"]) == ([], ["step=2"])
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
+    [
+        (["rounds"], "'rounds' is not of the form key=value"),
+        (["step=2"], "sweep has no key 'step'; did you mean 'steps'?"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        separate(Options, options, "sweep")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
     [
         (["run"], "'run' is not of the form key=value"),
         ([], "attack needs 'run'"),
+        (["run="], "attack needs 'run'"),
         (["run=a", "step=3"], "attack has no key 'step'; did you mean 'steps'?"),
         (["run=a", "steps=many"], "attack.steps='many' must be int"),
-        (["run=a", "steps=1.5"], "attack.steps=1.5 must be int"),
+        (["run=a", "steps=1.5"], "attack.steps='1.5' must be int"),
+        (["run=a", "steps="], "attack.steps='' must be int"),
+        (["run=a", "steps=null"], "attack.steps='null' must be int"),
+        (["run=a", "client=x"], "attack.client='x' must be int or null"),
+        (["run=a", "rate=fast"], "attack.rate='fast' must be float"),
+        (["run=a", "tracking=2"], "attack.tracking='2' must be bool"),
         (["run=a", "mode=off"], "attack.mode='off' must be one of"),
+        (["run=a", "seeds=0,x"], "attack.seeds=0,x must be whole numbers, separated by commas"),
+        (["run=a", "root=/x"], "attack: give root.NAME=..., not root=..."),
+        (["run=a", "root.=/x"], "attack: give root.NAME=..., not root.=..."),
+        (["run=a", "~data.root"], "'~data.root' is not of the form key=value"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(words, message):
+def test_what_does_not_fit_is_refused_in_one_line(options, message):
     with pytest.raises(UserError) as error:
-        read(Options, words, "attack")
+        read(Options, options, "attack")
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_a_command_without_a_configuration_takes_no_overrides():
+    with pytest.raises(UserError, match="sync has no key 'data.root'"):
+        read(Options, ["run=a", "data.root=/x"], "sync", overrides=False)

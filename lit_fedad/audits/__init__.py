@@ -1,1 +1,1 @@
-"""Attacks on finished runs."""
+"""Attacks on finished runs: membership inference, inversion, distance correlation."""

@@ -1,22 +1,23 @@
-"""LiRA on a finished run: how well clients' training images show in what each of them uploaded last.
+"""Infers from each client's last upload in a finished run which images it was trained on, by LiRA.
 
 Shadow models are runs of the same experiment, in which every client is trained on a random half of its own images and
-as many held-out ones. The attacked run is played again too, since nobody keeps uploads: by the same code, and with the
-same numbers.
+as many held-out ones. Uploads are not stored, so the attacked run is played again too, with the same code and seed,
+which gives the same uploads.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from lit_fedad.config import Config, call, identity
+from lit_fedad.config import Config, identity
 from lit_fedad.contracts import Client, Context, Update
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.data.labelled import Images, LabelledSet
@@ -24,18 +25,18 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import (
-    Data,
     build_data,
     build_federation,
     build_model,
     build_public,
     build_server_labelled,
 )
-from lit_fedad.experiment.finished_run import Reopened, reopen
+from lit_fedad.experiment.finished_run import FinishedRun, one_process
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.evaluator import Evaluator, Interview
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.lira import (
     MembershipReport,
     confidence,
@@ -52,14 +53,14 @@ from lit_fedad.tracking.tracker import amend
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the command line may say.
+class LiraOptions:
+    """Options of ``lit-fedad privacy attack=lira``.
 
     Attributes:
-        shadows: Shadow runs J, an even number.
-        mode: ``online`` looks at shadow runs with and without an image, ``offline`` at those without it alone.
+        shadows: Number of shadow runs, even.
+        mode: ``online`` compares with shadow runs with and without an image, ``offline`` only with those without it.
         out: Folder that gets ``privacy`` and ``figures``; None for the run's.
-        seed: Decides who is attacked and on whom the shadow runs are trained.
+        seed: Seed that draws the attacked images and those that each shadow run is trained on.
 
     Raises:
         UserError: If there are too few shadow runs, or an odd number.
@@ -75,50 +76,46 @@ class Options:
             raise UserError(f"shadows={self.shadows}: give an even number, at least 4")
 
 
-def infer(run: str, options: Mapping[str, str]) -> MembershipReport:
+def infer(run: FinishedRun, options: LiraOptions) -> MembershipReport:
     """Attacks what each client uploaded in a run's last round; writes ``privacy/lira.json``, ``figures/lira.png``.
 
-    Called again it continues where it was interrupted, and plays no shadow run twice.
+    Called again it continues where it was interrupted; shadow runs that are complete are not played again.
 
     Args:
-        run: MLflow run id, or the run's folder.
-        options: See `Options`; beside them values that differ on this machine, such as ``data.root``.
+        run: The attacked run.
+        options: What is compared, and with how many shadow runs.
 
     Returns:
         How the attack went on each client that uploaded.
 
     Raises:
-        UserError: If there is no such complete run, or nothing in it to attack.
+        UserError: If nothing in the run can be attacked, or its folder holds shadow runs of another seed.
     """
-    own = {key: value for key, value in options.items() if "." not in key}
-    typed = {k: int(v) if k != "out" and v.isdecimal() else v for k, v in own.items()}
-    given = call(Options, typed, "attack=lira")
-    opened = reopen(run, {key: value for key, value in options.items() if key not in own})
-    folder, config, display = opened.folder.path, opened.folder.config(), opened.display
+    folder, config, display = run.folder.path, run.folder.config(), run.display
     if config["rounds"] < 1:
         raise UserError(
             f"{folder}: rounds=0, no client uploads what it has trained; there is nothing to attack"
         )
     if str(config["fabric"]["devices"]) not in ("1", "auto") or config["fabric"]["num_nodes"] != 1:
         raise UserError(f"{folder}: a run of several processes; attack one with fabric.devices=1")
-    home = Path(given.out) if given.out else folder
-    shadows = ShadowRuns(opened, home / "privacy" / "lira", given.seed)
+    home = Path(options.out) if options.out else folder
+    shadows = ShadowRuns(run, home / "privacy" / "lira", options.seed)
     with display.progress("Attacked run and shadow runs") as progress:
         phi, *observed = (
-            shadows.play(number - 1 if number else None, _part(progress, number, given.shadows + 1))
-            for number in range(given.shadows + 1)
+            shadows.play(number - 1 if number else None, _part(progress, number, options.shadows + 1))
+            for number in range(options.shadows + 1)
         )
-    scores, members = attack(shadows, phi, observed, given.mode)
+    scores, members = attack(shadows, phi, observed, options.mode)
     try:
         report = membership_report(scores, members)
     except ValueError as error:
         raise UserError(f"{error}; give more shadows") from error
     display.table(_rows(report))
     display.note(
-        f"LiRA {given.mode}, {given.shadows} shadow runs, by {shadows.looks_at}: AUC {report.worst:.3f} at worst,"
+        f"LiRA {options.mode}, {options.shadows} shadow runs, by {shadows.looks_at}: AUC {report.worst:.3f} at worst,"
         f" {report.mean:.3f} on average, defence rate {report.defence_rate:.0%}"
     )
-    content = {"attack": "lira", **asdict(given), "round": config["rounds"], "looks_at": shadows.looks_at}
+    content = {"attack": "lira", **asdict(options), "round": config["rounds"], "looks_at": shadows.looks_at}
     file = RunFolder(home / "privacy").save_json(
         "lira.json", {**content, **_summary(report), **asdict(report)}
     )
@@ -136,13 +133,16 @@ def infer(run: str, options: Mapping[str, str]) -> MembershipReport:
 def attack(
     shadows: ShadowRuns, phi: Mapping[int, Tensor], observed: list[dict[int, Tensor]], mode: str
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Scores of each client's examples, and which of them are members.
+    """Scores each client's examples by how likely they are members.
 
     Args:
-        shadows: Knows which shadow run was trained on whom.
-        phi: What the attacked run thinks of a client's examples [n]; by client.
-        observed: The same of every shadow run. A client that did not upload in one of them is missing there.
+        shadows: The shadow runs, which know the examples that each was trained on.
+        phi: The statistic phi of a client's examples under the attacked run [n], by client.
+        observed: The same under each shadow run. A client that did not upload in one of them is missing there.
         mode: ``online`` or ``offline``.
+
+    Returns:
+        By client: scores [n], and whether each example is a member, bool [n].
     """
     chosen = [shadows.chosen(number) for number in range(len(observed))]
     rule = {"online": online_scores, "offline": offline_scores}[mode]
@@ -156,27 +156,27 @@ def attack(
 
 
 class ShadowRuns:
-    """Plays a run's federation again: as it was, or with other training images of each client's examples.
+    """A run's federation, played again with the same training images or, as a shadow run, with other ones.
 
-    All begin with the run's initial weights and pick the clients that it picked: an observer knows both. Other random
-    numbers are a shadow run's own.
+    All begin with the run's initial weights and pick the clients that it picked, because the attacker knows both. All
+    other random numbers differ between shadow runs.
 
     Args:
-        opened: The run.
-        home: Where its shadow runs lie.
-        seed: Decides who is attacked, and on whom shadow runs are trained.
+        run: The attacked run.
+        home: Folder of the shadow runs.
+        seed: Seed that draws the attacked images and those that each shadow run is trained on.
 
     Attributes:
-        looks_at: What phi is, in words.
+        looks_at: Name of the statistic phi.
 
     Raises:
         UserError: If there are no non-members among the test images.
     """
 
-    def __init__(self, opened: Reopened, home: Path, seed: int) -> None:
-        self.config, self.identity = opened.config, identity(opened.folder.config())
-        self.home, self.seed, self.fabric = home, seed, opened.fabric
-        config, images, self.partition = opened.config, opened.data.images, opened.data.partition
+    def __init__(self, run: FinishedRun, home: Path, seed: int) -> None:
+        self.config, self.identity = run.config, identity(run.folder.config())
+        self.home, self.seed, self.fabric = home, seed, run.fabric
+        config, images, self.partition = run.config, run.data.images, run.data.partition
         self.public = build_public(config, images)
         self.server_labelled = build_server_labelled(config, images, self.partition)
         self.images, held_out = _joined(images)
@@ -189,23 +189,23 @@ class ShadowRuns:
         self.looks_at = "confidence" if images.kind == "classification" else "negative image score"
 
     def examples(self, client: int) -> list[int]:
-        """A client's members that are attacked, then as many non-members: positions in the joined images."""
+        """Lists a client's attacked members, then as many non-members, as positions in the joined images."""
         own = [cell for cell in self.cells if cell.client == client]
         return [i for cell in own for i in cell.members] + [i for cell in own for i in cell.others]
 
     def chosen(self, shadow: int) -> set[int]:
-        """The examples that a shadow run is trained on."""
+        """Draws the examples that a shadow run is trained on."""
         return split(self.cells, shadow, self.seed)
 
     def play(self, shadow: int | None, on_visit: Callable[[int, int], None]) -> dict[int, Tensor]:
-        """What an observer of the last uploads thinks of the examples; kept in a file, and not computed twice.
+        """Plays a shadow run, once; its file keeps what an observer of the last uploads thinks of the examples.
 
         Args:
-            shadow: Which shadow run; None for the attacked run.
+            shadow: Number of the shadow run; None for the attacked run.
             on_visit: As in `Federation`.
 
         Returns:
-            phi float64 [n] of every client that uploaded, in the order of `examples`.
+            phi of every client that uploaded, float64 [n] in the order of `examples`.
 
         Raises:
             UserError: If uploads say nothing of single images, or the folder holds other shadow runs.
@@ -218,7 +218,7 @@ class ShadowRuns:
             partition = (
                 Partition(tuple(own[0] for own in stages))
                 if partition.stages is None
-                else Partition.in_stages(stages)
+                else Partition.in_stages(stages, schedule=partition.schedule)
             )
         folder = self.home / name
         file, key = folder / "phi.pt", f"{self.identity} {self.seed}"
@@ -241,34 +241,40 @@ class ShadowRuns:
         key: str,
         on_visit: Callable[[int, int], None],
     ) -> Federation:
-        """A federation that evaluates nothing, and writes phi when the last uploads come in."""
+        """Builds a federation that evaluates nothing, and writes phi when the last uploads come in."""
+        observer = _Observer(self, folder, key, on_visit)
+        fabric = one_process(config, [observer])
         model = build_model(self.config, self.images.categories, self.public, self.server_labelled)
-        data = build_data(config, self.images, partition, model, self.fabric, Display(quiet=True))
-        federation = build_federation(config, folder, model, data, self.fabric)
-        federation.evaluator, federation.on_visit = NoEvaluation(), on_visit
-        federation.participation = AsPicked(**asdict(federation.participation), seed=self.config["seed"])
-
-        def listen(context: Context, updates: Mapping[int, Update]) -> None:
-            if federation.server.phase != "train":
-                return
-            if context.round == 1:
-                # What cannot be attacked is refused before all rounds are played.
-                federation.overhear(*next(iter(updates.items())))
-            if context.round == federation.rounds:
-                attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
-                phi = {c: self._phi(federation.overhear(c, updates[c]), c, data) for c in attacked}
-                with whole_file(folder / "phi.pt") as part:
-                    torch.save({"key": key, "phi": phi}, part)
-
-        federation.on_updates = listen
+        data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
+        federation = build_federation(config, folder, model, data, fabric)
+        observer.train = data.module.train
+        federation.evaluator = NoEvaluation()
+        federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
         return federation
 
-    def _phi(self, client: Client, number: int, data: Data) -> Tensor:
+    def write_phi(
+        self, federation: Federation, updates: Mapping[int, Update], train: Dataset, folder: Path, key: str
+    ) -> None:
+        """Writes what an observer of the last uploads thinks of the examples.
+
+        Args:
+            federation: Whose server is about to merge them.
+            updates: By client.
+            train: The joined images.
+            folder: The shadow run's.
+            key: Names run and seed.
+        """
+        attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
+        phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, train) for c in attacked}
+        with whole_file(folder / "phi.pt") as part:
+            torch.save({"key": key, "phi": phi}, part)
+
+    def _phi(self, client: Client, number: int, train: Dataset) -> Tensor:
         """What a predictor thinks of a client's examples, in their order [n]."""
         examples, size = self.examples(number), self.config["evaluation"]["batch_size"]
         parts = []
         for start in range(0, len(examples), size):
-            batch = data.module.train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
+            batch = train.__getitems__(examples[start : start + size])  # type: ignore[attr-defined]
             prediction = predict_batch(client, batch, self.fabric)
             if prediction.logits is not None and client.task.kind == "classification":
                 parts.append(confidence(prediction.logits.cpu(), batch["label"]))
@@ -282,34 +288,61 @@ class ShadowRuns:
         return phi
 
 
+@dataclass
+class _Observer(FederationCallback):
+    """Observes the uploads of a shadow run."""
+
+    shadows: ShadowRuns
+    folder: Path
+    key: str
+    on_visit: Callable[[int, int], None]
+    train: Dataset = field(init=False)
+
+    def on_client_end(self, done: int, total: int) -> None:
+        """Shows how far the shadow run is."""
+        self.on_visit(done, total)
+
+    def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
+        """Attacks the uploads of the last round's training."""
+        if context.round < 1 or not federation.exchanges.at(context).trains:
+            return
+        if context.round == 1:
+            # What cannot be attacked is refused before all rounds are played.
+            federation.adversary_view(*next(iter(updates.items())))
+        if context.round == federation.rounds:
+            self.shadows.write_phi(federation, updates, self.train, self.folder, self.key)
+
+
 class NoEvaluation(Evaluator):
-    """Asks nobody."""
+    """Evaluates nothing."""
+
+    metrics = ()
 
     def asked(self, client: Client, clients: list[int]) -> list[int]:
-        """Nobody."""
+        """Lists no client."""
         return []
 
-    def evaluate(self, federation: Federation, round: int) -> None:
-        """Nothing."""
+    def evaluate(self, interview: Interview, round: int) -> None:
+        """Returns nothing."""
 
 
 @dataclass(frozen=True)
-class AsPicked(Participation):
-    """Picks the clients that an experiment with another seed picks.
+class SampledAs(ClientSampler):
+    """Samples the clients that an experiment with another seed samples.
 
     Attributes:
-        seed: The other experiment's.
+        seed: Seed of the other experiment.
     """
 
     seed: int = 0
 
-    def pick(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
+    def sample(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
         """The clients of a round, ascending."""
-        return super().pick(clients, replace(context, seed=self.seed))
+        return super().sample(clients, replace(context, seed=self.seed))
 
 
 def _joined(images: Images) -> tuple[Images, range | list[int]]:
-    """Training and test images as one training set, and the places in it of those that are nobody's and normal."""
+    """Joins training and test images to one training set, and lists the normal images in it that no client holds."""
     held = len(images.train)
     if isinstance(images, LabelledSet):
         joined = replace(
@@ -323,7 +356,7 @@ def _joined(images: Images) -> tuple[Images, range | list[int]]:
 
 
 def _part(progress: Callable[[int, int], None], number: int, runs: int) -> Callable[[int, int], None]:
-    """The progress of one of so many equally long runs."""
+    """Scales the progress of one of several equally long runs to that of all."""
     return lambda done, total: progress(number * total + done, runs * total)
 
 

@@ -1,4 +1,4 @@
-"""The ``data`` command: what the data configurations stand for, and whether a download is whole."""
+"""The ``data`` command: lists the data configurations, and checks whether a download is complete."""
 
 from __future__ import annotations
 
@@ -6,20 +6,41 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_fedad.config import build, compose, options
+from lit_fedad.config import build, choices, compose
 from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.errors import UserError
+from lit_fedad.options import split
 from lit_fedad.report.console import Display
 
 _SHOWN = 20  # problems printed one by one
 
 
+def data(options: Sequence[str]) -> None:
+    """Lists the data configurations, or checks one of them.
+
+    Args:
+        options: ``list`` or nothing; or ``check``, a configuration's name, and overrides of its section, with or
+            without ``data.`` before the key.
+
+    Raises:
+        UserError: For bad input, or if something is wrong with the data.
+    """
+    match options:
+        case [] | ["list"]:
+            list_data(Display())
+        case ["check", name, *overrides] if "=" not in name:
+            given = dict(split(override.removeprefix("data.")) for override in overrides)
+            check_data(name, given, Display())
+        case _:
+            raise UserError("the data command is: data list, or data check NAME root=DIR")
+
+
 def list_data(display: Display) -> None:
     """Prints each data configuration with its title, task, licences and addresses."""
     rows = []
-    for name in options("data"):
+    for name in choices("data"):
         row = {"data": name, "title": "your own images", "for": "", "licence": "", "from": ""}
         if card := CARDS.get(name):
             row |= {"title": card.title, "for": card.kind}
@@ -30,14 +51,14 @@ def list_data(display: Display) -> None:
 
 
 def check_data(name: str, overrides: Mapping[str, str], display: Display) -> None:
-    """Reads every file of a data configuration's set, and prints what is there, what is wrong and its card.
+    """Reads every file of a data configuration's set, and prints its counts, its problems and its card.
 
-    Sets that hold arrays instead of files are only counted: building them has read them whole.
+    Sets that hold arrays instead of files are only counted: building them has read them completely.
 
     Args:
         name: The data configuration.
         overrides: Keys of its section (``root``, ``products``, ...) and their values.
-        display: Prints.
+        display: Prints the tables and problems.
 
     Raises:
         UserError: The set cannot be built, or something is wrong with it.

@@ -3,213 +3,208 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+from lit_fedad.cli.deployment import evaluate, export, predict
+from lit_fedad.cli.privacy import privacy
+from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
-from lit_fedad.options import key_and_value
 from lit_fedad.report.console import Display, plain_warnings
 
-USAGE = """\
-lit-fedad COMMAND key=value ...
-
-  train      method=feddymem [data=textures] [experiment=small] [out=DIR] [any.key=value]
-             run an experiment; the same command again continues or shows it
-  evaluate   run=<MLflow run id or folder> [data.root=DIR] [backbone.weights=FILE]
-             recompute a finished run's metrics from its last checkpoint
-  predict    run=<MLflow run id or folder> images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]
-             score new images: CSV of scores and decisions, one heatmap an image
-  export     run=<MLflow run id or folder> [client=N] [format=onnx,pt2] [images=FOLDER] [out=DIR]
-             write a trained detector with its threshold and model card, and check it against the live one
-  report     [experiment=A,B] [out=DIR] [ui=http://127.0.0.1:5000]
-             one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments
-  report     table=feddymem_1 [root.mpdd=DIR | experiment=A,B | data=A,B] [seeds=0,1,2] [rows=A,B] [jobs=2] [out=DIR]
-             make a paper's table: runs what is missing, resumes what was begun; any.key=value goes to every run
-  privacy    run=<MLflow run id or folder> attack=lira [mode=online|offline] [shadows=16] [seed=0] [out=DIR]
-             membership inference: what clients upload last, against shadow runs; the same command continues
-  privacy    run=<MLflow run id or folder> attack=inversion [client=0] [images=4] [steps=500] [seed=0]
-             [knowledge=shared|own] [update=round|step]
-             images out of what a client uploads: banks, weights of classifiers, condensed images
-  privacy    run=<MLflow run id or folder> attack=dcor
-             distance correlation of shared densities with the images behind them
-  sweep      study=feddymem_th [n_trials=20] [storage=journal|URL] [out=DIR] [seed=0] [any.key=value]
-             join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like
-  pretrain   [out=DIR] [steps=3000] [seed=0] [name=resnet10t]
-             make a backbone from drawn scenes alone; the same command continues
-  sync       run=<MLflow run id or folder>
-             send tracking records that MLflow could not take in time
-  options    [GROUP]
-             list configuration groups, or the choices in one
-  data       [list]
-             list data configurations: what they show, their licences, where to get them
-  data       check NAME root=DIR [any data key=value]
-             read every file of a download: broken images, wrong masks, leaks, missing images
-
-Every key and its default: lit-fedad train --cfg [key=value ...]"""
-
 _HELP = {"-h", "--help"}
+_COLUMN, _WIDTH = 13, 118  # of the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script.
+    """Runs the command that the arguments name: entry point of the console script.
 
     Args:
-        arguments: Command and key=value pairs; None for those of the process.
+        arguments: Command and options; None for those of the process.
 
     Returns:
         Exit status: 0, 2 for bad input (one line on stderr), 130 when interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] == "help" or not _HELP.isdisjoint(words):
-        print(USAGE)  # noqa: T201
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] == "help" or not _HELP.isdisjoint(given):
+        print(usage())  # noqa: T201
         return 0
-    command, *rest = words
+    name, *rest = given
     display = Display()
     with plain_warnings(display):
         try:
-            if command not in _COMMANDS:
-                raise UserError(f"no command '{command}'; one of {', '.join(_COMMANDS)}")
-            _COMMANDS[command](rest)
+            if name not in COMMANDS:
+                raise UserError(f"no command '{name}'; one of {', '.join(COMMANDS)}")
+            COMMANDS[name].run(rest)
         except UserError as error:
             display.error(str(error))
             return 2
         except KeyboardInterrupt:
-            display.error(
-                "interrupted"
-                + (
-                    "; the same command continues"
-                    if command in ("train", "report", "privacy", "sweep", "pretrain")
-                    else ""
-                )
-            )
+            hint = "; the same command continues" if COMMANDS[name].continues else ""
+            display.error(f"interrupted{hint}")
             return 130
     return 0
 
 
-def _train(words: list[str]) -> None:
-    from lit_fedad.config import compose
-
-    if "--cfg" in words:
-        import yaml
-
-        config = compose([word for word in words if word != "--cfg"])
-        print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
-        return
-    config = compose(words)
-    from lit_fedad.experiment.train import train
-
-    train(config)
+def usage() -> str:
+    """Writes the help: each command's options, and what it does."""
+    lines = ["lit-fedad COMMAND key=value ...", ""]
+    for name, command in COMMANDS.items():
+        for syntax, purpose in command.usage.items():
+            lines += [*_wrapped(syntax, f"  {name}"), *_wrapped(purpose, "")]
+    return "\n".join([*lines, "", "Every key and its default: lit-fedad train --cfg [key=value ...]"])
 
 
-def _evaluate(words: list[str]) -> None:
-    given = _pairs(words, required=("run",))
-    from lit_fedad.deployment.predict import evaluate
-
-    evaluate(given.pop("run"), given)
-
-
-def _predict(words: list[str]) -> None:
-    given = _pairs(words, required=("run", "images"))
-    from lit_fedad.deployment.predict import predict
-
-    run, images = given.pop("run"), given.pop("images")
-    predict(run, images, client=given.pop("client", None), out=given.pop("out", None), overrides=given)
+def _wrapped(text: str, head: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head.ljust(_COLUMN),
+        subsequent_indent=" " * _COLUMN,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
-def _export(words: list[str]) -> None:
-    given = _pairs(words, required=("run",))
-    from lit_fedad.deployment.export import export
-
-    options = {key: given.pop(key, None) for key in ("client", "images", "out")}
-    export(given.pop("run"), formats=given.pop("format", "onnx,pt2"), overrides=given, **options)
+# A command's own modules are imported when it is called: the help must not wait for Lightning.
 
 
-def _privacy(words: list[str]) -> None:
-    given = _pairs(words, required=("run", "attack"))
-    from lit_fedad.cli.privacy import audit
+def _data(options: Sequence[str]) -> None:
+    from lit_fedad.cli.data import data
 
-    audit(given.pop("attack"), given.pop("run"), given)
-
-
-def _sync(words: list[str]) -> None:
-    given = _pairs(words, required=("run",))
-    run = given.pop("run")
-    if given:
-        raise UserError(f"sync has no key '{next(iter(given))}', only 'run'")
-    from lit_fedad.experiment.run_folder import RunFolder
-    from lit_fedad.tracking.tracker import deliver
-
-    delivery = deliver(RunFolder.find(run).path)
-    if delivery.pending:
-        raise UserError(f"{delivery.pending} records still wait: {delivery.error}")
-    if delivery.error:
-        raise UserError(delivery.error)
-    Display().note(f"everything is delivered: MLflow run {delivery.run_id}")
+    data(options)
 
 
-def _options(words: list[str]) -> None:
-    from lit_fedad.config import conf_folder, options
-
-    groups = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and options(path.name))
-    for group in words or groups:
-        if group not in groups:
-            raise UserError(f"no group '{group}'; one of {', '.join(groups)}")
-        print(f"{group:<12} {'  '.join(options(group))}")  # noqa: T201
-
-
-def _data(words: list[str]) -> None:
-    from lit_fedad.cli.data import check_data, list_data
-
-    match words:
-        case [] | ["list"]:
-            list_data(Display())
-        case ["check", name, *keys] if "=" not in name:
-            given = {key.removeprefix("data."): value for key, value in _pairs(keys, required=()).items()}
-            check_data(name, given, Display())
-        case _:
-            raise UserError("the data command is: data list, or data check NAME root=DIR")
-
-
-def _report(words: list[str]) -> None:
-    if any(word.startswith("table=") for word in words):
+def _report(options: Sequence[str]) -> None:
+    if any(option.startswith("table=") for option in options):
         from lit_fedad.comparison.table import report
 
-        report(words, Display())
+        report(options, Display())
     else:
         from lit_fedad.comparison.page import report_runs
 
-        report_runs(words, Display())
+        report_runs(options, Display())
 
 
-def _sweep(words: list[str]) -> None:
+def _sweep(options: Sequence[str]) -> None:
     from lit_fedad.sweep.command import sweep
 
-    sweep(words, Display())
+    sweep(options, Display())
 
 
-def _pretrain(words: list[str]) -> None:
+def _pretrain(options: Sequence[str]) -> None:
     from lit_fedad.pretraining.pretrain import command
 
-    command(words, Display())
+    command(options, Display())
 
 
-def _pairs(words: list[str], required: tuple[str, ...]) -> dict[str, str]:
-    pairs = dict(map(key_and_value, words))
-    for key in required:
-        if not pairs.get(key):
-            raise UserError(f"'{key}' must be given: {key}=...")
-    return pairs
+class Command(NamedTuple):
+    """A command of the command line.
+
+    Attributes:
+        run: Reads the options and carries the command out.
+        usage: What the command does, by the syntax of its options.
+        continues: Whether the same command continues what was interrupted.
+    """
+
+    run: Callable[[Sequence[str]], None]
+    usage: Mapping[str, str]
+    continues: bool = False
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "train": _train,
-    "evaluate": _evaluate,
-    "predict": _predict,
-    "sync": _sync,
-    "options": _options,
-    "data": _data,
-    "report": _report,
-    "privacy": _privacy,
-    "sweep": _sweep,
-    "export": _export,
-    "pretrain": _pretrain,
+_RUN = "run=<MLflow run id or folder>"
+
+COMMANDS = {
+    "train": Command(
+        train,
+        {
+            "method=feddymem [data=textures] [experiment=small] [out=DIR] [any.key=value]": (
+                "run an experiment; the same command again continues or shows it"
+            )
+        },
+        continues=True,
+    ),
+    "evaluate": Command(
+        evaluate,
+        {
+            f"{_RUN} [data.root=DIR] [backbone.weights=FILE]": (
+                "recompute a finished run's metrics from its last checkpoint"
+            )
+        },
+    ),
+    "predict": Command(
+        predict,
+        {
+            f"{_RUN} images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]": (
+                "score new images: CSV of scores and decisions, one heatmap an image"
+            )
+        },
+    ),
+    "export": Command(
+        export,
+        {
+            f"{_RUN} [client=N] [format=onnx,pt2] [images=FOLDER] [out=DIR]": (
+                "write a trained detector with its threshold and model card, and check it against the live one"
+            )
+        },
+    ),
+    "report": Command(
+        _report,
+        {
+            "[experiment=A,B] [out=DIR] [ui=http://127.0.0.1:5000] [tracking.uri=URI]": (
+                "one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments"
+            ),
+            "table=feddymem_1 [root.mpdd=DIR | experiment=A,B | data=A,B] [seeds=0,1,2] [rows=A,B] [metrics=A,B]"
+            " [jobs=1] [out=DIR]": (
+                "make a paper's table: runs what is missing, resumes what was begun; any.key=value goes to every run"
+            ),
+        },
+        continues=True,
+    ),
+    "privacy": Command(
+        privacy,
+        {
+            f"{_RUN} attack=lira [mode=online|offline] [shadows=16] [seed=0] [out=DIR]": (
+                "membership inference: what clients upload last, against shadow runs; the same command continues"
+            ),
+            f"{_RUN} attack=inversion [client=N] [control=N] [images=4] [steps=500] [seed=0]"
+            " [knowledge=shared|own] [update=round|step]": (
+                "images out of what a client uploads: banks, weights of classifiers, condensed images"
+            ),
+            f"{_RUN} attack=dcor": "distance correlation of shared densities with the images behind them",
+        },
+        continues=True,
+    ),
+    "sweep": Command(
+        _sweep,
+        {
+            "study=feddymem_th [n_trials=N] [storage=journal|URL] [out=DIR] [seed=0] [patience=120] [any.key=value]": (
+                "join a study as a worker, or begin it; n_trials=0 shows it; start as many workers as you like"
+            )
+        },
+        continues=True,
+    ),
+    "pretrain": Command(
+        _pretrain,
+        {
+            "[out=DIR] [name=resnet10t] [layers=1,2,3] [steps=3000] [seed=0] [size=96] [batch=48] [shift=8]"
+            " [lighting=2.0] [places=16] [temperature=0.1] [learning_rate=0.002] [precision=bf16-mixed]"
+            " [accelerator=auto] [save_every=200] [tracking=true] [tracking_uri=URI] [quiet=false]": (
+                "make a backbone from drawn scenes alone; the same command continues"
+            )
+        },
+        continues=True,
+    ),
+    "sync": Command(sync, {_RUN: "send tracking records that MLflow could not take in time"}),
+    "options": Command(list_choices, {"[GROUP]": "list configuration groups, or the choices in one"}),
+    "data": Command(
+        _data,
+        {
+            "[list]": "list data configurations: what they show, their licences, where to get them",
+            "check NAME root=DIR [any data key=value]": (
+                "read every file of a download: broken images, wrong masks, leaks, missing images"
+            ),
+        },
+    ),
 }

@@ -1,36 +1,53 @@
-"""Attacks on a finished run: which of them is asked for."""
+"""The ``privacy`` command: attacks on a finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from lit_fedad.errors import UserError
+from lit_fedad.options import read, separate, split
 
 
-def audit(attack: str, run: str, options: Mapping[str, str]) -> None:
-    """Attacks a complete run, and writes what came of it to ``privacy`` in its folder.
+@dataclass(frozen=True)
+class PrivacyOptions:
+    """Options of ``lit-fedad privacy`` that all attacks share.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+        attack: ``lira`` (membership inference), ``inversion`` (images out of what is shared) or ``dcor`` (distance
+            correlation of shared densities with images).
+    """
+
+    run: str
+    attack: Literal["lira", "inversion", "dcor"]
+
+
+def privacy(options: Sequence[str]) -> None:
+    """Attacks a complete run, and writes the outcome to ``privacy`` in its folder.
 
     Args:
-        attack: ``lira`` (membership inference), ``inversion`` (images out of what is shared) or ``dcor`` (distance
-            correlation).
-        run: MLflow run id, or the run's folder.
-        options: The attack's own.
+        options: Those of `PrivacyOptions` and of the attack, and overrides such as ``data.root=DIR``.
 
     Raises:
         UserError: For bad input.
     """
-    match attack:
+    shared, others = separate(PrivacyOptions, options, "privacy")
+    chosen, _ = read(PrivacyOptions, shared, "privacy")
+    from lit_fedad.experiment.finished_run import reopen
+
+    match chosen.attack:
         case "lira":
-            from lit_fedad.audits.membership import infer
+            from lit_fedad.audits.membership import LiraOptions, infer
 
-            infer(run, options)
+            lira, overrides = read(LiraOptions, others, "privacy")
+            infer(reopen(chosen.run, overrides), lira)
         case "inversion":
-            from lit_fedad.audits.inversion import invert
+            from lit_fedad.audits.inversion import InversionOptions, invert
 
-            invert(run, options)
+            inversion, overrides = read(InversionOptions, others, "privacy")
+            invert(reopen(chosen.run, overrides), inversion)
         case "dcor":
             from lit_fedad.audits.density import correlate
 
-            correlate(run, options)
-        case _:
-            raise UserError(f"attack={attack}: give lira, inversion or dcor")
+            correlate(reopen(chosen.run, dict(map(split, others))))

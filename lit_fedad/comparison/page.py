@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 from lit_fedad.comparison.paper import FilledTable, fill, missing
 from lit_fedad.comparison.runs import CompleteRun, RunGroup, complete_runs, groups_by_data
-from lit_fedad.config import options
+from lit_fedad.config import choices
 from lit_fedad.errors import UserError
 from lit_fedad.options import key_and_value
-from lit_fedad.report.console import METRIC_TITLES, Display, human_bytes, human_seconds, metric_title
+from lit_fedad.report.console import Display
 from lit_fedad.report.figures import curves_figure, whole_file
 from lit_fedad.report.html import (
     Block,
@@ -35,10 +35,11 @@ from lit_fedad.report.html import (
     render_html,
     render_markdown,
 )
+from lit_fedad.report.naming import METRIC_TITLES, human_bytes, human_seconds, metric_title
 from lit_fedad.report.run_figures import Curve, lines_figure, sheet, spread_figure, svg
 from lit_fedad.report.tables import UNKNOWN, caption, costs_table, results_table
 from lit_fedad.sweep.objective import objective_value
-from lit_fedad.tracking.tracker import TrackedRun, metric_history, tracked_runs
+from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
 _KEYS = ("experiment", "out", "ui", "tracking.uri")
 _UI = "http://127.0.0.1:5000"
@@ -162,7 +163,7 @@ def build_page(
     """
     trials = [run for run in runs if run.tracked.parent]
     data = groups_by_data([run for run in runs if not run.tracked.parent])
-    filled = [table for name in options("table") if (table := fill(name, _flat(data)))]
+    filled = [table for name in choices("table") if (table := fill(name, _flat(data)))]
     parts: dict[str, Iterator[Block]] = {
         "Runs": chain(_overview(data, links), _unfinished(tracked, runs, links)),
         "Beside the papers": chain.from_iterable(_paper_table(table, links) for table in filled),
@@ -537,7 +538,7 @@ def _differing(runs: Sequence[TrackedRun]) -> list[str]:
 def _missing(filled: Sequence[FilledTable]) -> Iterator[Block]:
     exact = {table.name: table.exact for table in filled}
     pairs = [pair for table in filled for pair in table.beside]
-    for name in options("table"):
+    for name in choices("table"):
         pairs += missing(name, exact.get(name, ()))
     if pairs:
         yield Prose(

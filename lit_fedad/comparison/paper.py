@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from lit_fedad.comparison.runs import CompleteRun, differences, flat, shortened
+from lit_fedad.comparison.runs import CompleteRun, differences, shortened
 from lit_fedad.comparison.table import read_table
-from lit_fedad.config import Config, compose, conf_folder, options
+from lit_fedad.config import Config, choices, compose, conf_folder, flatten
 from lit_fedad.errors import UserError
 from lit_fedad.report.tables import Outcome, Row, Setting, Table, runs_frame
 
@@ -266,9 +266,9 @@ def _column(table: Table, run: CompleteRun) -> tuple[str | None, tuple[str, ...]
         ):
             settings = () if isinstance(column, str) else column.overrides
             return label, (*table.protocol, f"data={data}", *settings)
-    if data in options("experiment"):
+    if data in choices("experiment"):
         return None, (f"experiment={data}",)
-    return None, (f"data={data}",) if data in options("data") else ()
+    return None, (f"data={data}",) if data in choices("data") else ()
 
 
 def _worth_a_column(name: str, place: Place, places: Sequence[Place]) -> bool:
@@ -298,7 +298,7 @@ def _composed(words: tuple[str, ...], root: bool) -> Config:
 
 def _holds(word: str, config: Config) -> bool:
     """Whether a configuration fulfils an override, as far as can be told without composing it."""
-    values = flat(config)
+    values = flatten(config)
     key, _, text = word.partition("=")
     if key == "method":
         return config["method"]["name"] == text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.config import Config, identity
-from lit_fedad.tracking.tracker import TrackedRun, fetch_artifacts
+from lit_fedad.config import Config, flatten, identity
+from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
 # What says where and when a run happened, or which of several it is; and what repeats another key.
@@ -123,7 +123,7 @@ def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
         method = runs[0].result["method"]
         kin = [other[0].config for other in several if other[0].result["method"] == method]
         telling = {key for other in kin for key in differences(runs[0].config, other)}
-        values = flat(runs[0].config)
+        values = flatten(runs[0].config)
         words = [f"{key}={values[key]}" for key in sorted(telling) if key in values]
         groups.append(RunGroup(f"{method} ({shortened(words)})" if words else method, runs))
     # What is too long to be told in full gets a number.
@@ -173,22 +173,9 @@ def _text(value: Any) -> str:
 def _comparable(config: Config) -> dict[str, Any]:
     values = {
         key: value
-        for key, value in flat(config).items()
+        for key, value in flatten(config).items()
         if key not in _NOT_COMPARED and key.partition(".")[0] not in _NOT_COMPARED
     }
     if values.get("backbone.weights") not in (None, "random"):
         values["backbone.weights"] = None
     return values
-
-
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration by dotted keys."""
-    return dict(_leaves(config, ""))
-
-
-def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -18,12 +18,14 @@ from typing import Any, cast
 import pandas as pd
 import yaml
 
-from lit_fedad.config import Config, call, compose, conf_folder, options
+from lit_fedad.config import Config, call, choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.options import key_and_value
-from lit_fedad.report.console import Display, human_seconds
+from lit_fedad.report.console import Display
 from lit_fedad.report.figures import save_figure, whole_file
+from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.naming import human_seconds
 from lit_fedad.report.table_figure import rows_figure, tasks_figure
 from lit_fedad.report.tables import (
     Outcome,
@@ -33,7 +35,6 @@ from lit_fedad.report.tables import (
     caption,
     costs_table,
     markdown,
-    markdown_table,
     results_table,
     runs_frame,
 )
@@ -148,7 +149,7 @@ def read_table(name: str) -> tuple[str, Table]:
     Raises:
         UserError: If there is no such table, or its file does not describe one.
     """
-    names = options("table")
+    names = choices("table")
     found = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
     if len(found) != 1:
         raise UserError(f"table={name}: give one of {', '.join(found or names)}")
@@ -302,8 +303,10 @@ class Comparison:
         """Prints the table: column by column where all of them side by side are too wide."""
         frame = self.frame()
         rows = [row for row in (*self.table.rows, *self.table.beyond) if row.label in self.chosen]
-        tables = [results_table(self.table, rows, self.columns, frame)]
-        if markdown_table(tables[0]).index("\n") > shutil.get_terminal_size((120, 0)).columns:
+        whole = results_table(self.table, rows, self.columns, frame)
+        width = markdown_table(list(whole.columns), whole.to_numpy().tolist()).index("\n")
+        tables = [whole]
+        if width > shutil.get_terminal_size((120, 0)).columns:
             tables = [
                 results_table(self.table, rows, {column: data}, frame)
                 for column, data in self.columns.items()

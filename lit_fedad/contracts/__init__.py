@@ -1,13 +1,31 @@
-"""The contracts: messages, tasks, clients, servers.
+"""The contracts: messages, tasks, clients, servers, and the exchanges between them.
 
-A task says what a client learns and how it scores. A method (a client class and a server class) says what clients
-and the server exchange. The federation runs rounds and knows neither.
+A task says what a client learns and how it scores. A method (a client, a server, and its exchanges) says what clients
+and the server send each other. The federation runs rounds and knows neither.
 """
 
-from lit_fedad.contracts.client import Client
+from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.message import Message, Payload, TensorSpec, Update
-from lit_fedad.contracts.server import Server
-from lit_fedad.contracts.task import Prediction, Task
+from lit_fedad.contracts.exchange import Exchange, Exchanges
+from lit_fedad.contracts.message import Message, MessageSpec, TensorSpec, Update, spec_of
+from lit_fedad.contracts.server import AttackableServer, Server, nothing_to_attack
+from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
 
-__all__ = ["Client", "Context", "Message", "Payload", "Prediction", "Server", "Task", "TensorSpec", "Update"]
+__all__ = [
+    "AttackableServer",
+    "Client",
+    "Context",
+    "Exchange",
+    "Exchanges",
+    "Message",
+    "MessageSpec",
+    "Prediction",
+    "Predictors",
+    "Server",
+    "StandardisedTask",
+    "Task",
+    "TensorSpec",
+    "Update",
+    "nothing_to_attack",
+    "spec_of",
+]

@@ -42,14 +42,3 @@ class Context:
     def _named(self, purpose: str) -> str:
         """Apart from what the first exchange of the round drew for the same purpose."""
         return f"{purpose}, exchange {self.exchange}" if self.exchange else purpose
-
-
-def phase(context: Context, setup: tuple[str, ...], exchanges: tuple[str, ...]) -> str:
-    """The name of an exchange.
-
-    Args:
-        context: Round and exchange.
-        setup: Exchanges before round 1.
-        exchanges: Exchanges of a round.
-    """
-    return exchanges[context.exchange] if context.round > 0 else setup[context.round - 1]

@@ -11,8 +11,8 @@ from torch import Tensor
 Message = dict[str, Tensor]
 """All that ever crosses between a client and the server: flat, named, on the CPU, finite."""
 
-Payload = Mapping[str, "TensorSpec"]
-"""What a message must look like: every name with its shape and type."""
+MessageSpec = Mapping[str, "TensorSpec"]
+"""The declared form of a message: every name with its shape and type."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,13 @@ class Update:
 
     message: Message
     num_samples: int
+
+
+def spec_of(entries: Mapping[str, Tensor]) -> MessageSpec:
+    """Declares messages of the very names, shapes and types of some entries of a state.
+
+    Example:
+        >>> spec_of({"w": torch.zeros(2, 3)})
+        {'w': TensorSpec(shape=(2, 3), dtype=torch.float32)}
+    """
+    return {name: TensorSpec(tuple(entry.shape), entry.dtype) for name, entry in entries.items()}

@@ -3,65 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.fabric import Fabric
-from torch import Tensor
 
 from lit_fedad.contracts.client import Client
-from lit_fedad.contracts.context import Context, phase
-from lit_fedad.contracts.message import Message, Payload, Update
+from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.message import Message, Update
 from lit_fedad.errors import UserError
 
 
 class Server:
     """The server side of one method.
 
-    Args:
-        setup: The client's `Client.setup_phases`: exchanges before round 1. They are numbered up to 0, take in every
-            client and train nothing: ``("statistics", "memory")`` are rounds -1 and 0.
-        exchanges: The client's `Client.exchanges`, which every round from 1 is made of.
-
     Attributes:
         fabric: Where the server computes and how precisely; None where nothing was launched.
+        context: The round, and the exchange, that is running.
+        kept: Names of the attributes that a later round depends on, beside those of base classes.
     """
 
     fabric: Fabric | None = None
+    kept: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, setup: tuple[str, ...] = (), exchanges: tuple[str, ...] = ("train",)) -> None:
-        self.setup, self.exchanges = setup, exchanges
+    def __init__(self) -> None:
         self.context = Context(seed=0, round=0)
 
-    @property
-    def phase(self) -> str:
-        """The name of this exchange: one of ``setup`` or of ``exchanges``."""
-        return phase(self.context, self.setup, self.exchanges)
-
-    def enrol(self, sizes: Mapping[int, int]) -> None:
-        """Learns once, before a run begins or goes on, who the clients are.
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Takes note of all clients that hold images, once, before a run begins or is resumed.
 
         Args:
-            sizes: Training images by client, of all clients that hold any.
+            sizes: Training images by client.
         """
 
     def begin(self, context: Context) -> None:
-        """Starts a round."""
+        """Starts an exchange."""
         self.context = context
 
-    def download_payload(self) -> Payload:
-        """The form of what this round's `broadcast` sends."""
-        raise NotImplementedError
-
-    def upload_payload(self) -> Payload:
-        """The form of what clients send in this round."""
-        raise NotImplementedError
-
     def broadcast(self, client_id: int) -> Message:
-        """What a client is sent at the start of the round."""
+        """Returns what a client is sent to train with."""
         raise NotImplementedError
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Takes in what clients sent.
+        """Merges what clients sent after training.
 
         Args:
             updates: By client, in client order; never empty.
@@ -69,36 +53,42 @@ class Server:
         raise NotImplementedError
 
     def diagnostics(self) -> dict[str, float]:
-        """Numbers worth a curve, after `aggregate`."""
+        """Returns numbers to track, after a round."""
         return {}
 
-    def shared_images(self) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Images that clients have shared, for pictures: by round, uint8 [n, C, H, W] and labels [n]."""
-        return {}
+    def warnings(self) -> list[str]:
+        """Returns what a user should be told after a round, one line each."""
+        return []
 
-    def observe(self, update: Update, client: Client) -> None:
-        """Makes of a client the best predictor that an observer of its upload can build. Called before `aggregate`.
+    def state_dict(self) -> dict[str, Any]:
+        """Reads all that a later round depends on: the attributes in ``kept``."""
+        return read_kept(self)
 
-        The observer knows the round's broadcast and how clients begin, but no personal state.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        write_kept(self, state)
+
+
+class AttackableServer(Server):
+    """A server whose uploads, one by one, can be turned into predictors: what privacy attacks judge."""
+
+    def adversary_view(self, update: Update, client: Client) -> None:
+        """Turns a client into the best predictor that an observer of its upload can build, before it is merged.
+
+        The observer knows the round's broadcast and the clients' initial state, but no personal state.
 
         Args:
             update: What the client sent to be merged.
             client: The live client, which has just received this round's broadcast.
 
         Raises:
-            UserError: If the upload says nothing of single images.
+            UserError: If the upload says nothing about single images.
         """
-        raise UserError(
-            f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
-        )
+        raise nothing_to_attack(client)
 
-    def warnings(self) -> list[str]:
-        """What a user should be told after `aggregate`, one line each."""
-        return []
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a later round depends on."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
+def nothing_to_attack(client: Client) -> UserError:
+    """Builds the error for methods whose uploads score no image."""
+    return UserError(
+        f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
+    )

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
+
+Schedule = Literal["stage_major", "literal"]
+"""When stages come: ``"stage_major"``, each once; ``"literal"``, all in turns."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,14 @@ class Partition:
         stages: For every client the ascending indices of its images in each stage, in the order of the stages;
             ``clients`` is their union. None where all images are there from the start.
         reserved: Ascending indices of images that the server keeps and no client holds.
+        schedule: When the stages come, as in `StreamDataModule`.
     """
 
     clients: tuple[tuple[int, ...], ...]
     _: KW_ONLY
     stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     reserved: tuple[int, ...] = ()
+    schedule: Schedule = "stage_major"
 
     @classmethod
     def of_clients(cls, clients: Iterable[Iterable[int]]) -> "Partition":
@@ -37,13 +42,17 @@ class Partition:
 
     @classmethod
     def in_stages(
-        cls, stages: Iterable[Iterable[Iterable[int]]], reserved: Iterable[int] = ()
+        cls,
+        stages: Iterable[Iterable[Iterable[int]]],
+        reserved: Iterable[int] = (),
+        schedule: Schedule = "stage_major",
     ) -> "Partition":
         """Builds the partition of clients whose images arrive in stages.
 
         Args:
             stages: For every client the image indices of each of its stages, in any order within a stage.
             reserved: Indices of the images that the server keeps.
+            schedule: When the stages come, as in `StreamDataModule`.
 
         Example:
             >>> Partition.in_stages([[[4, 0], [2]], [[1]]], reserved=[3]).clients
@@ -51,7 +60,7 @@ class Partition:
         """
         ordered = tuple(tuple(_ascending(stage) for stage in client) for client in stages)
         clients = tuple(_ascending(set(chain.from_iterable(client))) for client in ordered)
-        return cls(clients, stages=ordered, reserved=_ascending(reserved))
+        return cls(clients, stages=ordered, reserved=_ascending(reserved), schedule=schedule)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -85,8 +94,10 @@ class Partition:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         key, clients = ("clients", self.clients) if self.stages is None else ("stages", self.stages)
         rows = ",\n  ".join(map(json.dumps, clients))
-        reserved = f', "reserved": {json.dumps(self.reserved)}' if self.reserved else ""
-        Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{reserved}}}\n')
+        more = f', "reserved": {json.dumps(self.reserved)}' if self.reserved else ""
+        if self.schedule != "stage_major":
+            more += f', "schedule": {json.dumps(self.schedule)}'
+        Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{more}}}\n')
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
@@ -94,8 +105,8 @@ class Partition:
 
         The file holds ``{"clients": [[...], ...]}`` or the list of lists alone; for images that arrive in stages
         ``{"stages": [[[...], ...], ...]}``, one list a client with one list a stage. An object may have a list
-        ``"reserved"``. FedVCK's split files have ``"client_idx"`` in place of ``"clients"``; their
-        ``"client_classes"``, which follow from the images, are ignored.
+        ``"reserved"``, and with stages a ``"schedule"``. FedVCK's split files have ``"client_idx"`` in place of
+        ``"clients"``; their ``"client_classes"``, which follow from the images, are ignored.
 
         Raises:
             UserError: The file is missing or does not hold one list of whole numbers a client, or a client and
@@ -129,7 +140,7 @@ class Partition:
                 raise UserError(f"{path}: client {client} has no list of stages; write one list a stage")
             for stage, indices in enumerate(stages):
                 _whole_numbers(indices, f"{path}: stage {stage} of client {client}")
-        return cls.in_stages(clients, reserved)
+        return cls.in_stages(clients, reserved, content.get("schedule", "stage_major"))
 
     def index_lists(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields every list of indices with the name of its holder, such as ``"stage 1 of client 0"``."""

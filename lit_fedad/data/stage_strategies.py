@@ -8,7 +8,7 @@ import numpy as np
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.long_tail import long_tail
-from lit_fedad.data.partition import Partition, check_clients, indices_by_category
+from lit_fedad.data.partition import Partition, Schedule, check_clients, indices_by_category
 from lit_fedad.errors import UserError
 
 
@@ -31,6 +31,7 @@ class LongTailedStages:
             them ``stages``.
         equal_size: Whether every stage is cut, at random, to the size of the smallest.
         server_labelled: Images of each class that the server keeps.
+        schedule: When the stages come, as in `StreamDataModule`.
 
     Raises:
         UserError: A number is out of range, there are fewer classes than a stage needs, or a class or a stage is
@@ -44,6 +45,7 @@ class LongTailedStages:
     min_stages: int | None = None
     equal_size: bool = False
     server_labelled: int = 0
+    schedule: Schedule = "stage_major"
 
     def __post_init__(self) -> None:
         if min(self.clients, self.classes, self.stages) < 1 or self.server_labelled < 0:
@@ -71,7 +73,7 @@ class LongTailedStages:
         smallest = self._smallest(stages)
         if self.equal_size:
             stages = [[rng.permutation(stage)[:smallest].tolist() for stage in own] for own in stages]
-        return Partition.in_stages(stages, reserved)
+        return Partition.in_stages(stages, reserved, self.schedule)
 
     def _shares(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
         """Assigns classes to the clients stage by stage, then each class's images to the stages that hold it."""
@@ -127,6 +129,7 @@ class ProductsInTurn:
             the order of the set.
         rotate: Whether client i starts with category i and goes round, so that at any time clients see different
             categories.
+        schedule: When the stages come, as in `StreamDataModule`.
 
     Raises:
         UserError: A category is unknown, named twice or has fewer images than there are clients, or none is named.
@@ -135,6 +138,7 @@ class ProductsInTurn:
     clients: int = 3
     order: Sequence[str] | None = None
     rotate: bool = False
+    schedule: Schedule = "stage_major"
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -145,13 +149,14 @@ class ProductsInTurn:
         by_category = _in_order(image_set)
         order = self._order(by_category)
         shards = [np.array_split(rng.permutation(by_category[category]), self.clients) for category in order]
-        return Partition.in_stages(
+        stages = [
             [
                 shards[(stage + client * self.rotate) % len(order)][client].tolist()
                 for stage in range(len(order))
             ]
             for client in range(self.clients)
-        )
+        ]
+        return Partition.in_stages(stages, schedule=self.schedule)
 
     def _order(self, by_category: Mapping[str, Sequence[int]]) -> Sequence[str]:
         order = list(by_category) if self.order is None else self.order

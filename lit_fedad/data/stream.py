@@ -1,14 +1,13 @@
 """Training images that arrive in stages, and the rounds in which clients hold them."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 from torch.utils.data import Dataset
 
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.partition import Schedule
 from lit_fedad.errors import UserError
-
-Schedule = Literal["stage_major", "literal"]
 
 
 class StreamDataModule(FederatedDataModule):
@@ -48,7 +47,7 @@ class StreamDataModule(FederatedDataModule):
         super().__init__(train, test, union, batch_size, eval_batch_size)
         self.by_stage, self.rounds, self.schedule = stages, rounds, schedule
         if schedule not in get_args(Schedule):
-            raise UserError(f"schedule={schedule}: give {' or '.join(get_args(Schedule))}")
+            raise UserError(f"partition schedule={schedule}: give {' or '.join(get_args(Schedule))}")
         longest = max(range(len(stages)), key=lambda client: len(stages[client]))
         if rounds < len(stages[longest]):
             raise UserError(

@@ -25,7 +25,8 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.report.console import Display, human_bytes
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
 
 TOLERANCE = 1e-4
@@ -94,8 +95,8 @@ class Detector(nn.Module):
 
 def export(
     run: str,
-    client: str | None = None,
-    formats: str = "onnx,pt2",
+    client: int | None = None,
+    formats: Sequence[str] = ("onnx", "pt2"),
     images: str | None = None,
     out: str | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -107,7 +108,7 @@ def export(
     Args:
         run: MLflow run id, or the run's folder.
         client: Whose detector; None for the client with most training images.
-        formats: ``onnx``, ``pt2`` (`torch.export`), or both with a comma between.
+        formats: ``onnx``, ``pt2`` (`torch.export`), or both.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Where to write; None for ``export/client_N`` in the run's folder.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
@@ -126,7 +127,7 @@ def export(
     paths = image_files(Path(images), destination) if images else []
     fabric = one_process({**config, "fabric": _ANYWHERE})
     model = same_model(config, result)
-    model.restore(folder.path, folder.config(), number)
+    model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     thresholds = {} if model.task.kind == "classification" else folder.thresholds()
     detector = Detector(model.client, transform, thresholds.get(number))
@@ -337,11 +338,11 @@ FORMATS = {
 }
 
 
-def _chosen_formats(formats: str) -> list[str]:
-    chosen = list(dict.fromkeys(formats.split(",")))
-    for name in chosen:
+def _chosen_formats(formats: Sequence[str]) -> list[str]:
+    chosen = list(dict.fromkeys(formats))
+    for name in chosen or [""]:
         if name not in FORMATS:
-            raise UserError(f"format={formats}: '{name}' is none of {', '.join(FORMATS)}")
+            raise UserError(f"format={','.join(formats)}: '{name}' is none of {', '.join(FORMATS)}")
         if missing := [package for package in FORMATS[name].needs if find_spec(package) is None]:
             raise UserError(
                 f"format={name} needs more packages: pip install {' '.join(missing)}; or give format=pt2"

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
-from lit_fedad.report.console import human_bytes, metric_title
+from lit_fedad.report.naming import human_bytes, metric_title
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
 _MANY = 20  # products; more are counted, not named

@@ -19,6 +19,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
+from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
@@ -41,11 +42,13 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     Raises:
         UserError: If there is no such complete run, or its data or backbone cannot be had again.
     """
-    opened = reopen(run, overrides or {})
-    federation, folder, display = opened.federation, opened.folder, opened.display
-    last = opened.config["rounds"]
-    with display.progress("Evaluation") as federation.on_visit:
-        metrics = federation.evaluate(last)
+    progress = Progress()
+    finished = reopen(run, overrides, [progress])
+    federation, folder, display = finished.federation, finished.folder, finished.display
+    last = finished.config["rounds"]
+    progress.start(display, "Evaluation")
+    metrics = federation.evaluate(last)
+    progress.stop()
     assert metrics is not None
     path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
@@ -57,7 +60,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
 def predict(
     run: str,
     images: str,
-    client: str | None = None,
+    client: int | None = None,
     out: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
@@ -90,8 +93,7 @@ def predict(
     paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
     model = same_model(config, result)
-    model.restore(folder.path, folder.config(), number)
-    model.client.to(fabric.device)
+    model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     judge: _Detect | _Classify
     if model.task.kind == "classification":
@@ -254,11 +256,11 @@ def image_files(root: Path, destination: Path) -> list[Path]:
     return found
 
 
-def choose_client(client: str | None, sizes: Sequence[int]) -> int:
-    """The client that is asked for, or the one with most training images.
+def choose_client(client: int | None, sizes: Sequence[int]) -> int:
+    """Checks the number of a client, or chooses the one with most training images.
 
     Args:
-        client: Its number, as given.
+        client: Its number; None to choose.
         sizes: Training images by client.
 
     Raises:
@@ -267,6 +269,6 @@ def choose_client(client: str | None, sizes: Sequence[int]) -> int:
     holders = [number for number, size in enumerate(sizes) if size]
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))
-    if not client.isdecimal() or int(client) not in holders:
+    if client not in holders:
         raise UserError(f"client={client}: the run has clients {', '.join(map(str, holders))}")
-    return int(client)
+    return client

@@ -17,8 +17,8 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients
 from lit_fedad.metrics.federated import Summary
 
@@ -35,12 +35,12 @@ class StreamAccuracyEvaluator(Evaluator):
 
     - ``global_accuracy``: the server's model (A_glo).
     - ``local_accuracy``: what the client had when it was last trained (A_loc); undefined where only the server makes
-      models that are meant to predict (`Client.own_model`).
+      models that are meant to predict (`Predictors.own`).
     - ``selection_accuracy``: the same, or else the server's model, over the clients of the last round alone (A_sel).
     - ``incremental_accuracy``, ``forgetting``: of what the client had at the end of each task.
 
     ``_masked`` marks predictions restricted to the classes that the client has met, so that heads compare fairly
-    with prototypes; the name of one of `Client.classifiers` marks that classifier.
+    with prototypes; the name of one of `Predictors.heads` marks that classifier.
 
     Args:
         loader: Test batches in a fixed order: the whole test split, of which every client's test data are weighted
@@ -71,38 +71,41 @@ class StreamAccuracyEvaluator(Evaluator):
         self.loader, self.module, self.fabric = loader, module, fabric
         self.images = [torch.from_numpy(own) for own in counts]
         self.weights = [(own > 0).long() if client_test == "balanced" else own for own in self.images]
-        self.own_models = client.own_model
-        self.endings = ["", "_masked", *(f"_{name}" for name in client.classifiers)]
+        self.own_models = client.predictors.own
+        self.endings = ["", "_masked", *(f"_{name}" for name in client.predictors.heads)]
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
 
     def asked(self, client: Client, clients: list[int]) -> list[int]:
         """One client where the server's model is the same for all."""
-        return clients[:1] if client.uniform_server else clients
+        return clients[:1] if client.predictors.server_shared else clients
 
     def score(self, client: Client, number: int) -> Scores:
         """How well a client's model predicts."""
         return self._score(client, {number: client.context.stage})[number]
 
-    def evaluate(self, federation: Federation, round: int) -> dict[str, Summary] | None:
-        """Asks for the server's model; what clients had when they were last trained is in the history."""
-        lent, stages = federation.lent(round), self.module.at(round).stages
-        asked = self.asked(federation.client, federation.clients)
-        common = federation.client.uniform_server
+    def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
+        """Scores the server's model; what clients had when they were last trained is in the history."""
+        stages = self.module.at(round).stages
+        common = interview.client.predictors.server_shared
 
-        def shared(client: Client, number: int) -> dict[int, Scores]:
+        def score(client: Client, number: int) -> dict[int, Scores]:
             return self._score(client, stages if common else {number: stages[number]})
 
-        answers = federation.ask(round, shared, asked, lent)
-        if not federation.fabric.is_global_zero:
+        answers = interview.ask(round, score, self.asked(interview.client, interview.clients), "server")
+        if not interview.fabric.is_global_zero:
             return None
         server = {client: scores for answer in answers.values() for client, scores in answer.items()}
-        reports = [report for report in federation.history if report.round <= round]
-        if not federation.client.own_model and reports:
-            reports[-1].trained = {client: server[client] for client in reports[-1].participants}
-        trained = self._history(reports)
+        reports = [report for report in interview.history if report.round <= round]
         participants = reports[-1].participants if reports else []
+        trained = self._history(reports)
+        in_place = None
+        if not self.own_models and reports:
+            # Only the server makes models: the one of this round stands for what its participants trained.
+            in_place = {client: server[client] for client in participants}
+            for client, scores in in_place.items():
+                trained.setdefault(client, {})[self.module.stage(client, reports[-1].round)] = scores
         now = {client: {stages[client]: scores} for client, scores in server.items()}
-        return self._summarise(now, trained, participants, stages)
+        return Evaluation(self._summarise(now, trained, participants, stages), in_place)
 
     def _score(self, client: Client, stages: Mapping[int, int]) -> dict[int, Scores]:
         """One model, as it predicts for clients at their stages."""

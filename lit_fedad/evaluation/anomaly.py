@@ -13,7 +13,7 @@ from lit_fedad.metrics.federated import Summary, summarise
 
 
 class AnomalyEvaluator(Evaluator):
-    """Evaluates every client on the union of all test images (FedDyMem, Eq. 4).
+    """Evaluates every client on the union of all test images (FedDyMem Eq. 4).
 
     Args:
         loader: Test batches in a fixed order.

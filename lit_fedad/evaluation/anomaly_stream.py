@@ -17,8 +17,8 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.continual import defined_mean, forgetting, summarise_clients
 from lit_fedad.metrics.federated import Summary, summarise
@@ -90,22 +90,21 @@ class AnomalyStreamEvaluator(Evaluator):
             *self.task_metrics,
         )
 
-    def evaluate(self, federation: Federation, round: int) -> dict[str, Summary] | None:
-        """Scores clients as they predict now; what they scored after earlier tasks is in the history."""
+    def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
+        """Scores clients as they predict now; what they scored after earlier stages is in the history."""
         stages = self.module.at(round).stages
-        asked = self.asked(federation.client, federation.clients)
-        alike = federation.client.uniform
+        alike = interview.client.predictors.shared
 
-        def question(client: Client, number: int) -> dict[int, Judged]:
-            judged = federation.clients if alike else [number]
+        def judge(client: Client, number: int) -> dict[int, Judged]:
+            judged = interview.clients if alike else [number]
             return self._judge(client, {holder: stages[holder] for holder in judged})
 
-        answers = federation.ask(round, question, asked)
-        if not federation.fabric.is_global_zero:
+        answers = interview.ask(round, judge, self.asked(interview.client, interview.clients))
+        if not interview.fabric.is_global_zero:
             return None
         now = {holder: judged for answer in answers.values() for holder, judged in answer.items()}
-        earlier = [report for report in federation.history if report.round < round and report.metrics]
-        return self._summarise(now, stages, earlier)
+        earlier = [report for report in interview.history if report.round < round and report.metrics]
+        return Evaluation(self._summarise(now, stages, earlier))
 
     def _judge(self, client: Client, stages: Mapping[int, int]) -> dict[int, Judged]:
         """One model, as it predicts for clients at their stages; each product is scored once."""

@@ -48,7 +48,9 @@ class SemanticEvaluator(Evaluator):
         for batch in self.module.test_dataloader():
             scores = predict_batch(client, batch, self.fabric).image_score.cpu()
             metrics.update(scores, (batch["category"] - self.normal_classes + 1).clamp(min=0))
-        holders = [c for c, size in self.module.sizes.items() if size] if client.uniform else [number]
+        holders = (
+            [c for c, size in self.module.sizes.items() if size] if client.predictors.shared else [number]
+        )
         return {holder: metrics.at_threshold(self.thresholds(client, holder)) for holder in holders}
 
     def spread(

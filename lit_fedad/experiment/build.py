@@ -32,12 +32,12 @@ from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import all_cores
+from lit_fedad.federation.turn import Turn
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.report.console import Display
 
@@ -70,13 +70,14 @@ class Model:
         """Changes whenever the frozen features do."""
         return "none" if self.backbone is None else self.backbone.fingerprint
 
-    def restore(self, folder: Path, config: Config, number: int) -> None:
+    def restore(self, folder: Path, config: Config, number: int, fabric: Fabric) -> None:
         """Turns the live client into one of a run's trained clients, without the run's data.
 
         Args:
             folder: The run's folder.
             config: The run's configuration.
             number: Which client.
+            fabric: Device of the client.
 
         Raises:
             UserError: If the run has no complete round.
@@ -91,15 +92,11 @@ class Model:
         self.server.begin(context)
         pool = ClientPool(self.client.personal_state(), folder / "personal")
         pool.restore(latest, {number})
-        channel: Channel = build(config["federation"]["channel"])
-        letter = channel.pack(
-            self.server.broadcast(number), self.server.download_payload(), channel.down, context, "the server"
-        )
-        self.client.begin(context)
-        self.client.load_personal_state(pool.get(number))
-        self.client.receive(channel.unpack(letter, channel.down))
+        exchange, channel = self.client.exchanges.at(context), build(config["federation"]["channel"])
+        message, spec = exchange.broadcast(self.server, number), exchange.broadcast_spec(self.client)
+        blob = channel.down.pack(message, spec, context, "the server")
+        Turn(self.client, channel, fabric).activate(exchange, context, pool.get(number), blob)
         self.client.deploy()
-        self.client.eval()
 
 
 @dataclass
@@ -262,7 +259,7 @@ def build_data(
     module = (
         FederatedDataModule(train, test, partition.clients, *sizes)
         if partition.stages is None
-        else StreamDataModule(train, test, partition.stages, config["rounds"], config["schedule"], *sizes)
+        else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
     return Data(images, partition, transform, module)
 
@@ -350,7 +347,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         pool=ClientPool(
             model.client.personal_state(), folder / "personal", config["federation"]["pool_bytes"]
         ),
-        participation=build(config["federation"]["participation"]),
+        sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
     )

@@ -1,8 +1,8 @@
-"""A complete run, opened again with its images and all its clients."""
+"""Opens a complete run again, with its images and all its clients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ _MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator
 
 
 @dataclass(frozen=True)
-class Reopened:
-    """A run after its last round.
+class FinishedRun:
+    """A run after its last round, on this machine.
 
     Attributes:
         folder: Its files.
@@ -53,18 +53,21 @@ class Reopened:
     display: Display
 
 
-def reopen(run: str, overrides: Mapping[str, str]) -> Reopened:
+def reopen(
+    run: str, overrides: Mapping[str, str] | None = None, callbacks: Sequence[object] = ()
+) -> FinishedRun:
     """Builds a run's parts as they were at its end; plays nothing.
 
     Args:
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine, such as ``data.root``.
+        callbacks: Hear of its federation.
 
     Raises:
         UserError: If there is no such complete run, or its data or backbone cannot be had again.
     """
     folder, result, config = complete_run(run, overrides)
-    display, fabric = Display(), one_process(config)
+    display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)
     data = build_data(config, images, build_partition(config, images), model, fabric, display)
@@ -74,7 +77,7 @@ def reopen(run: str, overrides: Mapping[str, str]) -> Reopened:
         )
     federation = build_federation(folder.config(), folder.path, model, data, fabric)
     federation.resume()
-    return Reopened(folder, result, config, model, data, federation, fabric, display)
+    return FinishedRun(folder, result, config, model, data, federation, fabric, display)
 
 
 def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:
@@ -96,9 +99,9 @@ def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFold
     return folder, result, config
 
 
-def one_process(config: Config) -> Fabric:
+def one_process(config: Config, callbacks: Sequence[object] = ()) -> Fabric:
     """A launched Fabric of one process, as the run's otherwise."""
-    fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+    fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1, "callbacks": callbacks})
     fabric.launch()
     return fabric
 

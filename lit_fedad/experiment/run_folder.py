@@ -14,10 +14,13 @@ import yaml
 
 from lit_fedad.config import Config, identity
 from lit_fedad.errors import UserError
-from lit_fedad.tracking.tracker import find_run_folder
+from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
 _FILES = ("config.yaml", "partition.json", "thresholds.json", "result.json", "evaluation.json")
+
+# Written into config.yaml. Raise it when this version can no longer open what the one before wrote; 0.1 wrote none.
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
-        """The folder that a configuration's run uses: the same command always gets the same one."""
+        """Returns the folder of a configuration's run: the same command always gets the same one."""
         if config["out"]:
             return cls(Path(config["out"]))
         data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
@@ -41,13 +44,13 @@ class RunFolder:
 
     @classmethod
     def find(cls, run: str) -> RunFolder:
-        """The folder of a finished or begun run.
+        """Finds the folder of a finished or begun run.
 
         Args:
             run: Its path, or its MLflow run id.
 
         Raises:
-            UserError: If there is no such run.
+            UserError: If there is no such run, or another version wrote it.
         """
         if Path(run).is_dir():
             folder = Path(run)
@@ -58,10 +61,12 @@ class RunFolder:
                 raise UserError(f"run={run}: no such folder, and no tracked run: {error}") from error
         if not (folder / "config.yaml").exists():
             raise UserError(f"{folder}: not a run's folder (it holds no config.yaml)")
-        return cls(folder)
+        found = cls(folder)
+        found.config()
+        return found
 
     def clear(self) -> None:
-        """Removes what an earlier run left, and nothing else that lies in the folder."""
+        """Removes the files of an earlier run, and nothing else that lies in the folder."""
         for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in _FILES:
@@ -69,10 +74,10 @@ class RunFolder:
                 (self.path / name).unlink()
 
     def config(self) -> Config:
-        """The resolved configuration that the run was made with.
+        """Reads the resolved configuration that the run was made with.
 
         Raises:
-            UserError: If the file is not such a configuration.
+            UserError: If the file is not such a configuration, or another version wrote it.
         """
         path = self.path / "config.yaml"
         try:
@@ -81,13 +86,20 @@ class RunFolder:
             raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
         if not isinstance(config, dict) or "method" not in config:
             raise UserError(f"{path}: not the configuration of a run; name another folder")
+        version = config.pop("format", None)
+        if version != _FORMAT:
+            maker = "lit_fedad 0.1" if version is None else f"another version of lit_fedad (format {version})"
+            raise UserError(
+                f"{self.path}: a run of {maker}, which this version cannot open; use that version, or train again"
+                " (another out=DIR, or fresh=true)"
+            )
         return config
 
     def claim(self, config: Config) -> None:
-        """Makes the folder this configuration's.
+        """Reserves the folder for a configuration, and writes the configuration into it.
 
         Raises:
-            UserError: If another configuration's run lies in it, or it cannot be written.
+            UserError: If it holds a run of another configuration or version, or cannot be written.
         """
         if (self.path / "config.yaml").exists() and identity(self.config()) != identity(config):
             if self.result() or any((self.path / "checkpoints").glob("round_*")):
@@ -95,22 +107,22 @@ class RunFolder:
                     f"{self.path}: holds a run of another configuration; give another out=DIR, or fresh=true"
                 )
             self.clear()  # a command that was refused before its first round, and has been corrected since
-        self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        self._write("config.yaml", yaml.safe_dump({"format": _FORMAT, **config}, sort_keys=False))
 
     def result(self) -> dict[str, Any] | None:
-        """What a complete run came to; None for a run that is not complete."""
+        """Reads the result of a complete run; None for a run that is not complete."""
         path = self.path / "result.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     def thresholds(self) -> dict[int, float]:
-        """Image score by client above which a complete run calls an image anomalous."""
+        """Reads each client's image score above which a complete run calls an image anomalous."""
         return {
             int(client): value
             for client, value in json.loads((self.path / "thresholds.json").read_text()).items()
         }
 
     def save_json(self, name: str, value: Any) -> Path:
-        """Writes JSON; undefined numbers become null."""
+        """Writes a JSON file, in which undefined numbers become null, and returns its path."""
         return self._write(name, json.dumps(_plain(value), indent=1))
 
     def _write(self, name: str, text: str) -> Path:

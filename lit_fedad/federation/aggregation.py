@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Message, Update
+from lit_fedad.contracts.task import channel_scale
 
 STATISTICS = ("count", "mean", "variance")
 """Names of the channel statistics that a client sends."""
 
 
-def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Message:
+def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message:
     """Averages messages by data size, key by key (FedAvg): ``sum_n z_n W_n``.
 
     Floating-point entries are averaged, in double precision and divided last: equal messages come back as they are,
@@ -21,7 +22,7 @@ def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Messa
 
     Args:
         updates: By client; all with the same keys and shapes.
-        uniform: Every client counts the same.
+        equal: Whether every client counts the same, whatever its size.
 
     Returns:
         The mean, in the type of the messages.
@@ -31,7 +32,7 @@ def weighted_mean(updates: Mapping[int, Update], uniform: bool = False) -> Messa
         >>> weighted_mean({0: Update(one, 30), 1: Update(other, 10)})
         {'w': tensor([1.])}
     """
-    sizes = {client: 1 if uniform else update.num_samples for client, update in updates.items()}
+    sizes = {client: 1 if equal else update.num_samples for client, update in updates.items()}
     # In lowest terms, clients of one size are averaged exactly as if they counted the same.
     divisor = math.gcd(*sizes.values()) or 1
     total = sum(sizes.values()) / divisor
@@ -77,7 +78,7 @@ def pool_statistics(updates: Mapping[int, Update]) -> Message:
     """
     messages = [update.message for update in updates.values()]
     mean, variance = pool_moments(*(torch.stack([m[k] for m in messages]) for k in STATISTICS))
-    return {"mean": mean, "scale": variance.sqrt() + 1e-5}
+    return {"mean": mean, "scale": channel_scale(variance)}
 
 
 def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: float) -> float:

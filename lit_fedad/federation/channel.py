@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lit_fedad.contracts import Context, Message, Payload
+from lit_fedad.contracts import Context, Message, MessageSpec
 from lit_fedad.errors import UserError
 
 
@@ -17,10 +18,10 @@ class Codec(Protocol):
     """What a channel does to a message before it is serialised, and undoes after."""
 
     def encode(self, message: Message, context: Context) -> Message:
-        """The message as it crosses."""
+        """Codes a message for the way."""
 
     def decode(self, message: Message) -> Message:
-        """The message as the other side sees it."""
+        """Decodes a message that came."""
 
 
 class Plain:
@@ -84,91 +85,90 @@ class Byte:
         return decoded
 
 
-@dataclass
-class GaussianNoise:
-    """Adds Gaussian noise to every float tensor: a plain defence, without a privacy accountant.
+@dataclass(frozen=True)
+class Link:
+    """One direction of the channel.
 
     Attributes:
-        std: Standard deviation, in the units of the tensors.
+        codec: Codes messages before they are serialised, and decodes them after.
     """
 
-    std: float
+    codec: Codec
 
-    def encode(self, message: Message, context: Context) -> Message:
-        """Adds the noise of this round and client."""
-        draw = context.generator("channel-noise")
-        return {
-            name: t + self.std * torch.randn(t.shape, generator=draw, dtype=t.dtype)
-            if t.is_floating_point()
-            else t
-            for name, t in message.items()
-        }
+    def pack(self, message: Message, spec: MessageSpec, context: Context, sender: str) -> bytes:
+        """Checks and serialises a message.
 
-    def decode(self, message: Message) -> Message:
-        """Noise is not undone."""
+        Args:
+            message: What is to be sent.
+            spec: Its declared form.
+            context: Round and client, for codecs that draw random numbers.
+            sender: Named in errors, e.g. ``"client 3"``.
+
+        Returns:
+            The bytes that cross; empty for an empty message.
+
+        Raises:
+            UserError: If names, shapes or types are not as declared, or a value is not finite.
+        """
+        check(message, spec, sender)
+        if not message:
+            return b""
+        coded = self.codec.encode(message, context)
+        return save({name: tensor.contiguous() for name, tensor in coded.items()})
+
+    def unpack(self, blob: bytes, spec: MessageSpec, sender: str) -> Message:
+        """Builds a message from the bytes that crossed, and checks it on receipt.
+
+        Args:
+            blob: From `pack`, of whatever origin.
+            spec: The declared form.
+            sender: Named in errors.
+
+        Raises:
+            UserError: If the bytes hold no message, or another one than declared.
+        """
+        try:
+            message = self.codec.decode(load(blob)) if blob else {}
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"{sender} sent bytes that hold no message ({type(error).__name__})") from error
+        check(message, spec, sender)
         return message
 
 
 class Channel:
     """Carries messages both ways.
 
-    Nothing but bytes crosses: a message is checked against the declared payload, coded, serialised (safetensors),
-    counted, and built anew on the other side. What is counted is therefore exactly what would be sent.
+    Nothing but bytes crosses: a message is checked against its declared form, coded, serialised (safetensors) and
+    counted, and on the other side built anew and checked again. What is counted is exactly what is sent.
 
     Args:
-        up: Coding of client messages.
-        down: Coding of server messages.
+        up: Codec of client messages; None sends them as they are.
+        down: Codec of server messages; likewise.
     """
 
     def __init__(self, up: Codec | None = None, down: Codec | None = None) -> None:
-        self.up = up or Plain()
-        self.down = down or Plain()
-
-    def pack(self, message: Message, payload: Payload, codec: Codec, context: Context, sender: str) -> bytes:
-        """Checks and serialises a message.
-
-        Args:
-            message: What is to be sent.
-            payload: What the method declared.
-            codec: `up` or `down`.
-            context: Round and client, for codings that draw random numbers.
-            sender: Named in the error, e.g. ``"client 3"``.
-
-        Returns:
-            The bytes that cross; empty for an empty message.
-
-        Raises:
-            UserError: If names, shapes or types differ from the payload, or a value is not finite.
-        """
-        check(message, payload, sender)
-        if not message:
-            return b""
-        coded = codec.encode(message, context)
-        return save({name: tensor.contiguous() for name, tensor in coded.items()})
-
-    def unpack(self, blob: bytes, codec: Codec) -> Message:
-        """Builds a message from the bytes that crossed."""
-        return codec.decode(load(blob)) if blob else {}
+        self.up = Link(up or Plain())
+        self.down = Link(down or Plain())
 
 
-def check(message: Message, payload: Payload, sender: str) -> None:
-    """Holds a message against its declaration.
+def check(message: Message, spec: MessageSpec, sender: str) -> None:
+    """Checks a message against its declared form.
 
     Raises:
         UserError: In one line that names the sender and the tensor.
     """
-    if set(message) != set(payload):
-        missing, extra = sorted(set(payload) - set(message)), sorted(set(message) - set(payload))
+    if set(message) != set(spec):
+        missing, extra = sorted(set(spec) - set(message)), sorted(set(message) - set(spec))
         raise UserError(f"{sender} sent {extra or 'nothing'} undeclared and left out {missing or 'nothing'}")
-    for name, spec in payload.items():
+    for name, form in spec.items():
         tensor = message[name]
-        if tensor.dtype != spec.dtype:
-            raise UserError(f"{sender} sent '{name}' as {tensor.dtype}, declared as {spec.dtype}")
-        if len(tensor.shape) != len(spec.shape) or any(
-            want is not None and want != got for want, got in zip(spec.shape, tensor.shape, strict=True)
+        if tensor.dtype != form.dtype:
+            raise UserError(f"{sender} sent '{name}' as {tensor.dtype}, declared as {form.dtype}")
+        if len(tensor.shape) != len(form.shape) or any(
+            want is not None and want != got for want, got in zip(form.shape, tensor.shape, strict=True)
         ):
             raise UserError(
-                f"{sender} sent '{name}' of shape {tuple(tensor.shape)}, declared as {spec.shape}"
+                f"{sender} sent '{name}' of shape {tuple(tensor.shape)}, declared as {form.shape}"
             )
         if tensor.device.type != "cpu":
             raise UserError(f"{sender} sent '{name}' on {tensor.device}; messages live on the CPU")
@@ -177,7 +177,7 @@ def check(message: Message, payload: Payload, sender: str) -> None:
 
 
 def elements(message: Mapping[str, Tensor]) -> int:
-    """How many numbers a message holds (what some papers report as its size).
+    """Counts the numbers that a message holds (what some papers report as its size).
 
     Example:
         >>> elements({"memory": torch.zeros(56 * 56, 1792)})

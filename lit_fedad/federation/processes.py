@@ -1,10 +1,10 @@
-"""Clients dealt to Fabric's processes, and their results brought together in client order."""
+"""Clients on several processes of Fabric, and their results gathered in client order."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,33 +31,45 @@ class ClientsApart(DDPStrategy):
 
 
 def make_fabric(
-    accelerator: str = "auto", devices: int | str = 1, precision: Any = "32-true", num_nodes: int = 1
+    accelerator: str = "auto",
+    devices: int | str = 1,
+    precision: Any = "32-true",
+    num_nodes: int = 1,
+    callbacks: Sequence[object] = (),
 ) -> Fabric:
-    """A Fabric whose processes train different clients.
+    """Builds a Fabric whose processes train different clients.
 
     Args:
         accelerator: ``cpu``, ``cuda``, ``mps`` or ``auto``.
         devices: Processes on this machine.
         precision: Any of Fabric's precisions.
         num_nodes: Machines.
+        callbacks: See `FederationCallback`.
 
     Raises:
         UserError: If Fabric does not know the accelerator or precision, or has not as many devices.
     """
     try:
-        return _make_fabric(accelerator, devices, precision, num_nodes)
+        return _make_fabric(accelerator, devices, precision, num_nodes, list(callbacks))
     except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:
         raise UserError(f"fabric: {' '.join(str(error).split())}") from error
 
 
-def _make_fabric(accelerator: str, devices: int | str, precision: Any, num_nodes: int) -> Fabric:
+def _make_fabric(
+    accelerator: str, devices: int | str, precision: Any, num_nodes: int, callbacks: list[object]
+) -> Fabric:
     alone = num_nodes == 1 and str(devices) in ("1", "auto") and not torch.cuda.is_available()
     if alone or (num_nodes == 1 and str(devices) == "1"):
-        return Fabric(accelerator=accelerator, devices=1, precision=precision)
+        return Fabric(accelerator=accelerator, devices=1, precision=precision, callbacks=callbacks)
     start = _start_method() if num_nodes == 1 else "popen"
     strategy = ClientsApart(start_method=start)  # type: ignore[arg-type]
     return Fabric(
-        accelerator=accelerator, devices=devices, precision=precision, num_nodes=num_nodes, strategy=strategy
+        accelerator=accelerator,
+        devices=devices,
+        precision=precision,
+        num_nodes=num_nodes,
+        strategy=strategy,
+        callbacks=callbacks,
     )
 
 
@@ -90,8 +102,8 @@ def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> No
         raise
 
 
-def deal(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
-    """Deals clients to processes so that each has about the same number of images, largest client first.
+def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
+    """Assigns clients to processes so that each has about the same number of images, largest client first.
 
     Args:
         sizes: Images by client.
@@ -101,29 +113,20 @@ def deal(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
         Clients of each process, ascending. A client stays with its process for the whole run.
 
     Example:
-        >>> deal({0: 10, 1: 70, 2: 30, 3: 40}, 2)
+        >>> shard({0: 10, 1: 70, 2: 30, 3: 40}, 2)
         [[0, 1], [2, 3]]
     """
-    hands: list[list[int]] = [[] for _ in range(processes)]
+    shards: list[list[int]] = [[] for _ in range(processes)]
     loads = [0] * processes
     for client in sorted(sizes, key=lambda c: (-sizes[c], c)):
         target = loads.index(min(loads))
-        hands[target].append(client)
+        shards[target].append(client)
         loads[target] += sizes[client]
-    return [sorted(hand) for hand in hands]
+    return [sorted(clients) for clients in shards]
 
 
-def share(fabric: Fabric, value: Any) -> Any:
-    """Gives the first process's value to every process."""
-    if fabric.world_size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def collect(fabric: Fabric, results: dict[int, Any]) -> dict[int, Any]:
-    """Brings results by client together on the first process, in client order; empty elsewhere."""
+def gather(fabric: Fabric, results: dict[int, Any]) -> dict[int, Any]:
+    """Gathers results by client on the first process, in client order; returns nothing elsewhere."""
     if fabric.world_size == 1:
         return dict(sorted(results.items()))
     boxes: list[Any] | None = [None] * fabric.world_size if fabric.global_rank == 0 else None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Task
+from lit_fedad.contracts import Predictors, Task
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.stateless import trainable, with_weights
+from lit_fedad.methods.parts.functional import trainable, with_weights
 
 
 class APFLClient(FedAvgClient):
@@ -30,6 +31,8 @@ class APFLClient(FedAvgClient):
         UserError: If alpha is not in [0, 1].
     """
 
+    kept = ("personal_entries", "alpha")
+
     def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.5, adaptive: bool = True) -> None:
         super().__init__(task, local_epochs)
         backbone = getattr(task, "backbone", None)
@@ -41,14 +44,18 @@ class APFLClient(FedAvgClient):
         self.alpha = torch.tensor(float(alpha), requires_grad=adaptive)
 
     @property
-    def uniform(self) -> bool:
-        """Every client predicts with its own mixture."""
-        return False
+    def predictors(self) -> Predictors:
+        """Each client's own mixture, and the shared model, which is the same for all."""
+        return replace(super().predictors, shared=False)
 
     @property
-    def uniform_server(self) -> bool:
-        """The shared model is the same for all."""
-        return super().uniform
+    def personal_entries(self) -> dict[str, Tensor]:
+        """What the personal model has of its own: weights and running statistics."""
+        return {**self._personal_buffers(), **trainable(self.personal)}
+
+    @personal_entries.setter
+    def personal_entries(self, entries: Mapping[str, Tensor]) -> None:
+        self.personal.load_state_dict(entries, strict=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One optimiser for w and v."""
@@ -62,6 +69,7 @@ class APFLClient(FedAvgClient):
 
     def on_train_start(self) -> None:
         """The personal model trains, against the bank of the shared one where there is one."""
+        self.alpha.requires_grad_(self.adaptive)
         self.personal.train()
         own = {name: self.task.state_dict()[name] for name in self.task.local_buffers}
         self.personal.load_state_dict(own, strict=False)
@@ -69,11 +77,9 @@ class APFLClient(FedAvgClient):
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """The loss of the shared model plus that of the mixture, in which the shared weights are constants."""
         view = self.task.view(batch)
-        shared = self.task.objective(self.task.features(view), view)
+        shared = self.task.objective(self.task(view), view)
         mixture = self._mixture()
-        mixed = with_weights(
-            self.personal, mixture, lambda task: task.objective(task.features(view), view)["loss"]
-        )
+        mixed = with_weights(self.personal, mixture, lambda task: task.objective(task(view), view)["loss"])
         return {**shared, "loss": shared["loss"] + mixed, "mixture_loss": mixed, "alpha": self.alpha}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -86,21 +92,12 @@ class APFLClient(FedAvgClient):
         """Back to evaluation."""
         self.personal.eval()
 
-    def deploy(self) -> None:
+    def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Predicts with the mixture; running statistics are the personal model's, which saw its features."""
+        if which == "server":
+            return
         mixed = {**self._personal_buffers(), **self._mixture()}
         self.task.load_state_dict({name: entry.detach() for name, entry in mixed.items()}, strict=False)
-
-    def personal_state(self) -> dict[str, Any]:
-        """The personal model v, and alpha."""
-        v = {**self._personal_buffers(), **trainable(self.personal)}
-        return {**super().personal_state(), "personal": v, "alpha": self.alpha}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.personal.load_state_dict(state["personal"], strict=False)
-        self.alpha = state["alpha"].detach().clone().requires_grad_(self.adaptive)
 
     def _mixture(self) -> dict[str, Tensor]:
         shared = trainable(self.task)

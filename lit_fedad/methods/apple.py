@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Task, Update
+from lit_fedad.contracts import Message, MessageSpec, Predictors, Task, TensorSpec, Update
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import trainable, with_weights
+from lit_fedad.methods.parts.functional import trainable, with_weights
 
 CLIENTS, SHARES = "clients", "shares"
 
@@ -33,6 +33,8 @@ class AppleClient(FedAvgClient):
         early: L, as a share of all rounds.
     """
 
+    kept = ("relations",)
+
     def __init__(
         self,
         task: Task,
@@ -51,23 +53,29 @@ class AppleClient(FedAvgClient):
         self.row = 0
 
     @property
-    def uniform(self) -> bool:
-        """Every client predicts with its own mixture."""
-        return False
+    def predictors(self) -> Predictors:
+        """Each client's own mixture; the server has no model but the clients' cores."""
+        return Predictors()
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares N core models, who the clients are, and their shares of the images."""
+        cores = {
+            name: TensorSpec((None, *core.shape), core.dtype) for name, core in self.shared_spec().items()
+        }
+        return {**cores, CLIENTS: TensorSpec((None,), torch.int64), SHARES: TensorSpec((None,))}
 
     def receive(self, broadcast: Message) -> None:
         """Takes over all core models, its own among them."""
-        if self.phase != "train":
-            return super().receive(broadcast)
         self.row = broadcast[CLIENTS].tolist().index(self.context.client)
         self.shares = broadcast[SHARES]
         if not len(self.relations):
             self.relations = torch.full_like(self.shares, 1 / len(self.shares)).requires_grad_()
         self.others = {name: broadcast[name] for name in trainable(self.task)}
-        return super().receive({name: cores[self.row] for name, cores in self.others.items()})
+        super().receive({name: cores[self.row] for name, cores in self.others.items()})
 
     def on_train_start(self) -> None:
-        """Brings the cores to where training runs."""
+        """Moves the cores to where training runs."""
+        self.relations.requires_grad_()
         self.others = {name: cores.to(self.device) for name, cores in self.others.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
@@ -82,29 +90,22 @@ class AppleClient(FedAvgClient):
         moved = self.relations.detach() - self.relation_learning_rate * self.relations.grad
         self.relations = moved.requires_grad_()
 
-    def deploy(self) -> None:
+    def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Predicts with the mixture."""
+        if which == "server":
+            return
         relations = self.relations.detach()
         mixture = {
             name: torch.tensordot(relations.to(cores), cores, dims=1) for name, cores in self.others.items()
         }
         self.task.load_state_dict(mixture, strict=False)
 
-    def adapt(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader) -> None:
         """Renews the task's bank under the mixture, at which the loss is taken too."""
         own = self.shared_state()
         self.deploy()
-        super().adapt(loader)
+        super().refresh(loader)
         self.task.load_state_dict(own, strict=False)
-
-    def personal_state(self) -> dict[str, Any]:
-        """The relations."""
-        return {**super().personal_state(), "relations": self.relations}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.relations = state["relations"].detach().clone().requires_grad_()
 
     def _early(self) -> float:
         t = self.context.round
@@ -130,11 +131,13 @@ class AppleServer(FedAvgServer):
         client: A client, for the initial core model.
     """
 
+    kept = ("known",)
+
     def __init__(self, client: AppleClient) -> None:
         super().__init__(client)
         self.known: Message = {}
 
-    def enrol(self, sizes: Mapping[int, int]) -> None:
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Begins with the same core for every client."""
         shares = torch.tensor([float(size) for size in sizes.values()])
         cores = {name: core.expand(len(sizes), *core.shape).clone() for name, core in self.weights.items()}
@@ -142,20 +145,11 @@ class AppleServer(FedAvgServer):
 
     def broadcast(self, client_id: int) -> Message:
         """N core models, and who and how large the clients are: N times FedAvg's bytes."""
-        return self.known if self.phase == "train" else super().broadcast(client_id)
+        return self.known
 
-    def merge(self, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Keeps the new cores; nothing is averaged."""
         rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
         for client, update in updates.items():
             for name, core in update.message.items():
                 self.known[name][rows[client]] = core
-
-    def state_dict(self) -> dict[str, Any]:
-        """All cores."""
-        return {**super().state_dict(), "known": self.known}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.known = dict(state["known"])

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Payload, Task, TensorSpec, Update
+from lit_fedad.contracts import Message, MessageSpec, Predictors, Task, TensorSpec, Update, spec_of
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer, form
-from lit_fedad.methods.stateless import with_weights
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.functional import with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 WEIGHT, BIAS = "retrained.weight", "retrained.bias"
@@ -44,7 +45,6 @@ class CReFFClient(FedAvgClient):
     """
 
     needs = Classifier
-    own_model = False
     task: Classifier
 
     def __init__(self, task: Classifier, local_epochs: int = 1, draws: int = 10, batch: int = 32) -> None:
@@ -61,13 +61,28 @@ class CReFFClient(FedAvgClient):
         self.retrained = {n: broadcast[n] for n in (WEIGHT, BIAS)}
         super().receive(self._received)
 
-    def deploy(self) -> None:
-        """Puts the re-trained classifier in the place of FedAvg's."""
-        self.task.classifier.load_state_dict({"weight": self.retrained[WEIGHT], "bias": self.retrained[BIAS]})
+    @property
+    def predictors(self) -> Predictors:
+        """Only the server's model is meant to predict."""
+        return replace(super().predictors, own=False)
 
-    def deploy_shared(self, lent: Message) -> None:
-        """The same: there is no other model."""
-        self.deploy()
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares FedAvg's weights, and the re-trained classifier."""
+        classifier = self.task.classifier
+        return {**self.shared_spec(), **spec_of({WEIGHT: classifier.weight, BIAS: classifier.bias})}
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares the weights, and the gradients of any number of classes."""
+        gradient = (None, self.task.classes, self.task.num_features + 1)
+        return {
+            **self.shared_spec(),
+            GRADIENTS: TensorSpec(gradient),
+            CLASSES: TensorSpec((None,), torch.int64),
+        }
+
+    def deploy(self, which: Literal["own", "server"] = "own") -> None:
+        """Puts the re-trained classifier in the place of FedAvg's; there is no other model."""
+        self.task.classifier.load_state_dict({"weight": self.retrained[WEIGHT], "bias": self.retrained[BIAS]})
 
     def send(self, loader: DataLoader) -> Message:
         """The trained weights, and the gradient of each class that the client holds."""
@@ -94,7 +109,7 @@ class CReFFClient(FedAvgClient):
         features = []
         for _ in range(self.draws):
             drawn = images[torch.randperm(len(images))[: self.batch]].to(self.device)
-            features.append(task.features(task.view({"image": drawn, "label": label.expand(len(drawn))})))
+            features.append(task(task.view({"image": drawn, "label": label.expand(len(drawn))})))
         classifier = torch.column_stack([self.retrained[WEIGHT], self.retrained[BIAS]]).to(self.device)
         target = F.one_hot(label, len(classifier)).to(self.device)
         return cross_entropy_gradient(classifier, torch.cat(features), target).cpu()
@@ -116,6 +131,8 @@ class CReFFServer(FedAvgServer):
         UserError: If there is no feature, step, epoch or batch.
     """
 
+    kept = ("retrained", "features", "seen")
+
     def __init__(
         self,
         client: CReFFClient,
@@ -136,7 +153,7 @@ class CReFFServer(FedAvgServer):
         self.matching_steps, self.matching_rate = matching_steps, matching_rate
         self.retraining_epochs, self.retraining_rate = retraining_epochs, retraining_rate
         self.batch_size = batch_size
-        self.classes = client.task.classes
+        self.classes, self.num_features = client.task.classes, client.task.num_features
         initial = client.task.classifier.state_dict()
         self.retrained: Message = {
             name: initial[own].to("cpu", copy=True) for name, own in ((WEIGHT, "weight"), (BIAS, "bias"))
@@ -145,19 +162,11 @@ class CReFFServer(FedAvgServer):
         self.seen = torch.zeros(self.classes, dtype=torch.bool)
         self._losses: dict[str, float] = {}
 
-    def upload_payload(self) -> Payload:
-        """The weights, and the gradients of any number of classes."""
-        own = {
-            GRADIENTS: TensorSpec((None, self.classes, self.width + 1)),
-            CLASSES: TensorSpec((None,), torch.int64),
-        }
-        return {**form(self.weights), **own}
-
     def broadcast(self, client_id: int) -> Message:
         """The weights, and the re-trained classifier."""
         return {**self.weights, **self.retrained}
 
-    def merge(self, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages weights; matches the features of the classes that clients hold; re-trains the classifier."""
         uploads = {
             client: Update({n: update.message[n] for n in self.weights}, update.num_samples)
@@ -170,7 +179,7 @@ class CReFFServer(FedAvgServer):
     def _learn(self, messages: list[Message]) -> None:
         """Everything but the weights."""
         if self.features is None:
-            shape = (self.classes, self.features_per_class, self.width)
+            shape = (self.classes, self.features_per_class, self.num_features)
             self.features = torch.randn(shape, generator=self.context.generator("federated features"))
         held, gradients = mean_gradients(messages)
         device = self.fabric.device if self.fabric else torch.device("cpu")
@@ -192,7 +201,7 @@ class CReFFServer(FedAvgServer):
         """On the features of the classes ever seen [C, n, d]; others have none that mean anything."""
         labels = self.seen.nonzero().repeat_interleave(features.shape[1]).to(features.device)
         with self.context.seeded("classifier re-training"):
-            fresh = nn.Linear(self.width, self.classes).to(features.device)
+            fresh = nn.Linear(self.num_features, self.classes).to(features.device)
             weight, bias = train_classifier(
                 fresh,
                 features.flatten(0, 1),
@@ -206,17 +215,6 @@ class CReFFServer(FedAvgServer):
     def diagnostics(self) -> dict[str, float]:
         """The matching loss before and after its steps, summed over the classes of the round."""
         return self._losses
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, re-trained classifier, features, and which classes these were matched for."""
-        own = {"retrained": self.retrained, "features": self.features, "seen": self.seen}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.retrained = dict(state["retrained"])
-        self.features, self.seen = state["features"], state["seen"]
 
 
 @contextmanager

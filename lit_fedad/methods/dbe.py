@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Payload, Task, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import pooled
+from lit_fedad.methods.parts.functional import map_batches, pooled
 
 MEAN = "mean of features"
 
@@ -33,6 +34,12 @@ class PersonalBias(nn.Module):
         return features + self.bias
 
 
+def shift_features(task: Task, _: Any, features: Tensor) -> Tensor:
+    """Shifts what a task's forward returned by its ``offset``; a forward hook."""
+    assert isinstance(task.offset, PersonalBias)
+    return task.offset(features)
+
+
 class DBEClient(FedAvgClient):
     """A client: keeps a bias on its features, and holds their mean, without it, near that of all clients.
 
@@ -46,26 +53,34 @@ class DBEClient(FedAvgClient):
         momentum: Share of the newest batch in r.
     """
 
+    kept = ("running",)
+
     def __init__(self, task: Task, local_epochs: int = 1, kappa: float = 1.0, momentum: float = 1.0) -> None:
         super().__init__(task, local_epochs)
         self.kappa, self.momentum = kappa, momentum
-        task.offset = self.offset = PersonalBias(task.width)
-        self.common = self.running = torch.zeros(task.width)
+        task.offset = self.offset = PersonalBias(task.num_features)
+        task.register_forward_hook(shift_features)
+        self.common = self.running = torch.zeros(task.num_features)
 
     @property
-    def setup_phases(self) -> tuple[str, ...]:
-        """As FedAvg's, and then the mean of all clients' features."""
-        return (*super().setup_phases, "mean")
+    def exchanges(self) -> Exchanges:
+        """As FedAvg's, with the mean of all clients' features at the end of the set-up."""
+        common = super().exchanges
+        return replace(common, setup=(*common.setup, FeatureMean()))
 
     def shared_keys(self) -> list[str]:
         """All that FedAvg shares, less the bias."""
         return [name for name in super().shared_keys() if not name.startswith("offset.")]
 
-    def receive(self, broadcast: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Takes over weights and g."""
-        weights = dict(broadcast)
-        self.common = weights.pop(MEAN, self.common)
+        weights = dict(message)
+        self.common = weights.pop(MEAN)
         super().receive(weights)
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the weights and g."""
+        return {**super().broadcast_spec(), MEAN: TensorSpec((self.task.num_features,))}
 
     def on_train_start(self) -> None:
         """Brings both means to where training runs."""
@@ -74,7 +89,7 @@ class DBEClient(FedAvgClient):
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """The task's loss on shifted features, and the mean regularisation of those without the bias."""
         view = self.task.view(batch)
-        features = self.task.features(view)
+        features = self.task(view)
         outputs = self.task.objective(features, view)
         newest = pooled(features).mean(0) - self.offset.bias
         running = (1 - self.momentum) * self.running + self.momentum * newest
@@ -83,26 +98,14 @@ class DBEClient(FedAvgClient):
         return {**outputs, "loss": outputs["loss"] + self.kappa * drift, "drift": drift}
 
     @torch.no_grad()
-    def send(self, loader: DataLoader) -> Message:
-        """The trained weights; in the exchange before round 1, the mean of the client's features."""
-        if self.phase != "mean":
-            return super().send(loader)
-        total, images = torch.zeros(self.task.width, dtype=torch.float64), 0
-        for batch in loader:
-            features = pooled(self.task.features(self.task.transfer_batch_to_device(batch, self.device, 0)))
+    def feature_mean(self, loader: DataLoader) -> Tensor:
+        """Computes the mean of the client's features [num_features], where r begins."""
+        total, images = torch.zeros(self.task.num_features, dtype=torch.float64), 0
+        for features in map_batches(self.task, loader, lambda batch: pooled(self.task(batch))):
             total += features.double().sum(0).cpu()
             images += len(features)
         self.running = (total / images).float()
-        return {MEAN: self.running}
-
-    def personal_state(self) -> dict[str, Any]:
-        """The running mean; the bias is part of the task."""
-        return {**super().personal_state(), "running": self.running}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.running = state["running"]
+        return self.running
 
 
 class DBEServer(FedAvgServer):
@@ -112,30 +115,30 @@ class DBEServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
+    kept = ("common",)
+
     def __init__(self, client: DBEClient) -> None:
         super().__init__(client)
         self.common = client.common
 
-    def upload_payload(self) -> Payload:
-        """As FedAvg's; the mean of a client's features in the exchange named so."""
-        return {MEAN: TensorSpec((self.width,))} if self.phase == "mean" else super().upload_payload()
-
     def broadcast(self, client_id: int) -> Message:
-        """The weights and g."""
-        common = {MEAN: self.common} if self.phase == "train" else {}
-        return {**super().broadcast(client_id), **common}
+        """Returns the weights and g."""
+        return {**super().broadcast(client_id), MEAN: self.common}
 
-    def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """As FedAvg, or averages means."""
-        if self.phase == "mean":
-            self.common = weighted_mean(updates)[MEAN]
-        super().aggregate(updates)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and g."""
-        return {**super().state_dict(), "common": self.common}
+class FeatureMean(Exchange[DBEClient, DBEServer]):
+    """Before round 1, clients send the mean of their features under the initial weights; the server averages to g."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.common = state["common"]
+    name = "feature mean"
+
+    def send(self, client: DBEClient, loader: DataLoader) -> Message:
+        """Returns the mean of the client's features."""
+        return {MEAN: client.feature_mean(loader)}
+
+    def upload_spec(self, client: DBEClient) -> MessageSpec:
+        """Declares one vector [num_features]."""
+        return {MEAN: TensorSpec((client.task.num_features,))}
+
+    def aggregate(self, server: DBEServer, updates: Mapping[int, Update]) -> None:
+        """Averages by data size."""
+        server.common = weighted_mean(updates)[MEAN]

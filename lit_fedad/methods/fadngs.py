@@ -13,16 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Message, Payload, TensorSpec, Update
+from lit_fedad.contracts import (
+    Context,
+    Exchange,
+    Exchanges,
+    Message,
+    MessageSpec,
+    Predictors,
+    TensorSpec,
+    Update,
+)
 from lit_fedad.errors import UserError
-from lit_fedad.methods.ensemble_distillation import EnsembleDistillation, InstanceQueues
-from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer, form
+from lit_fedad.federation.local_training import Train
+from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
 MEAN, COVARIANCE = "densities.mean", "densities.covariance"
@@ -39,6 +50,7 @@ class FADngsClient(FedAvgClient):
     """
 
     needs = Contrastive
+    kept = ("embedded",)
     task: Contrastive
 
     def __init__(
@@ -50,63 +62,64 @@ class FADngsClient(FedAvgClient):
     ) -> None:
         super().__init__(task, local_epochs, aggregate_buffers=aggregate_buffers)
         self.share_densities = share_densities
-        self._embedded: tuple[int, Tensor, Tensor] | None = None
+        self.embedded: tuple[int, Tensor, Tensor] | None = None
 
     @property
-    def setup_phases(self) -> tuple[str, ...]:
-        """A first exchange of densities."""
-        return ("densities",) if self.share_densities else super().setup_phases
-
-    @property
-    def exchanges(self) -> tuple[str, ...]:
-        """Training, then densities under the merged weights."""
-        return ("train", "densities") if self.share_densities else super().exchanges
-
-    @property
-    def uniform(self) -> bool:
-        """With weights and densities in common, clients predict alike."""
-        return self.share_densities and self.aggregate_buffers == "mean"
-
-    def receive(self, broadcast: Message) -> None:
-        """Takes over weights, and densities."""
-        self.task.load_state_dict(broadcast, strict=False)
-
-    def adapt(self, loader: DataLoader) -> None:
-        """Predicts which images are normal (Eq. 8), from the embeddings that the last densities were made of."""
+    def exchanges(self) -> Exchanges:
+        """Densities under the initial weights; then, in every round, training, and densities under merged weights."""
         if not self.share_densities:
-            super().adapt(loader)
+            return super().exchanges
+        return Exchanges((ShareDensities(initial=True),), (Train(), ShareDensities()))
+
+    @property
+    def predictors(self) -> Predictors:
+        """With weights and densities in common, clients predict alike."""
+        shared = self.share_densities and self.aggregate_buffers == "mean"
+        return Predictors(shared=shared, server_shared=shared)
+
+    @property
+    def own_entries(self) -> dict[str, Tensor]:
+        """What does not cross; all clients' densities come with every message, and what follows from them."""
+        own = super().own_entries
+        return (
+            {n: e for n, e in own.items() if n not in self.task.local_buffers}
+            if self.share_densities
+            else own
+        )
+
+    @own_entries.setter
+    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
+        self.task.load_state_dict(entries, strict=False)
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the weights, and the densities of all clients where they are shared."""
+        return {**super().broadcast_spec(), **(self.densities_spec() if self.share_densities else {})}
+
+    def densities_spec(self) -> MessageSpec:
+        """Declares any number of densities: means [n, D] and covariances [n, D, D]."""
+        width = self.task.densities.mean.shape[1]
+        return {MEAN: TensorSpec((None, width)), COVARIANCE: TensorSpec((None, width, width))}
+
+    def refresh(self, loader: DataLoader) -> None:
+        """Predicts which images are normal (FADngs Eq. 8), from the embeddings that the last densities were made of."""
+        if not self.share_densities:
+            super().refresh(loader)
             return
-        if self._embedded is None or self._embedded[0] != self.context.round - 1:
-            self._embedded = self._embed(self.context.round - 1, loader)
-        _, z, index = self._embedded
+        if self.embedded is None or self.embedded[0] != self.context.round - 1:
+            self.embedded = self._embed(self.context.round - 1, loader)
+        _, z, index = self.embedded
         self.task.select(z, index)
 
-    def send(self, loader: DataLoader) -> Message:
-        """The trained weights; or densities (Eq. 1-3)."""
-        if self.phase != "densities":
-            return super().send(loader)
-        self._embedded = self._embed(self.context.round, loader)
-        found = self.task.estimate(self._embedded[1], self.context)
+    def local_densities(self, loader: DataLoader) -> Message:
+        """Estimates densities of the client's images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
+        self.embedded = self._embed(self.context.round, loader)
+        found = self.task.estimate(self.embedded[1], self.context)
         return {MEAN: found.mean, COVARIANCE: found.covariance}
 
     def _embed(self, round: int, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """The client's embeddings and their positions, with the round whose merged weights made them."""
+        """Embeds the client's images; returns the round whose merged weights did, embeddings, and positions."""
         z, index = self.task.embed(loader)
         return round, z.cpu(), index
-
-    def personal_state(self) -> dict[str, Any]:
-        """Embeddings under the weights of the last exchange of densities."""
-        state = super().personal_state()
-        if self.share_densities:  # all clients' densities come with every message, and what follows from them
-            state["task"] = {
-                n: entry for n, entry in state["task"].items() if n not in self.task.local_buffers
-            }
-        return {**state, "embedded": self._embedded}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self._embedded = state["embedded"]
 
 
 class LastMerge(NamedTuple):
@@ -135,6 +148,8 @@ class FADngsServer(FedAvgServer):
         last_merge: After the last round, what was merged in it; not part of the state.
     """
 
+    kept = ("densities",)
+
     def __init__(
         self,
         client: FADngsClient,
@@ -149,13 +164,13 @@ class FADngsServer(FedAvgServer):
             )
         self.task: Contrastive = deepcopy(client.task)
         self.distillation, self.public = distillation, public
-        self.densities: dict[int, Message] = {}
         self.density_set: Message = {}
+        self.densities = {}
         self.last_merge: LastMerge | None = None
         self._clients = 0
         self._report: dict[str, float] = {}
 
-    def enrol(self, sizes: Mapping[int, int]) -> None:
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Learns how many may teach at once."""
         self._clients = len(sizes)
 
@@ -179,44 +194,29 @@ class FADngsServer(FedAvgServer):
                 " or method.server.distillation=null"
             )
 
-    def download_payload(self) -> Payload:
-        """Weights, and in training the densities of all clients."""
-        return form(self.broadcast(0))
-
-    def upload_payload(self) -> Payload:
-        """Weights, or any number of densities."""
-        if self.phase != "densities":
-            return super().upload_payload()
-        width = self.task.densities.mean.shape[1]
-        return {
-            MEAN: TensorSpec((None, width)),
-            COVARIANCE: TensorSpec((None, width, width)),
-        }
-
     def broadcast(self, client_id: int) -> Message:
-        """The same to every client; before round 1 nothing, since all draw the same weights."""
-        if self.phase == "densities":
-            return self.weights if self.context.round > 0 else {}
-        return {**super().broadcast(client_id), **self.density_set}
+        """Returns weights and densities, the same to every client."""
+        return {**self.weights, **self.density_set}
+
+    @property
+    def densities(self) -> dict[int, Message]:
+        """The densities last known of each client, in client order."""
+        return self._densities
+
+    @densities.setter
+    def densities(self, densities: Mapping[int, Message]) -> None:
+        # Joined once: equal messages must be the same tensors to be packed once.
+        self._densities = dict(sorted(densities.items()))
+        messages = self._densities.values()
+        self.density_set = (
+            {name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)}
+            if messages
+            else {}
+        )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Takes in densities, or weights."""
-        if self.phase == "densities":
-            self._know({**self.densities, **{client: update.message for client, update in updates.items()}})
-        else:
-            super().aggregate(updates)
-
-    def _know(self, densities: Mapping[int, Message]) -> None:
-        """Keeps densities by client, and joins them once: equal messages must be the same tensors to be packed once."""
-        self.densities = dict(sorted(densities.items()))
-        messages = self.densities.values()
-        self.density_set = {
-            name: torch.cat([message[name] for message in messages]) for name in (MEAN, COVARIANCE)
-        }
-
-    def merge(self, updates: Mapping[int, Update]) -> None:
-        """The average (Eq. 10), from which distillation starts (Eq. 11-13)."""
-        super().merge(updates)
+        """The average (FADngs Eq. 10), from which distillation starts (FADngs Eq. 11, FADngs Eq. 12, FADngs Eq. 13)."""
+        super().aggregate(updates)
         self.task.round = self.context.round
         if self.context.round == self.task.rounds:  # of no other round, so that none is held through training
             self.last_merge = LastMerge(self.weights, {client: u.message for client, u in updates.items()})
@@ -233,12 +233,41 @@ class FADngsServer(FedAvgServer):
         """What distillation reports."""
         return self._report
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and densities."""
-        return {**super().state_dict(), "densities": self.densities}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        if state["densities"]:
-            self._know(state["densities"])
+@dataclass(frozen=True)
+class ShareDensities(Exchange[FADngsClient, FADngsServer]):
+    """Clients estimate densities of their images, under the merged weights of the round, and the server keeps them.
+
+    Attributes:
+        initial: Whether this is before round 1: no weights go down, since all clients draw the same.
+    """
+
+    initial: bool = False
+    name = "densities"
+
+    def broadcast(self, server: FADngsServer, client_id: int) -> Message:
+        """Returns the merged weights; nothing before round 1."""
+        return {} if self.initial else server.weights
+
+    def broadcast_spec(self, client: FADngsClient) -> MessageSpec:
+        """Declares the weights."""
+        return {} if self.initial else client.shared_spec()
+
+    def receive(self, client: FADngsClient, message: Message) -> None:
+        """Hands the weights to the client."""
+        client.receive(message)
+
+    def send(self, client: FADngsClient, loader: DataLoader) -> Message:
+        """Returns the client's densities."""
+        return client.local_densities(loader)
+
+    def upload_spec(self, client: FADngsClient) -> MessageSpec:
+        """Declares any number of densities."""
+        return client.densities_spec()
+
+    def aggregate(self, server: FADngsServer, updates: Mapping[int, Update]) -> None:
+        """Keeps the densities that came, and the last known ones of other clients."""
+        server.densities = {
+            **server.densities,
+            **{client: update.message for client, update in updates.items()},
+        }

@@ -7,14 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Message, Payload, Server, Task, TensorSpec, Update
-from lit_fedad.federation.aggregation import pool_statistics, weighted_mean
-from lit_fedad.methods.statistics import channel_statistics, statistics_payload
+from lit_fedad.contracts import (
+    AttackableServer,
+    Client,
+    Exchange,
+    Exchanges,
+    Message,
+    MessageSpec,
+    Predictors,
+    Task,
+    Update,
+    nothing_to_attack,
+    spec_of,
+)
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.local_training import Train
+from lit_fedad.methods.parts.pooled_statistics import PooledStatistics, Prepare, standardised
 
 Buffers = Literal["mean", "local"]
 
@@ -32,6 +45,8 @@ class FedAvgClient(Client):
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
+
     def __init__(
         self,
         task: Task,
@@ -41,10 +56,25 @@ class FedAvgClient(Client):
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
         self.aggregate_buffers = aggregate_buffers
-        self._adapted_to = 0
+        self.refreshed_in = 1
+        """The round whose received weights the task's bank was made with; `Prepare` makes it with the initial ones."""
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Pooled statistics and local preparation where the task needs them; then training."""
+        pooled = standardised(self.task)
+        statistics: tuple[Exchange, ...] = (PooledStatistics(),) if pooled else ()
+        prepare = (Prepare(pooled),) if pooled or self.task.prepares else ()
+        return Exchanges((*statistics, *prepare), (Train(),))
+
+    @property
+    def predictors(self) -> Predictors:
+        """Where nothing is personal, all clients predict alike."""
+        shared = len(self.shared_keys()) == len(self.task.learned_state())
+        return Predictors(shared=shared, server_shared=shared)
 
     def shared_keys(self) -> list[str]:
-        """Which entries of the task's state cross: all that training changes, less what belongs to the client."""
+        """Lists the entries of the task's state that cross: all that training changes, less the client's own."""
         own = {
             *self.task.local_buffers,
             *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
@@ -52,118 +82,81 @@ class FedAvgClient(Client):
         return [name for name in self.task.learned_state() if name not in own]
 
     def shared_state(self) -> Message:
-        """Copies of the shared entries, on the CPU."""
+        """Copies the shared entries to the CPU."""
         state = self.task.state_dict()
         return {name: state[name].detach().to("cpu", copy=True) for name in self.shared_keys()}
 
-    @property
-    def setup_phases(self) -> tuple[str, ...]:
-        """Pooled channel statistics and local preparation, where the task wants them."""
-        task = self.task
-        statistics = ("statistics",) if task.standardise else ()
-        return (*statistics, "prepare") if statistics or task.prepares else ()
+    def shared_spec(self) -> MessageSpec:
+        """Declares the shared entries."""
+        state = self.task.state_dict()
+        return spec_of({name: state[name] for name in self.shared_keys()})
 
     @property
-    def uniform(self) -> bool:
-        """Where nothing is personal, clients predict alike."""
-        return len(self.shared_keys()) == len(self.task.learned_state())
+    def own_entries(self) -> dict[str, Tensor]:
+        """What training changes and does not cross, by name."""
+        shared = set(self.shared_keys())
+        return {name: entry for name, entry in self.task.learned_state().items() if name not in shared}
 
-    def receive(self, broadcast: Message) -> None:
-        """Takes over the averaged weights; before round 1, pooled statistics."""
-        if self.phase == "train":
-            self.task.load_state_dict(broadcast, strict=False)
-        elif broadcast:
-            self.task.load_statistics(broadcast["mean"], broadcast["scale"])
+    @own_entries.setter
+    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
+        self.task.load_state_dict(entries, strict=False)
 
-    def adapt(self, loader: DataLoader) -> None:
+    def receive(self, message: Message) -> None:
+        """Takes over the averaged weights."""
+        self.task.load_state_dict(message, strict=False)
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the shared entries."""
+        return self.shared_spec()
+
+    def refresh(self, loader: DataLoader) -> None:
         """Renews the task's bank under the weights of the last round, once a round."""
-        if self.task.prepares and self._adapted_to < self.context.round:
+        if self.task.prepares and self.refreshed_in < self.context.round:
             self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
-            self._adapted_to = self.context.round
+            self.refreshed_in = self.context.round
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained weights; before round 1 statistics, then nothing: the task prepares with the initial weights."""
-        if self.phase == "train":
-            return self.shared_state()
-        if self.phase == "statistics":
-            return channel_statistics(self.task, loader)
-        self.task.prepare(loader, self.context)
-        self._adapted_to = 1
-        return {}
+        """Returns the trained weights."""
+        return self.shared_state()
 
-    def personal_state(self) -> dict[str, Any]:
-        """What does not cross."""
-        shared = set(self.shared_keys())
-        own = {name: entry for name, entry in self.task.learned_state().items() if name not in shared}
-        return {**super().personal_state(), "task": own, "adapted_to": self._adapted_to}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.task.load_state_dict(state["task"], strict=False)
-        self._adapted_to = state["adapted_to"]
+    def upload_spec(self) -> MessageSpec:
+        """Declares the shared entries."""
+        return self.shared_spec()
 
 
-class FedAvgServer(Server):
+class FedAvgServer(AttackableServer):
     """The server: averages weights by data size.
 
     Args:
         client: A client, for the initial weights.
+
+    Attributes:
+        weights: The global model, as it is broadcast.
+        statistics: ``mean`` and ``scale`` [C] by which clients standardise features; nothing where they do not.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("weights", "statistics")
+
     def __init__(self, client: FedAvgClient) -> None:
-        super().__init__(client.setup_phases, client.exchanges)
+        super().__init__()
         self.weights = client.shared_state()
-        self.width = client.task.width
         self.statistics: Message = {}
 
-    def download_payload(self) -> Payload:
-        """The weights; before round 1 no more than pooled statistics, since all clients draw the same weights."""
-        return form(self.broadcast(0))
-
-    def upload_payload(self) -> Payload:
-        """The weights; before round 1 at most statistics."""
-        if self.phase == "train":
-            return form(self.weights)
-        return statistics_payload(self.width) if self.phase == "statistics" else {}
-
     def broadcast(self, client_id: int) -> Message:
-        """The same to every client."""
-        if self.phase == "train":
-            return self.weights
-        return self.statistics if self.phase == "prepare" else {}
+        """Returns the weights, the same to every client."""
+        return self.weights
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Merges weights, or pools statistics."""
-        if self.phase == "train":
-            self.merge(updates)
-        elif self.phase == "statistics":
-            self.statistics = pool_statistics(updates)
-
-    def merge(self, updates: Mapping[int, Update]) -> None:
-        """``W = sum_n z_n W_n``."""
+        """Averages: ``W = sum_n z_n W_n``."""
         self.weights = weighted_mean(updates)
 
-    def observe(self, update: Update, client: Client) -> None:
-        """The uploaded weights.
+    def adversary_view(self, update: Update, client: Client) -> None:
+        """Loads the uploaded weights.
 
         Raises:
             UserError: If no weights cross, or they predict with what never crosses (a bank, densities).
         """
         task, known = client.task, self.broadcast(client.context.client or 0)
         if not update.message or (task.prepares and known.keys().isdisjoint(task.local_buffers)):
-            super().observe(update, client)
+            raise nothing_to_attack(client)
         task.load_state_dict(update.message, strict=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The weights; statistics."""
-        return {"weights": self.weights, "statistics": self.statistics}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        self.weights, self.statistics = dict(state["weights"]), dict(state["statistics"])
-
-
-def form(message: Mapping[str, Tensor]) -> Payload:
-    """The payload that a message fits."""
-    return {name: TensorSpec(tuple(entry.shape), entry.dtype) for name, entry in message.items()}

@@ -25,7 +25,7 @@ class FedBNClient(FedAvgClient):
     """A client whose normalisation layers, statistics and affine weights, are personal."""
 
     def shared_keys(self) -> list[str]:
-        """All that FedAvg shares, less normalisation layers."""
+        """Lists all that FedAvg shares, less normalisation layers."""
         personal = normalisation_keys(self.task)
         return [name for name in super().shared_keys() if name not in personal]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -19,10 +20,20 @@ from lit_fedad.condensation.batch_statistics import record, unconstrained
 from lit_fedad.condensation.condense import Condensation, RealBatch
 from lit_fedad.condensation.kernels import class_mmd, mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Client, Message, Payload, Task, TensorSpec, Update
+from lit_fedad.contracts import (
+    Client,
+    Exchanges,
+    Message,
+    MessageSpec,
+    Predictors,
+    Task,
+    TensorSpec,
+    Update,
+)
 from lit_fedad.errors import UserError
+from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import frozen, look, with_weights
+from lit_fedad.methods.parts.functional import frozen, look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
@@ -79,7 +90,6 @@ class FedDMClient(FedAvgClient):
     """
 
     needs = Classifier
-    own_model = False
     task: Classifier
 
     def __init__(
@@ -109,8 +119,22 @@ class FedDMClient(FedAvgClient):
         self.init, self.radius, self.quantize = init, radius, quantize
         self._upload: Message = {}
 
-    def fit(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Condenses.
+    @property
+    def exchanges(self) -> Exchanges:
+        """Weights go down, condensed images come up."""
+        return replace(super().exchanges, rounds=(Condense(),))
+
+    @property
+    def predictors(self) -> Predictors:
+        """Only the server's model is meant to predict."""
+        return replace(super().predictors, own=False)
+
+    def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Condenses the client's images of each class that it owns.
+
+        Args:
+            loader: The client's batches, in any order.
+            fabric: Device and precision.
 
         Returns:
             The mean ``loss`` of all steps, and that of the last; nothing where no class is owned.
@@ -145,8 +169,16 @@ class FedDMClient(FedAvgClient):
         return {"loss": sum(losses) / len(losses), "last_loss": losses[-1]} if losses else {}
 
     def send(self, loader: DataLoader) -> Message:
-        """What `fit` has condensed."""
+        """Returns what `condense` made."""
         return self._upload
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares any number of images of any number of classes."""
+        return {
+            IMAGES: TensorSpec((None, None, None, None), torch.uint8 if self.quantize else torch.float32),
+            CLASSES: TensorSpec((None,), torch.int64),
+            COUNTS: TensorSpec((None,), torch.int64),
+        }
 
     def _own_images(self, loader: DataLoader) -> OwnImages:
         """In the same order, whatever the loader's."""
@@ -205,6 +237,8 @@ class FedDMServer(FedAvgServer):
         training: Epochs, batches and learning rate of a round.
     """
 
+    kept = ("knowledge",)
+
     def __init__(self, client: FedDMClient, training: CondensedTraining) -> None:
         super().__init__(client)
         self.task: Classifier = deepcopy(client.task)
@@ -215,15 +249,7 @@ class FedDMServer(FedAvgServer):
         self._report: dict[str, float] = {}
         self._unowned: list[int] = []
 
-    def upload_payload(self) -> Payload:
-        """Any number of images of any number of classes."""
-        return {
-            IMAGES: TensorSpec((None, None, None, None), torch.uint8 if self.quantize else torch.float32),
-            CLASSES: TensorSpec((None,), torch.int64),
-            COUNTS: TensorSpec((None,), torch.int64),
-        }
-
-    def merge(self, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains on what clients sent; a round in which nobody sent an image changes nothing.
 
         Raises:
@@ -245,7 +271,7 @@ class FedDMServer(FedAvgServer):
         held = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
         self._unowned = [label for label in range(self.task.classes) if label not in held]
 
-    def observe(self, update: Update, client: Client) -> None:
+    def adversary_view(self, update: Update, client: Client) -> None:
         """Trains the model that the client received on the images of one upload alone."""
         weights = self.weights
         if len(update.message[IMAGES]):
@@ -271,7 +297,7 @@ class FedDMServer(FedAvgServer):
         with self.context.seeded("condensed training"):  # models may draw, for dropout
             report = self.training(
                 task,
-                lambda batch: task.features({"image": batch}),
+                lambda batch: task({"image": batch}),
                 task.classifier,
                 images,
                 labels,
@@ -298,7 +324,7 @@ class FedDMServer(FedAvgServer):
 
         def features(batch: Tensor) -> Tensor:
             with self._launched.autocast():
-                return self.task.features({"image": self._normalised(batch)}).float().cpu()
+                return self.task({"image": self._normalised(batch)}).float().cpu()
 
         self.task.to(self._launched.device)
         parts = look(self.task, weights, images, features)
@@ -313,10 +339,10 @@ class FedDMServer(FedAvgServer):
         found = [float(mmd(before, after, "gaussian")) for before, after in pairs]
         return sum(found) / len(found) if found else math.nan
 
-    def shared_images(self) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """The images that the model is trained on."""
+    def images_by_round(self) -> dict[int, Knowledge]:
+        """Returns the images that the model is trained on, as bytes, by round."""
         return {
-            round: (images if self.quantize else _as_bytes(images), labels)
+            round: Knowledge(images if self.quantize else _as_bytes(images), labels)
             for round, (images, labels) in self.knowledge.items()
         }
 
@@ -337,15 +363,13 @@ class FedDMServer(FedAvgServer):
             f"no client of round 1 owns class {names}: the model learns nothing of it; lower method.client.least"
         ]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, and the images that are trained on."""
-        knowledge = {round: tuple(part) for round, part in self.knowledge.items()}
-        return {**super().state_dict(), "knowledge": knowledge}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.knowledge = {round: Knowledge(*part) for round, part in state["knowledge"].items()}
+class Condense(Train):
+    """The exchange of a round: clients condense their images under the weights they were sent."""
+
+    def train(self, client: FedDMClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
+        """Condenses."""
+        return client.condense(loader, fabric)
 
 
 def joined(messages: Mapping[int, Message]) -> Knowledge:

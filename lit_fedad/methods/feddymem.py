@@ -2,7 +2,8 @@
 
 What holds on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): sharing the memory beats local
 training by far, and comes close to, or passes, a centralised nearest-neighbour bank. What does not: the letter of the
-paper (`feddymem_literal`) collapses, because Eq. 14 to 16 average by position what k-means returns without one; and
+paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average by position
+what k-means returns without one; and
 rounds of training after the first shared memory change little.
 """
 
@@ -15,16 +16,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Message, Payload, Server, TensorSpec, Update
+from lit_fedad.contracts import (
+    AttackableServer,
+    Client,
+    Exchange,
+    Exchanges,
+    Message,
+    MessageSpec,
+    TensorSpec,
+    Update,
+)
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.federation.aggregation import pool_quantile, pool_statistics
+from lit_fedad.federation.aggregation import pool_quantile
+from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
-from lit_fedad.methods.statistics import channel_statistics, statistics_payload
-from lit_fedad.tasks.memory_bank import MemoryBank
-
-SKETCH = 257
-"""Quantiles that a client sends of its nearest-slot distances."""
+from lit_fedad.methods.parts.pooled_statistics import PooledStatistics, load_statistics, statistics_spec
+from lit_fedad.tasks.memory_bank import QUANTILES, MemoryBank
 
 
 class Aggregation(Protocol):
@@ -88,6 +96,7 @@ class FedDyMemClient(Client):
     """
 
     needs = MemoryBank
+    kept = ("head", "drew_head")
     task: MemoryBank
 
     def __init__(
@@ -101,58 +110,73 @@ class FedDyMemClient(Client):
         super().__init__(task, local_epochs, keep_optimizer)
         self.send_counts = send_counts
         self.independent_init = independent_init
-        self._born = False
+        self.drew_head = False
 
     @property
-    def setup_phases(self) -> tuple[str, ...]:
-        """The first memory; channel statistics and a pooled threshold only where the task wants them."""
-        statistics = ("statistics",) if self.task.standardise else ()
-        threshold = ("threshold",) if isinstance(self.task.loss.threshold, str) else ()
-        return (*statistics, "memory", *threshold)
+    def exchanges(self) -> Exchanges:
+        """The first memory, with channel statistics and a pooled threshold where the task needs them; then training."""
+        statistics = (PooledStatistics(),) if self.task.standardise else ()
+        threshold = (PooledThreshold(),) if isinstance(self.task.loss.threshold, str) else ()
+        return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
 
-    def receive(self, broadcast: Message) -> None:
+    @property
+    def head(self) -> dict[str, Tensor]:
+        """The personal head's weights; none where the task has no head."""
+        return {} if self.task.head is None else self.task.head.state_dict()
+
+    @head.setter
+    def head(self, weights: Mapping[str, Tensor]) -> None:
+        if self.task.head is not None:
+            self.task.head.load_state_dict(weights)
+
+    def load_personal_state(self, state: Mapping[str, Any]) -> None:
+        """Loads another client's head and optimiser; a new client may draw its own head."""
+        super().load_personal_state(state)
+        if self.independent_init and not self.drew_head and self.task.head is not None:
+            with seeded(self.context.seed, "head", client=self.context.client):
+                self.task.head.reset_parameters()  # type: ignore[operator]
+        self.drew_head = True
+
+    def receive(self, message: Message) -> None:
         """Takes over what the server knows by now: statistics, memory, threshold."""
         task = self.task
-        if "mean" in broadcast:
-            task.load_statistics(broadcast["mean"], broadcast["scale"])
-        if "memory" in broadcast:
-            task.load_memory(broadcast["memory"], broadcast.get("radii"))
-        if "threshold" in broadcast:
-            task.threshold = broadcast["threshold"].to(task.threshold)
+        load_statistics(task, message)
+        if "memory" in message:
+            task.load_memory(message["memory"], message.get("radii"))
+        if "threshold" in message:
+            task.threshold = message["threshold"].to(task.threshold)
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares statistics, memory and threshold; in the paper memory alone, float32 [slots, C]."""
+        threshold = {"threshold": TensorSpec(())} if isinstance(self.task.loss.threshold, str) else {}
+        return {**statistics_spec(self.task), **self.memory_spec("radii"), **threshold}
 
     def send(self, loader: DataLoader) -> Message:
-        """Channel statistics, a compressed memory, or distance quantiles: what the exchange is for."""
-        if self.phase == "statistics":
-            return channel_statistics(self.task, loader)
-        if self.phase == "threshold":
-            quantiles, count = self.task.neighbour_quantiles(loader, SKETCH)
-            return {"count": torch.tensor(float(count)), "quantiles": quantiles}
-        previous = None if self.phase == "memory" else self.task.memory
+        """Returns the client's patches compressed to a memory, moved on from the shared one."""
+        return self.compressed(loader, self.task.memory)
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares a memory, float32 [slots, C]."""
+        return self.memory_spec("counts", "radii")
+
+    def compressed(self, loader: DataLoader, previous: Tensor | None) -> Message:
+        """Compresses the client's patches to a memory.
+
+        Args:
+            loader: Its batches in a fixed order.
+            previous: The shared memory [slots, C]; None for the first.
+        """
         reduced = self.task.reduce_memory(loader, self.context, previous)
         message = {"memory": reduced.memory.float()}
         return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
 
-    def personal_state(self) -> dict[str, Any]:
-        """Head and optimiser."""
-        head = self.task.head
-        return {
-            **super().personal_state(),
-            "born": self._born,
-            "head": {} if head is None else head.state_dict(),
-        }
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps head and optimiser in."""
-        super().load_personal_state(state)
-        if self.task.head is not None:
-            self.task.head.load_state_dict(state["head"])
-            if self.independent_init and not state["born"]:
-                with seeded(self.context.seed, "head", client=self.context.client):
-                    self.task.head.reset_parameters()  # type: ignore[operator]
-        self._born = True
+    def memory_spec(self, *per_slot: str) -> MessageSpec:
+        """Declares a memory with numbers of each slot, where they are sent."""
+        own = dict.fromkeys(per_slot, TensorSpec((self.task.slots,))) if self.send_counts else {}
+        return {"memory": TensorSpec((self.task.slots, self.task.num_features)), **own}
 
 
-class FedDyMemServer(Server):
+class FedDyMemServer(AttackableServer):
     """The server: clusters the uploaded memories into the next one (Alg. 3), and watches that it does not collapse.
 
     Args:
@@ -161,47 +185,24 @@ class FedDyMemServer(Server):
         collapse: A warning is given once the memory's spread falls below this share of what it was at first.
     """
 
+    kept = ("statistics", "known", "first_spread", "latest")
+
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
-        super().__init__(client.setup_phases)
-        task = client.task
-        self.slots, self.channels = task.slots, task.channels
+        super().__init__()
         self.counted = client.send_counts
         self.aggregation, self.collapse = aggregation, collapse
+        self.statistics: Message = {}
         self.known: Message = {}
-        self._first_spread: float | None = None
-        self._diagnostics: dict[str, float] = {}
-
-    def download_payload(self) -> Payload:
-        """What is known by now; memory alone, float32 [slots, C], in the paper."""
-        return {name: TensorSpec(tuple(tensor.shape)) for name, tensor in self.known.items()}
-
-    def upload_payload(self) -> Payload:
-        """A memory, float32 [slots, C]; statistics and quantiles in the set-up exchanges named so."""
-        if self.phase == "statistics":
-            return statistics_payload(self.channels)
-        if self.phase == "threshold":
-            return {"count": TensorSpec(()), "quantiles": TensorSpec((SKETCH,))}
-        memory, per_slot = {"memory": TensorSpec((self.slots, self.channels))}, TensorSpec((self.slots,))
-        return {**memory, "counts": per_slot, "radii": per_slot} if self.counted else memory
+        self.first_spread: float | None = None
+        self.latest: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """The same to every client."""
-        return self.known
+        """Returns what is known by now, the same to every client."""
+        return {**self.statistics, **self.known}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Pools what the exchange was for."""
+        """Merges the uploaded memories."""
         messages = [update.message for update in updates.values()]
-        if self.phase == "statistics":
-            self.known |= pool_statistics(updates)
-        elif self.phase == "threshold":
-            counts = [float(m["count"]) for m in messages]
-            self.known["threshold"] = torch.tensor(
-                pool_quantile([m["quantiles"] for m in messages], counts, 0.5)
-            )
-        else:
-            self._merge(messages)
-
-    def _merge(self, messages: list[Message]) -> None:
         memories = torch.stack([m["memory"] for m in messages])
         counts = (
             torch.stack([m["counts"] for m in messages]) if self.counted else torch.ones(memories.shape[:2])
@@ -215,36 +216,90 @@ class FedDyMemServer(Server):
             radii = torch.stack([m["radii"] for m in messages])
             self.known["radii"] = merge_radii(memories, counts, radii, memory)
         spread = float(memory.var(0, correction=0).sum().sqrt())
-        self._first_spread = self._first_spread or spread
-        self._diagnostics = {"memory_spread": spread, "client_agreement": agreement(memories, memory)}
+        self.first_spread = self.first_spread or spread
+        self.latest = {"memory_spread": spread, "client_agreement": agreement(memories, memory)}
 
-    def observe(self, update: Update, client: Client) -> None:
-        """The uploaded bank, behind the head that clients begin with: their own never leaves them."""
+    def adversary_view(self, update: Update, client: Client) -> None:
+        """Loads the uploaded bank, behind the head that clients begin with: their own never leaves them."""
         assert isinstance(client, FedDyMemClient)
         client.task.load_memory(update.message["memory"], update.message.get("radii"))
 
     def diagnostics(self) -> dict[str, float]:
         """Memory spread (root of the summed slot variance) and cross-client agreement."""
-        return dict(self._diagnostics)
+        return dict(self.latest)
 
     def warnings(self) -> list[str]:
         """One line once the memory has collapsed."""
-        spread = self._diagnostics.get("memory_spread")
-        if spread is None or self._first_spread is None or spread >= self.collapse * self._first_spread:
+        spread = self.latest.get("memory_spread")
+        if spread is None or self.first_spread is None or spread >= self.collapse * self.first_spread:
             return []
-        share = spread / self._first_spread
+        share = spread / self.first_spread
         return [
             f"round {self.context.round}: the memory is collapsing: its spread is {share:.0%} of what it was at first"
         ]
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is known, and the first spread."""
-        return {"known": self.known, "first_spread": self._first_spread, "diagnostics": self._diagnostics}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        self.known, self._first_spread = dict(state["known"]), state["first_spread"]
-        self._diagnostics = dict(state["diagnostics"])
+class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
+    """Before round 1, clients send memories of untrained features, from which the first shared one is made."""
+
+    name = "memory"
+
+    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
+        """Returns pooled statistics, or nothing."""
+        return server.broadcast(client_id)
+
+    def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares pooled statistics."""
+        return statistics_spec(client.task)
+
+    def receive(self, client: FedDyMemClient, message: Message) -> None:
+        """Hands the statistics to the client."""
+        client.receive(message)
+
+    def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
+        """Returns a first memory."""
+        return client.compressed(loader, previous=None)
+
+    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares a memory."""
+        return client.upload_spec()
+
+    def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
+        """Merges the memories."""
+        server.aggregate(updates)
+
+
+class PooledThreshold(Exchange[FedDyMemClient, FedDyMemServer]):
+    """Before round 1, clients send quantiles of their distances to the first memory; th is the pooled median."""
+
+    name = "threshold"
+
+    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
+        """Returns statistics and the first memory."""
+        return server.broadcast(client_id)
+
+    def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares statistics and memory."""
+        return {**statistics_spec(client.task), **client.memory_spec("radii")}
+
+    def receive(self, client: FedDyMemClient, message: Message) -> None:
+        """Hands them to the client."""
+        client.receive(message)
+
+    def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
+        """Returns how many distances there are, and their quantiles."""
+        quantiles, count = client.task.neighbour_quantiles(loader)
+        return {"count": torch.tensor(float(count)), "quantiles": quantiles}
+
+    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
+        """Declares `send`."""
+        return {"count": TensorSpec(()), "quantiles": TensorSpec((QUANTILES,))}
+
+    def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
+        """Pools the median."""
+        messages = [update.message for update in updates.values()]
+        median = pool_quantile([m["quantiles"] for m in messages], [float(m["count"]) for m in messages], 0.5)
+        server.known["threshold"] = torch.tensor(median)
 
 
 def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ sends and receives as many bytes as in one round of FedDyMem.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Message, Payload, Server, TensorSpec, Update
+from lit_fedad.contracts import Client, Exchange, Exchanges, Message, MessageSpec, Server, TensorSpec, Update
 from lit_fedad.memory.coreset import greedy_k_center
+from lit_fedad.methods.parts.functional import map_batches
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
@@ -27,6 +28,7 @@ class FederatedPatchCoreClient(Client):
     """
 
     needs = MemoryBank
+    kept = ("bank",)
     task: MemoryBank
 
     def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
@@ -35,38 +37,27 @@ class FederatedPatchCoreClient(Client):
         self.projection = projection
 
     @property
-    def setup_phases(self) -> tuple[str, ...]:
-        """Coresets go up, then the bank comes down."""
-        return ("coreset", "bank")
+    def exchanges(self) -> Exchanges:
+        """Coresets go up, then the bank comes down; rounds exchange nothing."""
+        return Exchanges((Coreset(), Bank()))
 
-    def receive(self, broadcast: Message) -> None:
-        """Takes over the bank."""
-        if broadcast:
-            self.task.load_memory(broadcast["memory"])
+    @property
+    def bank(self) -> Tensor:
+        """The bank [slots, C], which comes once."""
+        return self.task.memory
+
+    @bank.setter
+    def bank(self, bank: Tensor) -> None:
+        self.task.load_memory(bank)
 
     @torch.no_grad()
-    def send(self, loader: DataLoader) -> Message:
-        """The coreset [up to vectors, C], once."""
-        if self.phase != "coreset":
-            return {}
-        patches = torch.cat(
-            [
-                self.task.features(self.task.transfer_batch_to_device(batch, self.device, 0)).flatten(0, 1)
-                for batch in loader
-            ]
-        )
+    def coreset(self, loader: DataLoader) -> Tensor:
+        """Chooses a greedy coreset [up to vectors, C] of the client's patches."""
+        parts = map_batches(self.task, loader, lambda batch: self.task(batch).flatten(0, 1))
+        patches = torch.cat(list(parts))
         generator = self.context.generator("coreset")
         chosen = greedy_k_center(patches, self.vectors, generator=generator, projection=self.projection)
-        return {"memory": patches[chosen].float().cpu()}
-
-    def personal_state(self) -> dict[str, Any]:
-        """The bank, which comes once."""
-        return {**super().personal_state(), "memory": self.task.memory}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.task.load_memory(state["memory"])
+        return patches[chosen].float().cpu()
 
 
 class FederatedPatchCoreServer(Server):
@@ -76,38 +67,53 @@ class FederatedPatchCoreServer(Server):
         client: A client, for sizes.
     """
 
+    kept = ("bank",)
+
     def __init__(self, client: FederatedPatchCoreClient) -> None:
-        super().__init__(client.setup_phases)
+        super().__init__()
         self.slots, self.projection = client.task.slots, client.projection
-        self.row = (None, client.task.width)
-        self.known: Message = {}
+        self.bank: Message = {}
 
-    def download_payload(self) -> Payload:
-        """The bank, float32 [up to slots, C], once."""
-        return {"memory": TensorSpec(self.row)} if self.phase == "bank" else {}
-
-    def upload_payload(self) -> Payload:
-        """A coreset, float32 [up to vectors, C], once."""
-        return {"memory": TensorSpec(self.row)} if self.phase == "coreset" else {}
-
-    def broadcast(self, client_id: int) -> Message:
-        """The same to every client."""
-        return self.known if self.phase == "bank" else {}
-
-    def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Unites, and reduces, once."""
-        if self.phase != "coreset":
-            return
-        union = torch.cat([update.message["memory"] for update in updates.values()])
+    def unite(self, coresets: list[Tensor]) -> None:
+        """Unites coresets, each [n, C], and reduces them to the size of the bank."""
+        union = torch.cat(coresets)
         if len(union) > self.slots:
             generator = self.context.generator("coreset")
             union = union[greedy_k_center(union, self.slots, generator=generator, projection=self.projection)]
-        self.known = {"memory": union}
+        self.bank = {"memory": union}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The bank."""
-        return {"known": self.known}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        self.known = dict(state["known"])
+class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
+    """Every client sends a coreset, and the server unites them."""
+
+    name = "coreset"
+
+    def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:
+        """Returns the coreset."""
+        return {"memory": client.coreset(loader)}
+
+    def upload_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
+        """Declares a coreset, float32 [up to vectors, C]."""
+        return {"memory": TensorSpec((None, client.task.num_features))}
+
+    def aggregate(self, server: FederatedPatchCoreServer, updates: Mapping[int, Update]) -> None:
+        """Unites them."""
+        server.unite([update.message["memory"] for update in updates.values()])
+
+
+class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
+    """Every client receives the bank."""
+
+    name = "bank"
+
+    def broadcast(self, server: FederatedPatchCoreServer, client_id: int) -> Message:
+        """Returns the bank, the same to every client."""
+        return server.bank
+
+    def broadcast_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
+        """Declares the bank, float32 [up to slots, C]."""
+        return {"memory": TensorSpec((None, client.task.num_features))}
+
+    def receive(self, client: FederatedPatchCoreClient, message: Message) -> None:
+        """Hands the bank to the task."""
+        client.bank = message["memory"]

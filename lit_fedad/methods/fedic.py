@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from dataclasses import replace
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Context, Message, Update
+from lit_fedad.contracts import Context, Message, Predictors, Update
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import look
+from lit_fedad.methods.parts.functional import look
 from lit_fedad.tasks.classifier import Classifier
 
 
@@ -33,11 +33,15 @@ class FEDICClient(FedAvgClient):
     """
 
     needs = Classifier
-    own_model = False
     task: Classifier
 
     def __init__(self, task: Classifier, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
+
+    @property
+    def predictors(self) -> Predictors:
+        """Only the server's model is meant to predict."""
+        return replace(super().predictors, own=False)
 
 
 class FEDICServer(FedAvgServer):
@@ -63,6 +67,8 @@ class FEDICServer(FedAvgServer):
         UserError: If a setting is out of range.
     """
 
+    kept = ("calibration",)
+
     def __init__(
         self,
         client: FEDICClient,
@@ -82,7 +88,7 @@ class FEDICServer(FedAvgServer):
                 " above 0, and at least 0 steps"
             )
         self.task = deepcopy(client.task)
-        self.calibration = Calibration(client.task.classes, client.task.width)
+        self.calibration = Calibration(client.task.classes, client.task.num_features)
         self.public, self.server_labelled = public, server_labelled
         self.steps, self.labelled_batch, self.auxiliary_batch = steps, labelled_batch, auxiliary_batch
         self.learning_rate, self.temperature = learning_rate, temperature
@@ -113,13 +119,13 @@ class FEDICServer(FedAvgServer):
             )
         return public, labelled
 
-    def merge(self, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
         """The average; then fine-tuning, calibration, and distillation into the average.
 
         Raises:
             UserError: If training diverges.
         """
-        super().merge(updates)
+        super().aggregate(updates)
         if self.steps:
             with self.context.seeded("distillation"):  # models may draw, for dropout
                 self._distil([update.message for update in updates.values()])
@@ -190,7 +196,7 @@ class FEDICServer(FedAvgServer):
     def _look(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, K] and features [B, D] under the weights that the task has."""
         with self._launched.autocast():
-            features = self.task.features({"image": images})
+            features = self.task({"image": images})
             logits = self.task.classifier(features)
         return logits.float(), features.float()
 
@@ -216,16 +222,6 @@ class FEDICServer(FedAvgServer):
     def diagnostics(self) -> dict[str, float]:
         """The loss of the last step of each part."""
         return self._report
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, and the calibration."""
-        calibration = {name: entry.clone() for name, entry in self.calibration.state_dict().items()}
-        return {**super().state_dict(), "calibration": calibration}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.calibration.load_state_dict(state["calibration"])
 
 
 class Calibration(nn.Module):

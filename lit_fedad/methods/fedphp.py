@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Task
+from lit_fedad.contracts import Message, Predictors, Task
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.stateless import evaluating, pooled, with_weights
+from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
@@ -47,6 +47,8 @@ class FedPHPClient(FedAvgClient):
         weight: lambda, the weight of the discrepancy; 0 trains as FedAvg.
     """
 
+    kept = ("inherited",)
+
     def __init__(
         self, task: Task, rounds: int, local_epochs: int = 1, mu: float = 0.9, weight: float = 0.05
     ) -> None:
@@ -55,18 +57,14 @@ class FedPHPClient(FedAvgClient):
         self.inherited = self.shared_state()
 
     @property
-    def uniform(self) -> bool:
-        """Every client predicts with its own model."""
-        return False
+    def predictors(self) -> Predictors:
+        """Each client's inherited model, and the server's, which is the same for all."""
+        return replace(super().predictors, shared=False)
 
-    @property
-    def uniform_server(self) -> bool:
-        """The shared model is the same for all."""
-        return super().uniform
-
-    def deploy(self) -> None:
-        """Predicts with the inherited model."""
-        self.task.load_state_dict(self.inherited, strict=False)
+    def deploy(self, which: Literal["own", "server"] = "own") -> None:
+        """Predicts with the inherited model; the server's is the one received."""
+        if which == "own":
+            self.task.load_state_dict(self.inherited, strict=False)
 
     def on_train_start(self) -> None:
         """Brings the inherited model to where training runs."""
@@ -75,30 +73,19 @@ class FedPHPClient(FedAvgClient):
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """The task's loss, and the discrepancy to the inherited model's features."""
         view = self.task.view(batch)
-        features = self.task.features(view)
+        features = self.task(view)
         outputs = self.task.objective(features, view)
         with torch.no_grad(), evaluating(self.task):
-            target = with_weights(self.task, self.inherited, lambda task: pooled(task.features(view)))
+            target = with_weights(self.task, self.inherited, lambda task: pooled(task(view)))
         discrepancy = rbf_mmd(pooled(features), target)
         loss = (1 - self.weight) * outputs["loss"] + self.weight * discrepancy
         return {**outputs, "loss": loss, "discrepancy": discrepancy}
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained weights, which the personal model moves to."""
+        """Returns the trained weights, which the personal model moves to."""
         message = super().send(loader)
-        if self.phase != "train":
-            return message
         kept = self.mu * self.context.round / self.rounds
         for name, entry in message.items():
             old = self.inherited[name].to(entry.device)
             self.inherited[name] = torch.lerp(entry, old, kept) if entry.is_floating_point() else entry
         return message
-
-    def personal_state(self) -> dict[str, Any]:
-        """The inherited model."""
-        return {**super().personal_state(), "inherited": self.inherited}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.inherited = dict(state["inherited"])

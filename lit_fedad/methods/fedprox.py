@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Task
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.stateless import trainable
+from lit_fedad.methods.parts.functional import trainable
 
 
 class FedProxClient(FedAvgClient):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_fedad.contracts import Message, Task
+from lit_fedad.contracts import Predictors, Task
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 
@@ -27,6 +27,7 @@ class FedRepClient(FedAvgClient):
     ) -> None:
         super().__init__(task, head_epochs + base_epochs)
         self.head_epochs, self.base_epochs, self.base_first = head_epochs, base_epochs, base_first
+        self.epoch = 0
         head = tuple(f"{module}." for module in task.output_modules)
         self.head = [p for name, p in task.named_parameters() if name.startswith(head)]
         self.base = [
@@ -49,18 +50,9 @@ class FedRepClient(FedAvgClient):
         return [name for name in super().shared_keys() if not name.startswith(head)]
 
     @property
-    def uniform_server(self) -> bool:
-        """With the mean head."""
-        return True
-
-    def lend(self) -> Message:
-        """The head."""
-        shared = set(self.shared_keys())
-        return {
-            name: entry.detach().to("cpu", copy=True)
-            for name, entry in self.task.learned_state().items()
-            if name not in shared
-        }
+    def predictors(self) -> Predictors:
+        """Each client's own head; the server's model is the representation under the mean of all heads."""
+        return Predictors(server_shared=True, lent=tuple(self.own_entries))
 
     @property
     def trains_base(self) -> bool:
@@ -68,8 +60,13 @@ class FedRepClient(FedAvgClient):
         first = self.base_epochs if self.base_first else self.head_epochs
         return (self.epoch < first) == self.base_first
 
+    def on_train_start(self) -> None:
+        """Begins to count epochs."""
+        self.epoch = -1
+
     def on_train_epoch_start(self) -> None:
         """Frees the part whose turn it is, and fixes the other."""
+        self.epoch += 1
         self._free(head=not self.trains_base, base=self.trains_base)
 
     def on_train_end(self) -> None:

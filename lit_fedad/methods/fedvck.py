@@ -7,8 +7,8 @@ classes that the clients' logits show to be confused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -26,10 +26,10 @@ from lit_fedad.condensation.relations import (
 )
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Message, Payload, TensorSpec
+from lit_fedad.contracts import Message, MessageSpec, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import CLASSES, FedDMClient, FedDMServer, Knowledge, OwnImages
-from lit_fedad.methods.stateless import look, with_weights
+from lit_fedad.methods.parts.functional import look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 PROTOTYPES, SIZES = "prototypes", "sizes"
@@ -38,7 +38,7 @@ Constraints = Literal["batch", "running", "own"]
 
 
 class FedVCKClient(FedDMClient):
-    """A client: condenses what the model still lacks (FedVCK, Eqs. 2-9), and tells how it judges each class (Eq. 11).
+    """A client: condenses what the model still lacks, and sends how it judges each class (FedVCK Eq. 11).
 
     The model of one round ago is the one that the client received when it last took part; at first, the current one.
 
@@ -52,18 +52,20 @@ class FedVCKClient(FedDMClient):
         least: Images that make a client the owner of a class.
         init: As in `FedDMClient`.
         quantize: As in `FedDMClient`.
-        kernel: Of the maximum mean discrepancy of features (Eq. 3). ``linear`` is that of Eq. 2: it compares means
-            alone.
+        kernel: Of the maximum mean discrepancy of features (FedVCK Eq. 3). ``linear`` is that of FedVCK Eq. 2: it
+            compares means alone.
         constraints: By what synthetic images are normalised: statistics of the step's ``batch`` of real ones
-            (Eq. 4); ``running`` ones, which these batches move, as in the released code; or their ``own``, which is
-            no constraint.
-        selection: Whether images are drawn by importance (Eq. 8), or all alike.
-        alpha: Share of the current model in the mixed logits (Eq. 7).
-        bias: b (Eq. 5).
+            (FedVCK Eq. 4); ``running`` ones, which these batches move, as in the released code; or their ``own``,
+            which is no constraint.
+        selection: Whether images are drawn by importance (FedVCK Eq. 8), or all alike.
+        alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
+        bias: b (FedVCK Eq. 5).
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
+
+    kept = ("previous",)
 
     def __init__(
         self,
@@ -116,12 +118,12 @@ class FedVCKClient(FedDMClient):
 
         def logits(batch: Tensor) -> Tensor:
             with fabric.autocast():
-                return self.task.classifier(self.task.features({"image": batch})).float().cpu()
+                return self.task.classifier(self.task({"image": batch})).float().cpu()
 
         return torch.cat(look(self.task, weights, images, logits))
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
-        """The maximum mean discrepancy of features, class by class (Eq. 9), under the constraints of Eq. 4."""
+        """Computes the discrepancy of features, class by class (FedVCK Eq. 9), constrained by FedVCK Eq. 4."""
         encoder = self.task.encoder
         if self.constraints == "running":
             every, synthetic_features = self._under_running(real, synthetic)
@@ -145,22 +147,18 @@ class FedVCKClient(FedDMClient):
         return target, with_weights(task, self._running, lambda _: task.encoder(synthetic))
 
     def send(self, loader: DataLoader) -> Message:
-        """The images, and the logit prototypes; the weights received are the previous ones from now on."""
+        """Returns images and logit prototypes; the weights received are the previous ones from now on."""
         self.previous = self.shared_state()
         return super().send(loader)
 
-    def personal_state(self) -> dict[str, Any]:
-        """The weights received last."""
-        return {**super().personal_state(), "previous": self.previous}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.previous = dict(state["previous"])
+    def upload_spec(self) -> MessageSpec:
+        """Declares images, and logit prototypes with the images behind them."""
+        own = {PROTOTYPES: TensorSpec((None, self.task.classes)), SIZES: TensorSpec((None,), torch.int64)}
+        return {**super().upload_spec(), **own}
 
 
 class FedVCKServer(FedDMServer):
-    """The server: trains on the images of all rounds, with relational contrast (FedVCK, Eqs. 12-16).
+    """The server: trains on the images of all rounds, with relational contrast (FedVCK Eq. 15, FedVCK Eq. 16).
 
     In round 1 there are no feature prototypes yet, and cross-entropy is alone. A class that no participant owns keeps
     the logit prototype it had.
@@ -168,18 +166,20 @@ class FedVCKServer(FedDMServer):
     Args:
         client: A client.
         training: Epochs, batches and learning rate of a round.
-        rounds_kept: How many rounds' images are trained on, the latest; None for all (Eq. 16). The released code
+        rounds_kept: How many rounds' images are trained on, the latest; None for all (FedVCK Eq. 16). The released code
             keeps half of all rounds, but no fewer than ten.
         contrast: Weight of the contrast; 0 for none.
-        negatives: K of Eq. 13.
-        temperature: tau of Eq. 15.
-        with_own: Whether a class itself is in the denominator of Eq. 15, which else has no lower bound.
+        negatives: K of FedVCK Eq. 13.
+        temperature: tau of FedVCK Eq. 15.
+        with_own: Whether a class itself is in the denominator of FedVCK Eq. 15, which else has no lower bound.
         head_width: Hidden width of h, which is drawn anew each round.
         head_rate: Adam's learning rate, of h.
 
     Raises:
         UserError: If a setting is out of range.
     """
+
+    kept = ("prototypes",)
 
     def __init__(
         self,
@@ -208,11 +208,6 @@ class FedVCKServer(FedDMServer):
         self.head_width, self.head_rate = head_width, head_rate
         self.prototypes = torch.full((self.task.classes, self.task.classes), torch.nan)
 
-    def upload_payload(self) -> Payload:
-        """Images, and logit prototypes with the images behind them."""
-        own = {PROTOTYPES: TensorSpec((None, self.task.classes)), SIZES: TensorSpec((None,), torch.int64)}
-        return {**super().upload_payload(), **own}
-
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
         """The images of the latest rounds."""
         every = {**self.knowledge, self.context.round: new}
@@ -236,12 +231,3 @@ class FedVCKServer(FedDMServer):
         with self.context.seeded("contrast head"):
             module = RelationalContrast(features, negatives, self.head_width, self.temperature, self.with_own)
         return ExtraLoss(module, self.contrast, self.head_rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, images, and the logit prototypes."""
-        return {**super().state_dict(), "prototypes": self.prototypes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.prototypes = state["prototypes"]

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Message, Payload, Prediction, TensorSpec, Update
+from lit_fedad.contracts import Context, Message, MessageSpec, Prediction, Predictors, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.memory.prototypes import Prototypes, class_means
-from lit_fedad.methods.fedavg import FedAvgServer, form
+from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
+from lit_fedad.methods.parts.functional import map_batches
 from lit_fedad.tasks.classifier import Classifier
 
 VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
@@ -32,19 +33,19 @@ VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
 class GLDPClient(FedRepClient):
     """A client: trains base, then head, drawn to its own older prototypes and to those of all clients.
 
-    It predicts by the nearest global prototype (GLDP-GP, Eq. 13); the logits by its local prototypes (GLDP-LP) and
+    It predicts by the nearest global prototype (GLDP-GP, GLDP Eq. 13); the logits by its local prototypes (GLDP-LP) and
     those of the head go with each prediction. Until there are global prototypes, it predicts by the head. A class
     without a prototype is never predicted.
 
     Args:
         task: A `Classifier`.
-        base_epochs: t, epochs that train the base (Eq. 3).
-        head_epochs: s, epochs that train the head (Eq. 4); the paper has t < s.
-        lam: Lambda of Eq. 12: share of the local against the global relation; None for cross-entropy alone.
-        beta: Share of the older local prototypes in their moving average (Eq. 9).
+        base_epochs: t, epochs that train the base (GLDP Eq. 3).
+        head_epochs: s, epochs that train the head (GLDP Eq. 4); the paper has t < s.
+        lam: Lambda of GLDP Eq. 12: share of the local against the global relation; None for cross-entropy alone.
+        beta: Share of the older local prototypes in their moving average (GLDP Eq. 9).
         relation: What the local relation compares: the softmax of prototypes over their coordinates
-            (``"embedding"``, Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
-            class's images (``"logit"``, Eq. 8).
+            (``"embedding"``, GLDP Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
+            class's images (``"logit"``, GLDP Eq. 8).
         temperature: Divides coordinates, or logits, before that softmax.
 
     Raises:
@@ -53,7 +54,7 @@ class GLDPClient(FedRepClient):
 
     needs = Classifier
     task: Classifier
-    classifiers = ("lp", "head")
+    kept = ("old", "current", "stage")
 
     def __init__(
         self,
@@ -73,37 +74,45 @@ class GLDPClient(FedRepClient):
         if not (lam is None or 0 <= lam <= 1) or not 0 <= beta <= 1:
             raise UserError(f"method.client.lam={lam}, beta={beta}: give numbers in [0, 1]")
         self.lam, self.beta, self.relation, self.temperature = lam, beta, relation, temperature
-        self.common_prototypes = self.old = self.current = Prototypes.none(task.classes, task.width)
+        self.common_prototypes = self.old = self.current = Prototypes.none(task.classes, task.num_features)
         self.stage = 0
 
     @property
-    def uniform_server(self) -> bool:
-        """No: local prototypes are part of what is predicted."""
-        return False
+    def predictors(self) -> Predictors:
+        """Global prototypes, local ones and the head; local prototypes and heads are each client's own."""
+        return Predictors(heads=("lp", "head"))
 
-    def lend(self) -> Message:
-        """Nothing: prototypes predict."""
-        return {}
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the base, and prototypes of any number of classes."""
+        prototypes = {
+            VECTORS: TensorSpec((None, self.task.num_features)),
+            CLASSES: TensorSpec((None,), torch.int64),
+        }
+        return {**self.shared_spec(), **prototypes}
 
-    def receive(self, broadcast: Message) -> None:
+    def upload_spec(self) -> MessageSpec:
+        """Declares the same."""
+        return self.broadcast_spec()
+
+    def receive(self, message: Message) -> None:
         """Takes over the base, and the prototypes of all clients."""
-        super().receive(broadcast)
-        self.common_prototypes = Prototypes.unpack(broadcast[VECTORS], broadcast[CLASSES], self.task.classes)
+        super().receive(message)
+        self.common_prototypes = Prototypes.unpack(message[VECTORS], message[CLASSES], self.task.classes)
 
-    def adapt(self, loader: DataLoader) -> None:
-        """Where the next task begins, what the last one left becomes old knowledge (Eq. 9)."""
-        super().adapt(loader)
+    def refresh(self, loader: DataLoader) -> None:
+        """Makes old knowledge of what the last stage left, where the next one begins (GLDP Eq. 9)."""
+        super().refresh(loader)
         if self.context.stage != self.stage:
             self.old = self.old.moved(self.current, self.beta)
-            self.current = Prototypes.none(self.task.classes, self.task.width)
+            self.current = Prototypes.none(self.task.classes, self.task.num_features)
             self.stage = self.context.stage
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        """``L_CE + lambda L_LP + (1 - lambda) L_GP`` (Eq. 12), with the prototypes of the batch."""
+        """``L_CE + lambda L_LP + (1 - lambda) L_GP`` (GLDP Eq. 12), with the prototypes of the batch."""
         if self.lam is None:
             return super().training_step(batch, batch_idx)
         view = self.task.view(batch)
-        features = self.task.features(view)
+        features = self.task(view)
         scalars = self.task.objective(features, view)
         own, counts = class_means(features, view["label"], self.task.classes)
         local = self._local_relation(own, counts, features, view["label"])
@@ -126,18 +135,19 @@ class GLDPClient(FedRepClient):
         return logits
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained base, and the prototypes of the current task (Eq. 6), exact and without augmentation."""
+        """The trained base, and the prototypes of the current task (GLDP Eq. 6), exact and without augmentation."""
         self.current = self._prototypes(loader)
         vectors, classes = self.current.pack()
         return {**super().send(loader), VECTORS: vectors, CLASSES: classes}
 
     @torch.no_grad()
     def _prototypes(self, loader: DataLoader) -> Prototypes:
-        total = torch.zeros(self.task.classes, self.task.width, dtype=torch.float64)
+        total = torch.zeros(self.task.classes, self.task.num_features, dtype=torch.float64)
         images = torch.zeros(self.task.classes, dtype=torch.int64)
-        for batch in loader:
-            features = self.task.features({**batch, "image": batch["image"].to(self.device)})
-            means, counts = class_means(features.double().cpu(), batch["label"], self.task.classes)
+        for features, labels in map_batches(
+            self.task, loader, lambda batch: (self.task(batch), batch["label"])
+        ):
+            means, counts = class_means(features.double().cpu(), labels.cpu(), self.task.classes)
             total += counts[:, None] * means
             images += counts
         return Prototypes((total / images.clamp(min=1)[:, None]).float(), images > 0)
@@ -149,7 +159,7 @@ class GLDPClient(FedRepClient):
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """By the nearest global prototype; an image's score is its distance to that prototype."""
-        features = self.task.features(batch)
+        features = self.task(batch)
         prediction = self.task.predict(features, batch)
         assert prediction.logits is not None
         head, local = prediction.logits, self.local
@@ -160,37 +170,22 @@ class GLDPClient(FedRepClient):
         lp = torch.where(local.known.any().to(head.device), local.logits(features), logits)
         return Prediction(score, logits=logits, others={"lp": lp, "head": head})
 
-    def personal_state(self) -> dict[str, Any]:
-        """The head, and the client's own prototypes with the task that they are of."""
-        return {**super().personal_state(), "old": self.old, "current": self.current, "stage": self.stage}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.old, self.current, self.stage = state["old"], state["current"], state["stage"]
-
 
 class GLDPServer(FedAvgServer):
-    """The server: averages bases (Eq. 5), and moves the prototypes of all clients (Eq. 11).
+    """The server: averages bases (GLDP Eq. 5), and moves the prototypes of all clients (GLDP Eq. 11).
 
     Args:
         client: A client, for the initial weights.
         beta: Share of the older global prototypes in their moving average.
-        weighted: Whether clients count by their data in the average; in Eq. 5 they count the same.
+        weighted: Whether clients count by their data in the average; in GLDP Eq. 5 they count the same.
     """
+
+    kept = ("prototypes",)
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:
         super().__init__(client)
         self.beta, self.weighted = beta, weighted
-        self.prototypes = Prototypes.none(client.task.classes, client.task.width)
-
-    def upload_payload(self) -> Payload:
-        """The base, and any number of prototypes."""
-        own = {
-            VECTORS: TensorSpec((None, self.width)),
-            CLASSES: TensorSpec((None,), torch.int64),
-        }
-        return {**form(self.weights), **own}
+        self.prototypes = Prototypes.none(client.task.classes, client.task.num_features)
 
     def begin(self, context: Context) -> None:
         """Starts a round."""
@@ -201,7 +196,7 @@ class GLDPServer(FedAvgServer):
         """The base, and the prototypes of all clients."""
         return {**self.weights, **self._packed}
 
-    def merge(self, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
         """``Theta = mean mu_i``; ``C = beta C + (1 - beta) mean C_i`` over the clients that hold the class."""
         classes = len(self.prototypes.known)
         uploads = [
@@ -214,24 +209,15 @@ class GLDPServer(FedAvgServer):
             client: Update({name: update.message[name] for name in self.weights}, update.num_samples)
             for client, update in updates.items()
         }
-        self.weights = weighted_mean(bases, uniform=not self.weighted)
+        self.weights = weighted_mean(bases, equal=not self.weighted)
 
     def diagnostics(self) -> dict[str, float]:
         """How many classes have a prototype."""
         return {"classes_known": float(self.prototypes.known.sum())}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Base and prototypes."""
-        return {**super().state_dict(), "prototypes": self.prototypes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.prototypes = state["prototypes"]
-
 
 def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: float = 1.0) -> Tensor:
-    """The local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (Eq. 7).
+    """The local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (GLDP Eq. 7).
 
     Prototypes are embeddings, not distributions: the softmax over their coordinates is compared.
 
@@ -256,7 +242,7 @@ def _divergences(old: Tensor, new: Tensor, counts: Tensor, known: Tensor) -> Ten
 
 
 def global_relation(own: Tensor, counts: Tensor, common: Prototypes) -> Tensor:
-    """The global-local prototype relation, ``L_GP = sum_n T_n / T MSE(own_n, common_n)`` (Eq. 10).
+    """The global-local prototype relation, ``L_GP = sum_n T_n / T MSE(own_n, common_n)`` (GLDP Eq. 10).
 
     Args:
         own: The batch's prototypes [K, D]; gradients reach them.

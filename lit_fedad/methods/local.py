@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from lit_fedad.contracts import Task
+from lit_fedad.contracts import Exchanges, Task
+from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.parts.pooled_statistics import Prepare
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
@@ -20,12 +22,13 @@ class LocalClient(FedAvgClient):
         super().__init__(task, local_epochs, keep_optimizer)
 
     @property
-    def setup_phases(self) -> tuple[str, ...]:
-        """Local preparation alone."""
-        return ("prepare",) if self.task.prepares else ()
+    def exchanges(self) -> Exchanges:
+        """Local preparation alone, then training."""
+        prepare = (Prepare(pooled=False),) if self.task.prepares else ()
+        return Exchanges(prepare, (Train(),))
 
     def shared_keys(self) -> list[str]:
-        """None."""
+        """Lists nothing: all stays with the client."""
         return []
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Task
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.stateless import evaluating, pooled, with_weights
+from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 
 
 class MoonClient(FedAvgClient):
@@ -31,6 +31,8 @@ class MoonClient(FedAvgClient):
         projection: Width of the two-layer projection head; None for none.
     """
 
+    kept = ("previous",)
+
     def __init__(
         self,
         task: Task,
@@ -42,7 +44,11 @@ class MoonClient(FedAvgClient):
         super().__init__(task, local_epochs)
         self.mu, self.temperature = mu, temperature
         self.projection = task.projection = (
-            nn.Sequential(nn.Linear(task.width, task.width), nn.ReLU(), nn.Linear(task.width, projection))
+            nn.Sequential(
+                nn.Linear(task.num_features, task.num_features),
+                nn.ReLU(),
+                nn.Linear(task.num_features, projection),
+            )
             if projection
             else nn.Identity()
         )
@@ -57,7 +63,7 @@ class MoonClient(FedAvgClient):
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """The task's step, plus the model contrast."""
         view = self.task.view(batch)
-        features = self.task.features(view)
+        features = self.task(view)
         outputs = self.task.objective(features, view)
         own = self.projection(pooled(features))
         to_global = F.cosine_similarity(own, self._projected(self._received, view)) / self.temperature
@@ -68,19 +74,9 @@ class MoonClient(FedAvgClient):
     @torch.no_grad()
     def _projected(self, weights: Mapping[str, Tensor], view: Any) -> Tensor:
         with evaluating(self.task):
-            return with_weights(self.task, weights, lambda task: self.projection(pooled(task.features(view))))
+            return with_weights(self.task, weights, lambda task: self.projection(pooled(task(view))))
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained weights, which are z_prev's from now on."""
-        message = super().send(loader)
-        self.previous = message if self.phase == "train" else self.previous
-        return message
-
-    def personal_state(self) -> dict[str, Any]:
-        """The client's last weights."""
-        return {**super().personal_state(), "previous": self.previous}
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.previous = dict(state["previous"])
+        """Returns the trained weights, which are z_prev's from now on."""
+        self.previous = super().send(loader)
+        return self.previous

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, Payload, Task, Update
+from lit_fedad.contracts import Message, MessageSpec, Task, Update, spec_of
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.stateless import trainable
+from lit_fedad.methods.parts.functional import trainable
 
 CONTROL = "control/"
 
@@ -27,6 +26,8 @@ class ScaffoldClient(FedAvgClient):
         local_epochs: E.
         learning_rate: SGD's, eta_l.
     """
+
+    kept = ("own",)
 
     def __init__(self, task: Task, local_epochs: int = 1, learning_rate: float = 0.01) -> None:
         super().__init__(task, local_epochs)
@@ -44,8 +45,7 @@ class ScaffoldClient(FedAvgClient):
     def receive(self, broadcast: Message) -> None:
         """Takes over weights x and the common control c."""
         super().receive({name: entry for name, entry in broadcast.items() if not name.startswith(CONTROL)})
-        controls = {n.removeprefix(CONTROL): e for n, e in broadcast.items() if n.startswith(CONTROL)}
-        self.common = controls or self.common
+        self.common = {n.removeprefix(CONTROL): e for n, e in broadcast.items() if n.startswith(CONTROL)}
 
     def on_train_start(self) -> None:
         """Remembers x; counts the steps that are really made."""
@@ -72,18 +72,17 @@ class ScaffoldClient(FedAvgClient):
         self.own = renewed
 
     def send(self, loader: DataLoader) -> Message:
-        """Weights y, and by how much the control changed."""
-        changes = {CONTROL + name: c for name, c in self.change.items()} if self.phase == "train" else {}
-        return {**super().send(loader), **changes}
+        """Returns weights y, and by how much the control changed."""
+        return {**super().send(loader), **{CONTROL + name: c for name, c in self.change.items()}}
 
-    def personal_state(self) -> dict[str, Any]:
-        """The control c_i."""
-        return {**super().personal_state(), "control": self.own}
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares weights and controls: twice the bytes of FedAvg."""
+        controls = {CONTROL + name: p for name, p in trainable(self.task).items()}
+        return {**super().broadcast_spec(), **spec_of(controls)}
 
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Swaps another client in."""
-        super().load_personal_state(state)
-        self.own = dict(state["control"])
+    def upload_spec(self) -> MessageSpec:
+        """Declares weights and changes of controls: twice the bytes of FedAvg."""
+        return self.broadcast_spec()
 
 
 class ScaffoldServer(FedAvgServer):
@@ -94,39 +93,27 @@ class ScaffoldServer(FedAvgServer):
         learning_rate: eta_g.
     """
 
+    kept = ("control",)
+
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:
         super().__init__(client)
         self.learning_rate = learning_rate
         self.control = {name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
         self.clients = 0
 
-    def enrol(self, sizes: Mapping[int, int]) -> None:
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Learns N."""
         self.clients = len(sizes)
 
-    def upload_payload(self) -> Payload:
-        """Weights and the change of the client's control: twice the bytes of FedAvg."""
-        return self.download_payload() if self.phase == "train" else super().upload_payload()
-
     def broadcast(self, client_id: int) -> Message:
         """Weights x and control c: twice the bytes of FedAvg."""
-        controls = {CONTROL + name: c for name, c in self.control.items()} if self.phase == "train" else {}
-        return {**super().broadcast(client_id), **controls}
+        return {**super().broadcast(client_id), **{CONTROL + name: c for name, c in self.control.items()}}
 
-    def merge(self, updates: Mapping[int, Update]) -> None:
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Moves weights and control."""
-        mean = weighted_mean(updates, uniform=True)
+        mean = weighted_mean(updates, equal=True)
         share = len(updates) / self.clients
         for name, control in self.control.items():
             self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
             self.control[name] = control + share * mean.pop(CONTROL + name)
         self.weights.update(mean)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and control."""
-        return {**super().state_dict(), "control": self.control}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`."""
-        super().load_state_dict(state)
-        self.control = dict(state["control"])

@@ -21,7 +21,7 @@ class ConvNet(nn.Sequential):
         inputs: Channels of the images.
 
     Attributes:
-        width: Number of features C: 2,048 for images of 28 or 32 pixels.
+        num_features: Number of features C: 2,048 for images of 28 or 32 pixels.
 
     Example:
         >>> import torch
@@ -47,9 +47,9 @@ class ConvNet(nn.Sequential):
                 nn.AvgPool2d(2),
             ]
         super().__init__(*layers, nn.Flatten())
-        self.width = channels * ((image_size + 2 * (padding - 1)) // 8) ** 2
+        self.num_features = channels * ((image_size + 2 * (padding - 1)) // 8) ** 2
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encodes images to features [B, width]; channels come last in memory, which is faster on a CPU."""
+        """Encodes images to features [B, num_features]; channels come last in memory, which is faster on a CPU."""
         features: Tensor = super().forward(images.contiguous(memory_format=torch.channels_last))
         return features

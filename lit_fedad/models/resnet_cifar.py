@@ -23,7 +23,7 @@ class ResNetCifar(ResNet):
         inputs: Channels of the images.
 
     Attributes:
-        width: Number of features, 8 * channels.
+        num_features: Number of features, 8 * channels.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class ResNetCifar(ResNet):
         channels: int = 64,
         inputs: int = 3,
     ) -> None:
-        self.channels, self.width = channels, 8 * channels
+        self.channels, self.num_features = channels, 8 * channels
         blocks = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
         super().__init__(BasicBlock, blocks, norm_layer=BatchNorm)
         self.fc = nn.Identity()
@@ -58,7 +58,7 @@ class ResNetCifar(ResNet):
         return super()._make_layer(block, planes * self.channels // 64, blocks, stride, dilate)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encodes images to features [B, width]; channels come last in memory, a third faster on a CPU."""
+        """Encodes images to features [B, num_features]; channels come last in memory, a third faster on a CPU."""
         # With fewer channels, oneDNN's 1x1 convolution of stride 2 writes past its memory (torch 2.13).
         if self.channels % 16 == 0:
             images = images.contiguous(memory_format=torch.channels_last)

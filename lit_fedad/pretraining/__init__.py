@@ -1,1 +1,1 @@
-"""How the library's own backbone is made: from pictures that formulas draw, and nothing else."""
+"""Pretraining of the library's own backbone on pictures that formulas draw."""

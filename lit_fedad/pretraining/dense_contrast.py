@@ -1,4 +1,4 @@
-"""Dense contrastive learning: a place must be found again in another view of its scene, at every layer."""
+"""Trains features by dense contrastive learning: each place must match itself in another view of its scene."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lit_fedad.pretraining.scenes import Scenes, Shift
 
 
 class DenseContrast(LightningModule):
-    """A timm backbone whose maps learn to tell every place from all others, whatever the light.
+    """A timm backbone and its training by dense contrast.
 
-    That is what detection by nearest neighbours asks of features: places that look the same are close, whatever the
-    camera did, and places that look different are far apart. The loss is InfoNCE between the cells of two views'
-    maps, at each layer by itself; a cell's partner is the one nearest to where it moved.
+    Detection by nearest neighbours needs features that are close for places that look the same, in any light and
+    from any position of the camera, and far apart for places that look different. The loss is InfoNCE between the
+    cells of two views' maps, summed over layers; the partner of a cell is the cell nearest to the place it moved to.
 
     Args:
         name: timm model.
-        layers: Its layers that learn, as timm counts them; what lies behind the last is not built.
+        layers: Its layers that learn, as timm counts them; layers behind the last are not built.
         scenes: The training images.
         steps: Training steps, for the schedule.
         places: Places of each scene that are compared at a layer.
-        width: Of the embedding in which they are compared.
-        temperature: Of InfoNCE.
-        learning_rate: Largest; it rises over the first steps and falls along a cosine.
-        weight_decay: AdamW's.
+        width: Size of the embedding in which they are compared.
+        temperature: Temperature of InfoNCE.
+        learning_rate: Largest learning rate; it rises over the first steps and falls along a cosine.
+        weight_decay: Weight decay of AdamW.
     """
 
     mean: Tensor
@@ -67,7 +67,7 @@ class DenseContrast(LightningModule):
             self.register_buffer(key, torch.tensor(values).view(3, 1, 1), persistent=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of the step's own scenes: what the loader gives is of no matter."""
+        """Computes the loss of the step's own scenes; the loader's items are ignored."""
         first, second, shift = self.scenes.views(self.global_step, self.device)
         images = (torch.cat([first, second]) - self.mean) / self.std
         maps = self.backbone(images.contiguous(memory_format=torch.channels_last))
@@ -83,7 +83,7 @@ class DenseContrast(LightningModule):
         return total
 
     def configure_optimizers(self) -> Any:
-        """AdamW; a rise over 50 steps, then half a cosine."""
+        """Builds AdamW, and its schedule: a rise over at most 50 steps, then half a cosine."""
         optimizer = torch.optim.AdamW(
             self.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
         )
@@ -102,11 +102,11 @@ class DenseContrast(LightningModule):
 def paired_cells(
     side: int, stride: int, shift: Shift, places: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Random cells of the first view's map and the cells of the second that show the same.
+    """Draws cells of the first view's map, and finds the cells of the second that show the same places.
 
     Args:
-        side: Of the maps, in cells.
-        stride: Pixels a cell.
+        side: Side of the maps, in cells.
+        stride: Side of a cell, in pixels.
         shift: How far down and right a place of the first view lies in the second, in pixels.
         places: How many pairs at most; all there are if fewer.
         generator: Draws the cells.
@@ -125,14 +125,14 @@ def paired_cells(
 def place_contrast(
     first: Tensor, second: Tensor, cells: Tensor, partners: Tensor, temperature: float
 ) -> Tensor:
-    """InfoNCE over places, in both directions.
+    """Computes InfoNCE over places, in both directions.
 
     Args:
         first: Embeddings of unit length [B, D, H, W].
         second: Likewise, of the second views.
         cells: Compared cells of the first [n].
         partners: The same places in the second [n].
-        temperature: Of the softmax over all B n places of the other view.
+        temperature: Temperature of the softmax over all B n places of the other view.
 
     Returns:
         The mean over places, a scalar.

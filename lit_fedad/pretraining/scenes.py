@@ -1,4 +1,4 @@
-"""Training images: textured bodies on textured ground, and what a camera makes of the same scene twice."""
+"""Draws training images: textured bodies on textured ground, in two views of the same scene."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Scenes:
         bodies: Bodies in a scene.
         textures: Textures drawn for a batch; scenes show different parts of the same ones.
         shift: Largest shift between two views, in pixels.
-        lighting: Strength of all that differs between two views in brightness and colour.
+        lighting: Strength of the differences in brightness and colour between two views.
         seed: Seed of the stream.
     """
 
@@ -39,7 +39,7 @@ class Scenes:
     def views(self, batch: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Shift]:
         """Draws a batch of scenes, each seen twice.
 
-        Where they are seen from, brightness, contrast, colour, shading, focus and noise differ.
+        The views differ in position, brightness, contrast, colour, shading, focus and noise.
 
         Args:
             batch: Number of the batch.
@@ -59,7 +59,7 @@ class Scenes:
         return self._view(first, generator), self._view(second, generator), (down, right)
 
     def _scene(self, side: int, generator: torch.Generator) -> Tensor:
-        """Pictures [scenes, 3, side, side], not yet confined to [0, 1]."""
+        """Draws pictures [scenes, 3, side, side], not yet limited to [0, 1]."""
         layers = self._layers(side, generator).unflatten(0, (self.scenes, self.bodies + 1))
         scene = layers[:, 0]
         for body in range(1, self.bodies + 1):
@@ -68,7 +68,7 @@ class Scenes:
         return scene
 
     def _layers(self, side: int, generator: torch.Generator) -> Tensor:
-        """Parts of textures, some greyish, of any brightness and contrast."""
+        """Cuts out parts of textures, some of them greyish, at random brightness and contrast."""
         number, spare = self.scenes * (self.bodies + 1), 32
         tiles = draw_textures(self.textures, side + spare, generator)
         which, left, top = (
@@ -102,7 +102,7 @@ class Scenes:
 
 
 def _body(number: int, side: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Bodies with lumpy outlines, more or less long, sharp and round: their cover and shade [n, 1, side, side]."""
+    """Draws the cover and shade of bodies with irregular outlines [n, 1, side, side] each."""
 
     def even(low: float, high: float) -> Tensor:
         return _even(number, low, high, generator)
@@ -123,7 +123,7 @@ def _body(number: int, side: int, generator: torch.Generator) -> tuple[Tensor, T
 
 
 def _blurred(pictures: Tensor, share: float) -> Tensor:
-    """Each pixel gives a share to each neighbour, across and then down."""
+    """Blurs pictures: each pixel gives a share to each neighbour, across and then down."""
     taps = torch.tensor([share, 1 - 2 * share, share], device=pictures.device)
     channels = pictures.shape[1]
     across = F.conv2d(
@@ -133,12 +133,12 @@ def _blurred(pictures: Tensor, share: float) -> Tensor:
 
 
 def _coordinates(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Column and row in [-1, 1]."""
+    """Computes the column and row of each pixel, in [-1, 1]."""
     centres = (torch.arange(side, device=device) + 0.5) / side * 2 - 1
     return centres, centres[:, None]
 
 
 def _even(number: int, low: float, high: float, generator: torch.Generator, channels: int = 1) -> Tensor:
-    """Uniform numbers, one a picture (and channel) [n, channels, 1, 1]."""
+    """Draws uniform numbers, one for each picture and channel [n, channels, 1, 1]."""
     drawn = torch.rand(number, channels, 1, 1, generator=generator, device=generator.device)
     return low + drawn * (high - low)

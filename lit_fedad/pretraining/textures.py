@@ -1,7 +1,7 @@
-"""Textures that formulas draw: six families of fields over the plane, each with dials, coloured by three colours.
+"""Draws textures by formulas: six families of fields over the plane, in three colours each.
 
-All tiles of a family are drawn at once, on any device. Places are in pixels; a family's dials are set for each tile
-at random, so that no two tiles of a training share their formula.
+All tiles of a family are drawn at once, on any device. Coordinates are in pixels. The parameters of a family's formula
+are drawn for each tile, so that no two tiles of a training share their formula.
 """
 
 import math
@@ -12,36 +12,41 @@ from torch import Tensor
 
 
 class Dials:
-    """The random settings of a family's tiles: every call is another dial, one value a tile [n, 1, 1]."""
+    """Random parameters of a family's formula: each call draws another one, with a value for each tile [n, 1, 1].
+
+    Args:
+        tiles: Number of tiles n.
+        generator: Draws the values, on its device.
+    """
 
     def __init__(self, tiles: int, generator: torch.Generator) -> None:
         self._shape, self._generator = (tiles, 1, 1), generator
 
     def even(self, low: float, high: float) -> Tensor:
-        """Uniform between two values."""
+        """Draws values uniformly between two bounds."""
         drawn = torch.rand(self._shape, generator=self._generator, device=self._generator.device)
         return low + drawn * (high - low)
 
     def log(self, low: float, high: float) -> Tensor:
-        """Uniform on a logarithmic scale: for frequencies and ratios."""
+        """Draws values uniformly on a logarithmic scale, for frequencies and ratios."""
         return self.even(math.log(low), math.log(high)).exp()
 
     def choice(self, *options: Tensor) -> Tensor:
-        """One of several fields [n, S, S] a tile."""
+        """Chooses one of several fields [n, S, S] for each tile."""
         number = self.even(0, len(options)).long().clamp(max=len(options) - 1)
         return torch.stack(options).take_along_dim(number[None], dim=0)[0]
 
     def seed(self) -> Tensor:
-        """A number for `lattice_noise`."""
+        """Draws seeds for `lattice_noise`."""
         return self.even(0, 1 << 20).long()
 
 
 Family = Callable[[Tensor, Tensor, Dials], Tensor]
-"""Column and row in pixels [n, S, S] each, and the dials, to a field in [0, 1] [n, S, S]."""
+"""Computes a field in [0, 1] [n, S, S] from column and row in pixels [n, S, S] each, and random parameters."""
 
 
 def lattice_noise(column: Tensor, row: Tensor, seed: Tensor) -> Tensor:
-    """A number in [0, 1) for each point of the integer lattice, the same on every device: an integer hash."""
+    """Hashes each point of the integer lattice to a number in [0, 1), the same on every device."""
     mixed = (column * 374761393 + row * 668265263 + seed * 1442695041) & 0x7FFFFFFF
     for shift, factor in ((13, 1274126177), (15, 974634281)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0x7FFFFFFF
@@ -49,7 +54,7 @@ def lattice_noise(column: Tensor, row: Tensor, seed: Tensor) -> Tensor:
 
 
 def smooth_noise(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
-    """`lattice_noise`, interpolated smoothly between the points: value noise."""
+    """Interpolates `lattice_noise` smoothly between the points (value noise)."""
     column, row = u.floor(), v.floor()
     across, down = u - column, v - row
     across, down = across * across * (3 - 2 * across), down * down * (3 - 2 * down)
@@ -60,7 +65,7 @@ def smooth_noise(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
 
 
 def fractal_noise(u: Tensor, v: Tensor, seed: Tensor, gain: Tensor, octaves: int) -> Tensor:
-    """Noise of rising frequency and falling strength, in [0, 1]."""
+    """Sums noise of rising frequency and falling strength; in [0, 1]."""
     total, strength, whole = torch.zeros_like(u), torch.ones_like(gain), torch.zeros_like(gain)
     for octave in range(octaves):
         total = total + strength * smooth_noise(u * 2**octave, v * 2**octave, seed + octave)
@@ -69,7 +74,7 @@ def fractal_noise(u: Tensor, v: Tensor, seed: Tensor, gain: Tensor, octaves: int
 
 
 def clouds(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """Stretched fractal noise: as it is, its ridges, its level lines, or blobs above a level."""
+    """Draws stretched fractal noise: itself, its ridges, its level lines, or blobs above a level."""
     frequency, stretch = dials.log(0.03, 0.3), dials.log(0.5, 2)
     gain = dials.even(0.3, 0.8)
     noise = fractal_noise(x * frequency * stretch, y * frequency / stretch, dials.seed(), gain, octaves=4)
@@ -82,7 +87,7 @@ def clouds(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
 
 
 def swirls(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """Fractal noise read at places that other noise has moved."""
+    """Draws fractal noise at places that other noise has moved."""
     frequency, pull = dials.log(0.02, 0.1), dials.even(0.5, 4)
     u, v = x * frequency, y * frequency
     moved = u + pull * smooth_noise(u, v, dials.seed()), v + pull * smooth_noise(u, v, dials.seed())
@@ -91,7 +96,7 @@ def swirls(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
 
 
 def cells(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """Cells about scattered points (Worley noise): walls, discs, cones, or shaded cells."""
+    """Draws cells about scattered points (Worley noise): walls, discs, cones, or shaded cells."""
     frequency, stretch, scatter = dials.log(0.04, 0.2), dials.log(0.7, 1.4), dials.even(0.3, 1)
     u, v, seeds = x * frequency * stretch, y * frequency / stretch, [dials.seed() for _ in range(3)]
     nearest, second, shade = torch.full_like(u, 9), torch.full_like(u, 9), torch.zeros_like(u)
@@ -109,7 +114,7 @@ def cells(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
 
 
 def stripes(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """Stripes bent by noise: alone, or two systems that cut, cover or blend each other."""
+    """Draws stripes bent by noise: one system, or two that cut, cover or blend each other."""
     bend = dials.even(0, 1.2).square() * smooth_noise(x * 0.05, y * 0.05, dials.seed())
     duty, slope = dials.even(-0.6, 0.6), dials.log(0.7, 8)
 
@@ -124,7 +129,7 @@ def stripes(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
 
 
 def lattice(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """One motif a cell of a grid with shifted rows: discs, boxes, rings, crosses or diamonds."""
+    """Draws one motif in each cell of a grid with shifted rows: disc, box, ring, cross or diamond."""
     frequency, aspect = dials.log(0.04, 0.18), dials.log(0.4, 2.5)
     v = y * frequency * aspect
     row = v.floor()
@@ -145,7 +150,7 @@ def lattice(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
 
 
 def strokes(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
-    """Short scattered strokes, more or less in one direction."""
+    """Draws short scattered strokes, more or less in one direction."""
     frequency = dials.log(0.05, 0.15)
     u, v, seeds = x * frequency, y * frequency, [dials.seed() for _ in range(4)]
     turn, spread, fading = dials.even(0, 1), dials.even(0, 1), dials.even(0, 0.6)
@@ -168,9 +173,9 @@ def draw_textures(tiles: int, size: int, generator: torch.Generator) -> Tensor:
     """Draws tiles, the families in turn, each turned, scaled and coloured at random.
 
     Args:
-        tiles: How many.
+        tiles: Number of tiles.
         size: Side in pixels.
-        generator: All that is random; tiles are drawn on its device.
+        generator: Source of all random numbers; tiles are drawn on its device.
 
     Returns:
         Colours in [0, 1] [tiles, 3, size, size].
@@ -190,7 +195,7 @@ def draw_textures(tiles: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _places(size: int, dials: Dials) -> tuple[Tensor, Tensor]:
-    """Column and row of every pixel in a turned, scaled and moved plane."""
+    """Computes column and row of every pixel in a turned, scaled and moved plane."""
     angle, zoom = dials.even(0, 2 * math.pi), dials.log(0.8, 1.25)
     side = torch.arange(size, device=angle.device) - size / 2
     x, y = zoom * side, zoom * side[:, None]
@@ -201,7 +206,7 @@ def _places(size: int, dials: Dials) -> tuple[Tensor, Tensor]:
 
 
 def _coloured(field: Tensor, generator: torch.Generator) -> Tensor:
-    """Three random colours for dark, middling and bright places."""
+    """Colours a field by three random colours, for dark, middle and bright places."""
     stops = torch.rand(3, len(field), 3, 1, 1, generator=generator, device=field.device)
     level = 2 * field[:, None]
     return torch.where(
@@ -210,7 +215,7 @@ def _coloured(field: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _neighbourhood(u: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The lattice cells of a place and around it."""
+    """Lists the lattice cells of a place and around it."""
     column, row = u.floor().long(), v.floor().long()
     for right in (-1, 0, 1):
         for down in (-1, 0, 1):
@@ -218,5 +223,5 @@ def _neighbourhood(u: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _soft_step(value: Tensor, slope: float | Tensor) -> Tensor:
-    """0 below zero, 1 above, and a ramp between."""
+    """Computes a ramp from 0 below zero to 1 above."""
     return (slope * value + 0.5).clamp(0, 1)

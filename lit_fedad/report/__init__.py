@@ -1,1 +1,1 @@
-"""What a person sees: console lines, figures, heatmaps."""
+"""Console output, figures, tables and pages about runs."""

@@ -1,4 +1,4 @@
-"""What accuracy costs: a metric over all that was sent so far."""
+"""Figure of a metric over the bytes that were sent so far."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator
 
-from lit_fedad.report.figures import DARK, FONT_SIZE, blank_figure, labelled_axes, line_style
+from lit_fedad.report.style import DARK, FONT_SIZE, blank_figure, labelled_axes, line_style
 
 _WIDE = 20  # from this ratio of the largest to the smallest on, bytes lie on a logarithmic axis
 _APART = 0.1  # between two numbers of rounds, as a share of the axis
 
 
 class Point(NamedTuple):
-    """An evaluation.
+    """One evaluation of a run.
 
     Attributes:
-        round: Its number.
-        sent: Bytes that all clients have sent by then.
-        value: What was measured.
+        round: Number of the round.
+        sent: Bytes that all clients have sent by its end.
+        value: Value of the metric.
     """
 
     round: int
@@ -32,12 +32,12 @@ class Point(NamedTuple):
 
 
 def communication_figure(points: Sequence[Point], ylabel: str) -> Figure:
-    """One line, whose points bear the numbers of rounds, as many as there is room for.
+    """Draws a metric over the bytes sent as one line, with the numbers of rounds as far as there is room.
 
     Args:
-        points: At least one, rounds ascending. Those before anything was sent are left out where the axis is
+        points: At least one, rounds ascending. Those before anything was sent are left out if the axis is
             logarithmic.
-        ylabel: What the values are.
+        ylabel: Label of the values.
 
     Returns:
         The figure.
@@ -58,7 +58,7 @@ def communication_figure(points: Sequence[Point], ylabel: str) -> Figure:
 
 
 def _number(axes: Axes, points: Sequence[Point]) -> None:
-    """Numbers of rounds, from the last one back, wherever the next one is far enough away."""
+    """Writes the numbers of rounds, from the last one back, where the next one is far enough away."""
     across = axes.transData.transform([(p.sent / 1e6, p.value) for p in points])[:, 0]
     shares = (across - axes.bbox.x0) / axes.bbox.width
     free = math.inf

@@ -1,4 +1,4 @@
-"""Classifiers that say the same of every image: what they get right is how frequent one class is."""
+"""Warning about classifiers that predict one class for every image: their accuracy is that class's share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _MOST_NUMBERS = 10
 
 
 def constant_predictions(metrics: Mapping[str, Any]) -> str | None:
-    """Says which clients predict a single class for every test image.
+    """Names the clients that predict a single class for every test image.
 
     Args:
-        metrics: Of one evaluation, by name; ``predicted_classes`` where classes are predicted.
+        metrics: Metrics of one evaluation by name, with ``predicted_classes`` if classes are predicted.
 
     Returns:
-        One line; None where nobody does.
+        One line; None if no client does.
 
     Example:
         >>> constant_predictions({"predicted_classes": {"per_client": {0: 1.0, 1: 4.0}}})

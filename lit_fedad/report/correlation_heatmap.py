@@ -1,4 +1,4 @@
-"""Distance correlations between samples as annotated heatmaps (FADngs, Fig. 9)."""
+"""Distance correlations between samples as annotated heatmaps (FADngs Fig. 9)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.figures import FONT_SIZE, blank_figure, save_figure
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.style import FONT_SIZE, blank_figure
 
 _COLOUR_MAP = colormaps["cividis"]  # the same to the eye with and without red-green blindness
 _NORM = Normalize(0, 1)
@@ -19,19 +20,19 @@ _NORM = Normalize(0, 1)
 def draw_correlation_heatmap(
     path: Path, names: Sequence[str], r_squared: ArrayLike, r: ArrayLike, corrected: ArrayLike
 ) -> Figure:
-    """Draw plain R^2, plain R and bias-corrected R^2 side by side, under one colour scale from 0 to 1.
+    """Draws plain R^2, plain R and bias-corrected R^2 side by side, under one colour scale from 0 to 1.
 
-    Negative values, which only the corrected estimate has, are printed and coloured as 0.
+    Negative values, which only the corrected estimate has, are printed as they are and coloured as 0.
 
     Args:
-        path: PNG file to write; missing folders are made.
-        names: What the k rows and columns are.
-        r_squared: Plain R^2 [k, k].
+        path: PNG file to write; missing folders are created.
+        names: Names of the k rows and columns.
+        r_squared: Plain R^2 (FADngs Eq. 18) [k, k].
         r: Plain R [k, k].
         corrected: Bias-corrected R^2 [k, k].
 
     Returns:
-        The figure, as written.
+        The figure as it was written.
     """
     figure = blank_figure(7.16, 2.6)
     panels = figure.subplots(1, 3, sharey=True)

@@ -1,8 +1,4 @@
-"""Figures of an experiment: how the data lie on the clients, curves over rounds, score histograms.
-
-Every figure begins in `blank_figure` and is drawn through matplotlib's object interface: nothing here touches
-pyplot or its global state, so figures can be made in any thread or process.
-"""
+"""Figures of an experiment: data of the clients, curves over rounds, score histograms; and how they are saved."""
 
 import math
 import os
@@ -13,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch, PathPatch
@@ -21,41 +16,20 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-FONT_SIZE = 7  # points: the smallest text of a figure that is printed at its own size
+from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
-# The palette of Okabe and Ito (2008), made to be told apart with any kind of colour vision. Its black is kept
-# for means and thresholds; its yellow comes last because it is too pale for a line.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-DARK = "#222222"
 _HATCHES = ("//////", "......", "xxxxxx")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-_LINE_STYLES = ("-", "--")
 _COLUMN, _PAGE = 3.5, 7.16  # widths in inches of one column and of both columns of a paper
 _MOST_PIES = 12
 _MOST_NAMES = 20
 _MOST_COLOURED_LINES = 8
 
 
-def blank_figure(width: float, height: float) -> Figure:
-    """An empty figure in the common style, on an Agg canvas.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
-
-    Returns:
-        A figure with constrained layout at 200 dots an inch.
-    """
-    figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
-    """How much of which product type lies on which client (FedDyMem, Fig. 5).
+    """Draws how many images of each product type each client holds (FedDyMem Fig. 5).
 
-    Up to 12 clients one pie each, whose area is proportional to the client's share of all images; beyond
-    that, stacked bars.
+    Up to 12 clients are drawn as one pie each, whose area is proportional to the client's share of all images;
+    more clients are drawn as stacked bars.
 
     Args:
         counts: Images of each product type on each client [clients, products].
@@ -79,55 +53,53 @@ def partition_figure(counts: np.ndarray, products: Sequence[str]) -> Figure:
 
 
 def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figure:
-    """How many images of which class each task brings to each client (GLDP's [N, S, M] splits).
+    """Draws how many images of each class each client receives in each stage (GLDP's [N, S, M] splits).
 
-    One row a client and one panel a task, all at one scale; a client with fewer tasks than others has no bar in
-    the last panels. Beneath, the images of each class over all clients and tasks, in the order of the stacks.
-    More than 20 classes are counted instead of named; from the 29th on, looks come again.
+    Each client is a row and each stage a panel titled "task", all at one scale; a client with fewer stages than
+    others has no bar in the last panels. Below are the images of each class over all clients and stages, in the
+    order of the stacks. More than 20 classes are counted instead of named; from the 29th class on, colours and
+    hatches repeat.
 
     Args:
-        counts: For every client the images of each of its tasks and each class [tasks, classes].
+        counts: For every client the images of each of its stages and each class [stages, classes].
         products: Names of the classes.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: An array is not of the shape [tasks, classes], or there is no image at all.
+        ValueError: An array is not of the shape [stages, classes], or there is no image at all.
     """
     for client, own in enumerate(counts):
         if own.ndim != 2 or own.shape[1] != len(products):
             raise ValueError(
-                f"counts of client {client} has the shape {own.shape}; expected [tasks, {len(products)}]"
+                f"counts of client {client} has the shape {own.shape}; expected [stages, {len(products)}]"
             )
     if sum(own.sum() for own in counts) <= 0:
         raise ValueError("counts holds no image: there is nothing to draw")
-    tasks = max(map(len, counts))
-    held = np.stack([np.pad(own, ((0, tasks - len(own)), (0, 0))) for own in counts], axis=1)
+    stages = max(map(len, counts))
+    held = np.stack([np.pad(own, ((0, stages - len(own)), (0, 0))) for own in counts], axis=1)
     height = float(np.clip(0.17 * len(counts), 0.7, 6.0))
-    width = float(np.clip(0.6 + max(1.35 * tasks, 0.32 * len(products)), _COLUMN, _PAGE))
+    width = float(np.clip(0.6 + max(1.35 * stages, 0.32 * len(products)), _COLUMN, _PAGE))
     figure = blank_figure(width, height + 1.75)
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=(height + 0.6, 1.15)).flat
-    _task_panels(upper, held)
+    _stage_panels(upper, held)
     _class_totals(lower, held.sum(axis=(0, 1)))
     if len(products) <= _MOST_NAMES:
         _product_legend(figure, products)
     return figure
 
 
-def curves_figure(
-    history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str, mean: bool = True
-) -> Figure:
-    """One curve a client over the rounds, and their mean in bold.
+def curves_figure(history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str) -> Figure:
+    """Draws one curve a client over the rounds, and the mean of several clients in bold.
 
-    Up to 8 clients each has its own colour, line and marker; beyond that all are thin and grey, with a band
-    from the lowest to the highest. Values that are not finite are gaps. The mean of a round is taken over the
+    Up to 8 clients have a colour, line and marker each; more clients are thin and grey, with a band from the
+    lowest to the highest value. Values that are not finite are gaps. The mean of a round is taken over the
     clients that have a finite value in it.
 
     Args:
         history: Pairs (round, value) of each client.
-        ylabel: What the values are.
-        mean: Whether to draw the mean; a single client has none.
+        ylabel: Label of the values.
 
     Returns:
         The figure.
@@ -159,7 +131,7 @@ def curves_figure(
         axes.fill_between(
             rounds, lowest, highest, color=COLOURS[4], alpha=0.3, lw=0, label="lowest to highest"
         )
-    if mean and len(history) > 1:
+    if len(history) > 1:
         means = [sum(by_round[r]) / len(by_round[r]) for r in rounds]
         marker = "o" if len(rounds) == 1 else None
         axes.plot(
@@ -173,14 +145,14 @@ def curves_figure(
 
 
 def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) -> Figure:
-    """Histograms of the image scores of normal and anomalous images, each as a share of its class.
+    """Draws histograms of the scores of normal and anomalous images, each as a share of its class.
 
     Scores that are not finite are counted in the legend and not drawn.
 
     Args:
         scores: Image scores [N].
         labels: 0 for normal, 1 for anomalous [N].
-        threshold: Decision threshold to mark; None marks none.
+        threshold: Decision threshold to mark; None for no mark.
 
     Returns:
         The figure.
@@ -211,11 +183,11 @@ def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) 
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG: whole or not at all, and the same bytes for the same figure.
+    """Writes a figure as PNG atomically, with the same bytes for the same figure.
 
     Args:
         figure: The figure.
-        path: File to write; missing folders are made.
+        path: File to write; missing folders are created.
 
     Returns:
         `path`.
@@ -227,13 +199,13 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Write a file that nobody ever sees half written.
+    """Writes a file atomically: no reader ever finds it half written.
 
     Args:
-        path: The file to be.
+        path: The file; missing folders are created.
 
     Yields:
-        A path beside it to write to; it takes the place of `path` when the block ends without an error.
+        A path beside it to write to, which replaces `path` when the block ends without an error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -244,17 +216,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-LEGEND: dict[str, Any] = {
-    "fontsize": FONT_SIZE,
-    "frameon": False,
-    "handlelength": 1.8,
-    "columnspacing": 1.2,
-    "labelspacing": 0.3,
-}
-
-
 def _fill(index: int) -> dict[str, Any]:
-    """Look of the area of one product type: the plain colours in turn, then pale and hatched ones."""
+    """Returns the look of one product type's area: the plain colours in turn, then pale and hatched ones."""
     turn, colour = divmod(index, len(COLOURS))
     edge = to_rgb(COLOURS[colour])
     if turn == 0:
@@ -269,7 +232,7 @@ def _fill(index: int) -> dict[str, Any]:
 
 
 def _product_legend(figure: Figure, products: Sequence[str]) -> None:
-    """Name the look of every product type beneath a figure, which grows by the height of the names."""
+    """Adds a legend of the product types below a figure, which grows by the legend's height."""
     patches = [Patch(label=name, **_fill(index)) for index, name in enumerate(products)]
     entry_width = FONT_SIZE * (4.0 + 0.6 * max(map(len, products)))  # points, estimated: box, gaps and name
     columns = int(np.clip(figure.get_figwidth() * 72 / entry_width, 1, len(products)))
@@ -279,31 +242,8 @@ def _product_legend(figure: Figure, products: Sequence[str]) -> None:
     figure.legend(handles=patches, loc="outside lower center", ncols=columns, **LEGEND)
 
 
-def line_style(index: int, points: int) -> dict[str, Any]:
-    """Look of the line of one client: colour and marker in turn, then again with the next line style."""
-    turn, colour = divmod(index, len(_MARKERS))
-    marker = _MARKERS[colour] if points <= 30 else None
-    style = {"color": COLOURS[colour], "linestyle": _LINE_STYLES[turn % len(_LINE_STYLES)], "linewidth": 0.9}
-    return style | {"marker": marker, "markersize": 3, "markeredgewidth": 0}
-
-
-def labelled_axes(
-    figure: FigureBase, xlabel: str, ylabel: str, place: tuple[int, int, int] = (1, 1, 1), **shared: Any
-) -> Axes:
-    """A pair of axes in the common style; the only one of its figure unless a place in a grid is given."""
-    axes = figure.add_subplot(*place, **shared)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
-    axes.tick_params(labelsize=FONT_SIZE, color=DARK, width=0.6, length=2.5)
-    axes.grid(axis="y", color="0.9", linewidth=0.5)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(xlabel, fontsize=FONT_SIZE + 1)
-    axes.set_ylabel(ylabel, fontsize=FONT_SIZE + 1)
-    return axes
-
-
 def _pies(counts: np.ndarray) -> Figure:
-    """One pie a client in rows of at most six, all drawn at one scale."""
+    """Draws one pie a client in rows of at most six, all at one scale."""
     sizes = counts.sum(axis=1)
     rows = math.ceil(len(counts) / 6)
     columns = math.ceil(len(counts) / rows)
@@ -324,7 +264,7 @@ def _pies(counts: np.ndarray) -> Figure:
 
 
 def _bars(counts: np.ndarray) -> Figure:
-    """One bar a client, product types stacked."""
+    """Draws one bar a client, product types stacked."""
     figure = blank_figure(_PAGE, 2.3)
     axes = labelled_axes(figure, "client", "images")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=min(len(counts), 30)))
@@ -334,12 +274,12 @@ def _bars(counts: np.ndarray) -> Figure:
     return figure
 
 
-def _task_panels(figure: FigureBase, counts: np.ndarray) -> None:
-    """One panel a task with one bar a client, classes stacked [tasks, clients, classes]."""
+def _stage_panels(figure: FigureBase, counts: np.ndarray) -> None:
+    """Draws one panel a stage with one bar a client, classes stacked [stages, clients, classes]."""
     first: dict[str, Axes] = {}
-    for task, held in enumerate(counts):
-        axes = labelled_axes(figure, "", "" if first else "client", (1, len(counts), task + 1), **first)
-        axes.set_title(f"task {task + 1}", fontsize=FONT_SIZE + 1)
+    for stage, held in enumerate(counts):
+        axes = labelled_axes(figure, "", "" if first else "client", (1, len(counts), stage + 1), **first)
+        axes.set_title(f"task {stage + 1}", fontsize=FONT_SIZE + 1)
         axes.grid(visible=False)
         axes.grid(axis="x", color="0.9", linewidth=0.5)
         if first:
@@ -360,7 +300,7 @@ def _task_panels(figure: FigureBase, counts: np.ndarray) -> None:
 
 
 def _class_totals(figure: FigureBase, totals: np.ndarray) -> None:
-    """One bar a class, in the order of the legend."""
+    """Draws one bar a class, in the order of the legend."""
     axes = labelled_axes(figure, f"{len(totals)} classes, all clients and tasks", "images")
     axes.set_xticks([])
     axes.set_xlim(-0.6, len(totals) - 0.4)
@@ -371,7 +311,7 @@ def _class_totals(figure: FigureBase, totals: np.ndarray) -> None:
 
 
 def _stacks(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]]:
-    """The stacked bars of each product type: whose they are, where they start, their lengths and their look."""
+    """Yields clients, starts, lengths and look of the stacked bars of each product type."""
     starts = counts.cumsum(axis=1) - counts
     for product in range(counts.shape[1]):
         style = _fill(product)

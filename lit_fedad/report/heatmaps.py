@@ -1,4 +1,4 @@
-"""Anomaly maps beside the images they were computed from: sheets of cases, overlays, and what to show."""
+"""Anomaly maps beside the images they were computed from: sheets, overlays, and the choice of cases."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from lit_fedad.report.figures import FONT_SIZE, blank_figure, whole_file
+from lit_fedad.report.figures import whole_file
+from lit_fedad.report.style import FONT_SIZE, blank_figure
 
 # Even steps for the eye, rising in lightness: readable in grey and with any kind of colour vision. Saturated
 # up to its end, so that high scores also stand out on white ground.
@@ -25,13 +26,13 @@ _CELL, _GAP, _CAPTION, _HEAD, _BAR = 1.25, 0.06, 0.24, 0.4, 0.72  # inches
 
 @dataclass(frozen=True)
 class Case:
-    """One image and what a model made of it.
+    """One image and its anomaly map.
 
     Attributes:
         image: The image as it was scored, uint8 [H, W, 3].
-        mask: Non-zero where the image is anomalous, uint8 [H, W]; None where no mask exists.
+        mask: Non-zero where the image is anomalous, uint8 [H, W]; None if there is no mask.
         anomaly_map: Anomaly score of each pixel [H, W].
-        caption: One line to print under the row.
+        caption: One line under the row.
     """
 
     image: np.ndarray
@@ -41,13 +42,13 @@ class Case:
 
 
 def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
-    """One row a case: image, mask, anomaly map and overlay, under one colour scale.
+    """Draws one row a case: image, mask, anomaly map and overlay, under one colour scale.
 
-    The scale is shared so that rows can be compared; it runs over `robust_range` of all maps. Without a
-    single mask the mask column is left out. The overlay carries the outline of the mask.
+    The scale is shared so that rows can be compared; it covers `robust_range` of all maps. If no case has a
+    mask, the mask column is left out. The overlay has the outline of the mask.
 
     Args:
-        cases: What to show, at least one.
+        cases: Cases to show, at least one.
         title: Heading of the sheet.
 
     Returns:
@@ -73,7 +74,7 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     )  # cells are placed to the point: captions may run on under their whole row
 
     def place(left: float, top: float, wide: float, high: float) -> Axes:
-        """Axes at a place given in inches from the top left corner."""
+        """Adds axes at a place given in inches from the top left corner."""
         bottom = 1 - (top + high) / sheet_height
         return figure.add_axes((left / sheet_width, bottom, wide / sheet_width, high / sheet_height))
 
@@ -106,10 +107,10 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
 
 
 def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> np.ndarray:
-    """An image with its anomaly map laid over it: the higher the score, the less of the image shows.
+    """Blends an anomaly map into its image: the higher the score, the less of the image is visible.
 
-    The image is shown in grey, so that every colour is a score. Scores up to `vmin` (and those that are not
-    numbers) leave the image as it is; those from `vmax` on are equally strong.
+    The image is shown in grey, so that every colour is a score. Scores up to `vmin` (and NaN) leave the image
+    unchanged; those from `vmax` on are equally strong.
 
     Args:
         image: uint8 [H, W, 3].
@@ -141,10 +142,10 @@ def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float
 
 
 def save_heatmap(path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> Path:
-    """Write the `overlay` of one image as PNG, pixel for pixel.
+    """Writes the `overlay` of one image as PNG, pixel for pixel.
 
     Args:
-        path: File to write; missing folders are made.
+        path: File to write; missing folders are created.
         image: uint8 [H, W, 3].
         anomaly_map: Anomaly scores [H, W].
         vmin: Score at the lower end of the colour scale.
@@ -163,13 +164,13 @@ def save_heatmap(path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: f
 
 
 def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:
-    """Ends of a colour scale that a few extreme pixels cannot stretch.
+    """Computes the ends of a colour scale that a few extreme pixels do not stretch.
 
     Args:
         maps: Anomaly maps of any size; values that are not finite are left out.
 
     Returns:
-        The 2nd and the 99.5th percentile of all values: defects are small, hence the uneven pair. (0, 1) if
+        The 2nd and the 99.5th percentile of all values (defects are small, hence the uneven pair); (0, 1) if
         there is no finite value.
 
     Examples:
@@ -185,22 +186,22 @@ def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:
 
 
 def pick_cases(scores: ArrayLike, labels: ArrayLike, best: int, worst: int) -> list[int]:
-    """The images that a model got most clearly right and most clearly wrong, without any threshold.
+    """Picks the images that are most clearly classified correctly and wrongly, without any threshold.
 
-    An image is judged by its rank among the images of the other class: the share of them that it is ordered
-    correctly against (its own part of the AUROC), ties counting half. Equal ranks are told apart by the
-    distance of the score from the median of the other class. Images whose score is not finite are never
-    picked. Where a class is missing, all ranks are equal and the score alone decides.
+    An image is ranked by the share of the images of the other class against which its score is ordered
+    correctly (its own part of the AUROC), ties counting half. Equal ranks are ordered by the distance of the
+    score from the median of the other class. Images whose score is not finite are never picked. If a class is
+    missing, all ranks are equal and the score alone decides.
 
     Args:
         scores: Image scores [N], higher is more anomalous.
         labels: 0 for normal, 1 for anomalous [N].
-        best: How many of the best to pick.
-        worst: How many of the worst to pick.
+        best: Number of the best images to pick.
+        worst: Number of the worst images to pick.
 
     Returns:
-        Indices of the best, best first, then of the worst, worst first. None is picked twice: with too few
-        images the best go first.
+        Indices of the best, best first, then of the worst, worst first. No image is picked twice; if there are
+        too few, the best are picked first.
 
     Examples:
         >>> pick_cases([0.1, 0.9, 0.2, 0.8], [0, 0, 1, 1], best=1, worst=1)
@@ -220,7 +221,7 @@ def pick_cases(scores: ArrayLike, labels: ArrayLike, best: int, worst: int) -> l
 
 
 def _show_mask(axes: Axes, case: Case) -> None:
-    """The mask in black and white, or a note that there is none."""
+    """Draws the mask in black and white, or a note that there is none."""
     if case.mask is None:
         axes.text(0.5, 0.5, "no mask", fontsize=FONT_SIZE, color="0.5", ha="center", va="center")
     else:
@@ -228,7 +229,7 @@ def _show_mask(axes: Axes, case: Case) -> None:
 
 
 def _outline(axes: Axes, case: Case) -> None:
-    """The border of the mask as a white line with a dark rim, seen on any ground."""
+    """Draws the border of the mask as a white line with a dark rim, visible on any ground."""
     if case.mask is not None and 0 < np.count_nonzero(case.mask) < case.mask.size:
         lines = axes.contour(case.mask > 0, levels=[0.5], colors="white", linewidths=0.7)
         lines.set_path_effects([withStroke(linewidth=1.5, foreground="black")])

@@ -1,6 +1,6 @@
-"""A report as one HTML page that loads nothing, and the same in Markdown: both from one small model.
+"""Model of a report, rendered as one HTML page that loads nothing, or as Markdown.
 
-Nothing is computed here. All text is escaped by the templates; pictures travel inside the page.
+Nothing is computed here. All text is escaped by the templates; pictures are embedded in the HTML page.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Cell:
     """One cell of a table.
 
     Attributes:
-        text: What it says.
-        url: Where it comes from.
+        text: Its text.
+        url: Link to the source of the text.
     """
 
     text: str
@@ -35,8 +35,8 @@ class Line:
     """One line of a table.
 
     Attributes:
-        cells: One a heading.
-        part: Whether it is a part of the line above it: one seed of several.
+        cells: One cell a heading.
+        part: Whether the line is a part of the one above, such as one seed of several.
     """
 
     cells: Sequence[Cell]
@@ -45,7 +45,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs."""
+    """Paragraphs.
+
+    Attributes:
+        lines: Text of each paragraph.
+    """
 
     kind: ClassVar[str] = "prose"
     lines: Sequence[str]
@@ -56,11 +60,11 @@ class Grid:
     """A table.
 
     Attributes:
-        title: What it is about.
-        heads: Headings.
+        title: Its title.
+        heads: Heading of each column.
         lines: Its lines.
-        notes: What a reader should know.
-        texts: Number of columns from the left that hold text; those after them hold numbers.
+        notes: Remarks under the table.
+        texts: Number of columns from the left that hold text; the others hold numbers.
     """
 
     kind: ClassVar[str] = "grid"
@@ -76,11 +80,11 @@ class Picture:
     """One picture.
 
     Attributes:
-        data: Its file's content.
-        form: Its file's form.
-        alt: What is to be seen, for those who do not see it.
-        caption: What stands beneath.
-        url: The run that it is of.
+        data: Content of its file.
+        form: Format of its file.
+        alt: Description for readers who do not see it.
+        caption: Text below it.
+        url: Link to its run.
     """
 
     data: bytes
@@ -91,18 +95,18 @@ class Picture:
 
     @property
     def inline(self) -> str:
-        """The picture as an address that holds it."""
+        """The picture as a data URL."""
         mime = {"svg": "image/svg+xml", "webp": "image/webp"}[self.form]
         return f"data:{mime};base64,{base64.b64encode(self.data).decode()}"
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures side by side, where there is room.
+    """Pictures side by side, if there is room.
 
     Attributes:
         pictures: At least one.
-        title: What they are about.
+        title: Their common title.
     """
 
     kind: ClassVar[str] = "gallery"
@@ -112,7 +116,11 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands to copy, each with what it makes."""
+    """Commands to copy.
+
+    Attributes:
+        pairs: Pairs (what the command does, the command).
+    """
 
     kind: ClassVar[str] = "commands"
     pairs: Sequence[tuple[str, str]]
@@ -127,7 +135,7 @@ class Section:
 
     Attributes:
         title: The heading.
-        blocks: What stands under it.
+        blocks: Its content.
     """
 
     title: str
@@ -135,7 +143,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """What links point to."""
+        """Anchor of the section, for links to it."""
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
 
@@ -145,8 +153,8 @@ class Page:
 
     Attributes:
         title: Its title.
-        summary: One line under it.
-        sections: Its parts; titles differ.
+        summary: One line under the title.
+        sections: Its parts, with different titles.
     """
 
     title: str
@@ -155,7 +163,13 @@ class Page:
 
 
 def render_html(page: Page) -> str:
-    """The page as one HTML document that loads nothing from anywhere.
+    """Renders a report as one HTML document that loads no other file.
+
+    Args:
+        page: The report.
+
+    Returns:
+        The document.
 
     Example:
         >>> "<h1>1 &lt; 2</h1>" in render_html(Page("1 < 2", "", []))
@@ -165,14 +179,14 @@ def render_html(page: Page) -> str:
 
 
 def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
-    r"""The page in Markdown, and the files of its pictures.
+    r"""Renders a report in Markdown, with the files of its pictures.
 
     Args:
         page: The report.
-        folder: Name of the folder for pictures, beside the Markdown file.
+        folder: Name of the folder for the pictures, beside the Markdown file.
 
     Returns:
-        The text, and contents by file name.
+        The text, and the content of each picture by file name.
 
     Example:
         >>> text, files = render_markdown(Page("1 < 2", "so it is", []), "pictures")
@@ -207,10 +221,10 @@ def _templates() -> Environment:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown takes as it is, on one line."""
+    """Escapes a text for Markdown, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))
 
 
 def _plain_url(url: str) -> str:
-    """An address without characters that would end a Markdown link."""
+    """Escapes the characters of an address that would end a Markdown link."""
     return quote(url, safe="/:#?&=%.,-_~+@")

@@ -1,4 +1,4 @@
-"""Reconstructions beside the private images that they come nearest to."""
+"""Sheet of reconstructions beside the private images that they are nearest to."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,17 +6,17 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from lit_fedad.report.figures import FONT_SIZE, blank_figure
+from lit_fedad.report.style import FONT_SIZE, blank_figure
 
 _CELL, _CAPTION, _HEAD = 1.4, 0.2, 0.45  # inches
 
 
 class Shown(NamedTuple):
-    """An image of the sheet.
+    """One image of the sheet.
 
     Attributes:
-        image: In [0, 1] [H, W] or [H, W, 3].
-        caption: One line to print under it.
+        image: Values in [0, 1], [H, W] or [H, W, 3].
+        caption: One line under it.
     """
 
     image: np.ndarray
@@ -24,11 +24,11 @@ class Shown(NamedTuple):
 
 
 def inversion_sheet(rows: Sequence[Sequence[Shown]], heads: Sequence[str], title: str) -> Figure:
-    """A grid of images with a caption under each.
+    """Draws a grid of images with a caption under each.
 
     Args:
-        rows: At least one, each with an image a column.
-        heads: What the columns are.
+        rows: At least one, each with one image a column.
+        heads: Heading of each column.
         title: Heading of the sheet.
 
     Returns:

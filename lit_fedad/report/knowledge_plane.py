@@ -1,4 +1,4 @@
-"""Condensed images among real ones, in the plane."""
+"""Figure of condensed images among real ones in the plane."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.figures import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure
+from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, legend_mark
 
 _MOST_NAMES = 20
 
@@ -21,14 +20,14 @@ _MOST_NAMES = 20
 def knowledge_plane(
     places: ArrayLike, labels: ArrayLike, condensed: ArrayLike, classes: Sequence[str]
 ) -> Figure:
-    """Where images lie: the colour tells the class, the mark whether an image is condensed.
+    """Draws the positions of images; the colour shows the class, the mark whether the image is condensed.
 
     More than 20 classes are counted instead of named.
 
     Args:
-        places: [n, 2].
-        labels: Classes [n].
-        condensed: Whether an image is, or else real, bool [n].
+        places: Positions of the images [n, 2].
+        labels: Class of each image [n].
+        condensed: Whether each image is condensed, else real, bool [n].
         classes: Names of the classes.
 
     Returns:
@@ -48,15 +47,15 @@ def knowledge_plane(
     for chosen, look in looks:
         axes.scatter(place[chosen, 0], place[chosen, 1], c=colours[label[chosen]], **look)
     kinds = [
-        _handle(f"real test image ({(~made).sum()})", color="0.5", marker="o", markeredgewidth=0),
-        _handle(f"condensed image ({made.sum()})", color="0.5", marker="X", markeredgecolor=DARK),
+        legend_mark(f"real test image ({(~made).sum()})", color="0.5", marker="o", markeredgewidth=0),
+        legend_mark(f"condensed image ({made.sum()})", color="0.5", marker="X", markeredgecolor=DARK),
     ]
     axes.set(xticks=[], yticks=[], box_aspect=1)
     axes.spines[:].set(color="0.6", linewidth=0.6)
     figure.legend(handles=kinds, loc="outside upper center", ncols=2, **LEGEND)
     if named:
         names = [
-            _handle(name, color=colour, marker="s") for name, colour in zip(classes, colours, strict=True)
+            legend_mark(name, color=colour, marker="s") for name, colour in zip(classes, colours, strict=True)
         ]
         figure.legend(handles=names, loc="outside lower center", ncols=columns, **LEGEND)
     else:
@@ -65,15 +64,17 @@ def knowledge_plane(
 
 
 def class_colours(number: int) -> np.ndarray:
-    """One colour a class [number, 4]: the common palette as far as it reaches, else a larger one."""
+    """Returns one colour a class, from the common palette or, for more classes, a larger one.
+
+    Args:
+        number: Number of classes.
+
+    Returns:
+        Red, green, blue and opacity in [0, 1] [number, 4].
+    """
     if number <= len(COLOURS):
         return to_rgba_array(COLOURS[:number])
     if number <= _MOST_NAMES:
         strong_first = [*range(0, 20, 2), *range(1, 20, 2)]
         return colormaps["tab20"](strong_first[:number])
     return colormaps["turbo"](np.linspace(0, 1, number))
-
-
-def _handle(label: str, **look: Any) -> Line2D:
-    """A mark without a line, for a legend."""
-    return Line2D([], [], linestyle="", markersize=4, label=label, **look)

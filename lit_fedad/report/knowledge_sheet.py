@@ -1,4 +1,4 @@
-"""Condensed images by class and round: what clients thought worth sending."""
+"""Sheet of the condensed images that clients sent, by class and round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from lit_fedad.report.figures import FONT_SIZE, blank_figure
+from lit_fedad.report.style import FONT_SIZE, blank_figure
 
 _MOST_ROUNDS, _MOST_CLASSES = 8, 20
 _ACROSS = 12  # images side by side, of all rounds together
@@ -18,12 +18,14 @@ _EMPTY = 0.93  # grey where a class has no image
 
 
 def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]) -> Figure:
-    """One row a class and one column a round, with a few images in each cell, evenly chosen over the clients.
+    """Draws one row a class and one column a round, with a few images in each cell, evenly spaced over the clients.
 
-    Up to 8 rounds and 20 classes, evenly chosen; first and last are among them. Cells without an image are pale.
+    Up to 8 rounds and 20 classes are shown, evenly spaced, the first and the last among them. Cells without an
+    image are pale.
 
     Args:
-        shared: At least one round; by its number, images uint8 of 1 or 3 channels [n, C, H, W] and labels [n].
+        shared: Images uint8 of 1 or 3 channels [n, C, H, W] and labels [n] of each round, by its number; at least
+            one round.
         classes: Names of the classes.
 
     Returns:
@@ -56,7 +58,14 @@ def knowledge_sheet(shared: Mapping[int, tuple[np.ndarray, np.ndarray]], classes
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below ``count``, evenly spaced, the first and the last among them.
+    """Chooses evenly spaced numbers below ``count``, the first and the last among them.
+
+    Args:
+        count: Number of numbers to choose from.
+        most: Largest number of numbers to choose.
+
+    Returns:
+        The numbers, ascending.
 
     Example:
         >>> evenly(3, 8), evenly(100, 5)
@@ -66,7 +75,7 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def _strip(images: np.ndarray, labels: np.ndarray, label: int, each: int, gap: int) -> np.ndarray:
-    """Images of a class side by side, with three channels."""
+    """Places images of a class side by side, with three channels."""
     side = images.shape[-1]
     strip = np.ones((side, each * (side + gap) - gap, 3))
     own = images[labels == label]

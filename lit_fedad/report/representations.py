@@ -1,4 +1,4 @@
-"""Representations of several clients in the plane, and what densities decide about them (FADngs, Figs. 6 and 7)."""
+"""Representations of several clients in the plane, with decisions on them (FADngs Fig. 6 and FADngs Fig. 7)."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 from scipy.stats import gaussian_kde
 from sklearn.manifold import TSNE
 
-from lit_fedad.report.figures import COLOURS, FONT_SIZE, LEGEND, blank_figure, save_figure
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.style import COLOURS, FONT_SIZE, LEGEND, blank_figure, legend_mark
 
 _COLOURS, _RED = COLOURS[:5], COLOURS[5]  # clients never have the red, nor black, which mark errors
 _MARKERS = ("o", "s", "^", "D")
@@ -25,13 +26,13 @@ _LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density o
 
 
 def embed(features: ArrayLike) -> np.ndarray:
-    """Lay features out in the plane with t-SNE; the same features always lie the same way.
+    """Embeds features in the plane with t-SNE, deterministically.
 
     Args:
-        features: [n, D] with n >= 4; up to about 2,000 take well under a minute.
+        features: Features [n, D], n >= 4; 2,000 take less than a minute.
 
     Returns:
-        Places [n, 2].
+        Positions [n, 2].
     """
     points = np.asarray(features, dtype=np.float32)
     perplexity = min(30.0, len(points) / 4)
@@ -48,24 +49,24 @@ def draw_representations(
     local_client: int = 0,
     judge: str = "global densities",
 ) -> Figure:
-    """Draw where the images of clients lie, and which of them are judged wrongly.
+    """Draws the representations of clients' images, and which of them are classified wrongly.
 
     Panels: (a) normal images by client, and anomalies; (b) kernel density of each client's normal images; (c)
     decisions with the densities of all clients; (d) decisions with those of one client alone. In (c) and (d)
-    the mark tells what an image is, its colour how it is judged: red where a normal image is called anomalous
-    (false detection), black where an anomaly is called normal (missing detection).
+    the mark shows the true kind of an image, the colour the decision: red for a normal image called anomalous
+    (false detection), black for an anomaly called normal (missing detection), grey for correct decisions.
 
     Args:
-        path: PNG file to write; missing folders are made.
+        path: PNG file to write; missing folders are created.
         features: Representations [n, D], n >= 4.
         owner: Client of each image [n]; -1 for an anomaly.
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
-        local_decisions: The same of the densities of one client, bool [n]; None leaves panel (d) out.
-        local_client: Which client that is.
-        judge: What ``global_decisions`` come from; the title of (c).
+        local_decisions: Whether the densities of one client do, bool [n]; None leaves panel (d) out.
+        local_client: Number of that client.
+        judge: Source of ``global_decisions``, the title of (c).
 
     Returns:
-        The figure, as written.
+        The figure as it was written.
 
     Raises:
         ValueError: The arrays differ in length.
@@ -104,22 +105,22 @@ def draw_representations(
 def _by_client(
     axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int], size: float
 ) -> None:
-    """Normal images in the look of their client, anomalies as red crosses over them."""
+    """Draws normal images in the look of their client, and anomalies as red crosses over them."""
     for index, client in enumerate(clients):
         chosen, look = owners == client, _look(index)
         axes.scatter(places[chosen, 0], places[chosen, 1], size, linewidths=0, alpha=0.8, **look)
     chosen = owners < 0
     axes.scatter(places[chosen, 0], places[chosen, 1], size, color=_RED, marker="x", linewidths=0.7)
     axes.set_title("(a) clients and anomalies", fontsize=FONT_SIZE + 1)
-    handles = [_handle(f"client {client}", **_look(index)) for index, client in enumerate(clients)]
+    handles = [legend_mark(f"client {client}", **_look(index)) for index, client in enumerate(clients)]
     if chosen.any():
-        handles.append(_handle("anomaly", color=_RED, marker="x"))
+        handles.append(legend_mark("anomaly", color=_RED, marker="x"))
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "handletextpad": 0.2}
     axes.legend(handles=handles, ncols=_LEGEND_COLUMNS, **LEGEND | below)
 
 
 def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequence[int]) -> None:
-    """Contours of the kernel density of each client's normal images."""
+    """Draws contours of the kernel density of each client's normal images."""
     for index, client in enumerate(clients):
         own = places[owners == client]
         if len(own) < 3:  # in the plane, a kernel's covariance takes three points
@@ -136,7 +137,7 @@ def _densities(axes: Axes, places: np.ndarray, owners: np.ndarray, clients: Sequ
 
 
 def _decisions(axes: Axes, places: np.ndarray, anomalous: np.ndarray, calls: np.ndarray, size: float) -> None:
-    """Images judged rightly in grey, errors over them: false detections red, missing ones black."""
+    """Draws correct decisions in grey, and errors over them: false detections red, missing ones black."""
     for correct in (True, False):
         for kind, mark, wrong, line in ((False, "o", _RED, 0), (True, "x", _BLACK, 0.7)):
             chosen = (anomalous == kind) & ((calls == anomalous) == correct)
@@ -147,27 +148,22 @@ def _decisions(axes: Axes, places: np.ndarray, anomalous: np.ndarray, calls: np.
 
 
 def _count_errors(anomalous: np.ndarray, calls: np.ndarray) -> str:
-    """False and missing detections in words, with the numbers of images they are taken from."""
+    """Formats the numbers of false and missing detections, each with the number of images of its kind."""
     false, missing = (calls & ~anomalous).sum(), (anomalous & ~calls).sum()
     return f"{false} of {(~anomalous).sum()} false, {missing} of {anomalous.sum()} missing"
 
 
 def _decision_handles() -> list[Line2D]:
-    """What the marks of the decisions mean."""
+    """Creates the legend's marks of the decisions."""
     return [
-        _handle("normal, judged rightly", color=_GREY, marker="o"),
-        _handle("anomaly, judged rightly", color=_GREY, marker="x"),
-        _handle("false detection", color=_RED, marker="o"),
-        _handle("missing detection", color=_BLACK, marker="x"),
+        legend_mark("normal, judged rightly", color=_GREY, marker="o"),
+        legend_mark("anomaly, judged rightly", color=_GREY, marker="x"),
+        legend_mark("false detection", color=_RED, marker="o"),
+        legend_mark("missing detection", color=_BLACK, marker="x"),
     ]
 
 
-def _handle(label: str, **look: Any) -> Line2D:
-    """A mark without a line, for a legend."""
-    return Line2D([], [], linestyle="", markersize=4, label=label, **look)
-
-
 def _look(index: int) -> dict[str, Any]:
-    """Colour and mark of a client: the colours in turn, then again with the next mark."""
+    """Returns colour and mark of a client: the colours in turn, then again with the next mark."""
     turn, colour = divmod(index, len(_COLOURS))
     return {"color": _COLOURS[colour], "marker": _MARKERS[turn % len(_MARKERS)]}

@@ -1,4 +1,4 @@
-"""ROC curves of an attack by client, on logarithmic axes: what it finds at hardly any false alarm is what counts."""
+"""ROC curves of an attack by client, on logarithmic axes, which show the rates at few false positives."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lit_fedad.report.figures import DARK, LEGEND, blank_figure, labelled_axes
+from lit_fedad.report.style import DARK, LEGEND, blank_figure, labelled_axes
 
 
 def roc_figure(curves: Mapping[int, tuple[np.ndarray, np.ndarray]], auc: Mapping[int, float]) -> Figure:
-    """One thin line a client, the one with the largest AUC in bold and by name.
+    """Draws one thin line a client, and the client with the largest AUC in bold with its number.
 
-    Rates of 0, which have no place on such an axis, are left out.
+    Rates of 0, which a logarithmic axis cannot show, are left out.
 
     Args:
         curves: False and true positive rates of each client, ascending.

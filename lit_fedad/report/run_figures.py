@@ -1,4 +1,4 @@
-"""Figures over several runs, and pictures in the form that a page carries."""
+"""Figures over several runs, and pictures in the formats that a page embeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from lit_fedad.report.figures import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
 _WIDE = 20  # from this ratio of the largest to the smallest on, an axis is logarithmic
 _SHORT = 30  # letters of a name up to which two stand side by side
@@ -24,14 +24,14 @@ Curve = Sequence[tuple[float, float]]
 
 
 def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str, whole: bool) -> Figure:
-    """Curves of several runs in one chart: runs of a group look alike.
+    """Draws curves of several runs in one chart; runs of a group look alike.
 
     Args:
-        groups: Points (x, y) of each run, by what stands in the legend.
-        xlabel: What x is.
-        ylabel: What y is.
-        whole: Whether x counts something. Else it becomes logarithmic where it spans much, without what is not above
-            zero.
+        groups: Points (x, y) of each run, by the group's name in the legend.
+        xlabel: Label of the x axis.
+        ylabel: Label of the y axis.
+        whole: Whether x is a whole number. Otherwise its axis becomes logarithmic if the largest x is at least 20
+            times the smallest above 0, and points with x <= 0 are left out.
 
     Returns:
         The figure.
@@ -57,11 +57,11 @@ def lines_figure(groups: Mapping[str, Sequence[Curve]], xlabel: str, ylabel: str
 
 
 def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Figure:
-    """One row a run with one dot a client; the mean is a bar, and the worst client, if any, bears its number.
+    """Draws one row a run with one dot a client and a bar at the mean; the worst client is numbered.
 
     Args:
         groups: Value by client, of each run; at least one client each.
-        xlabel: What the values are.
+        xlabel: Label of the values.
 
     Returns:
         The figure.
@@ -92,7 +92,7 @@ def spread_figure(groups: Mapping[str, Mapping[str, float]], xlabel: str) -> Fig
 
 
 def svg(figure: Figure) -> bytes:
-    """A figure as SVG: the same bytes for the same figure."""
+    """Renders a figure as SVG, with the same bytes for the same figure."""
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "lit_fedad"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -100,7 +100,14 @@ def svg(figure: Figure) -> bytes:
 
 
 def sheet(path: Path) -> bytes:
-    """A picture file as WebP, no wider than a page needs."""
+    """Converts a picture file to WebP of at most 1,000 pixels in width.
+
+    Args:
+        path: Picture file.
+
+    Returns:
+        Content of the WebP file.
+    """
     with Image.open(path) as image:
         picture = image.convert("RGB")
     height = round(picture.height * _SHEET_WIDTH / picture.width)

@@ -1,4 +1,4 @@
-"""Boxes of the scores of normal and anomalous images under several models, client by client (FADngs, Fig. 8)."""
+"""Box plots of the scores of normal and anomalous images under several models, by client (FADngs Fig. 8)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from lit_fedad.report.figures import DARK, FONT_SIZE, LEGEND, blank_figure, save_figure
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.style import DARK, FONT_SIZE, LEGEND, blank_figure
 
 _KINDS = ("normal", "anomalous")
 _FILLS = ("#A9D4EF", "#F3CE85")  # pale sky blue and pale orange of Okabe and Ito: the red lines stay visible
@@ -23,26 +24,26 @@ _LOW, _HIGH = 2, 98  # percentiles that become 0 and 1
 def draw_score_boxes(
     path: Path,
     scores: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]],
-    clients: Sequence[int] | None = None,
+    clients: Sequence[int],
 ) -> Figure:
-    """Draw one panel a client with two boxes a model: its scores of normal and of anomalous images.
+    """Draws one panel a client with two boxes a model: its scores of normal and of anomalous images.
 
-    Models score on scales of their own, and a local model is another one on every client. So the scores of one
-    model on one client are scaled together: their 2nd percentile becomes 0, their 98th 1. The printed gap
-    between the medians is hence a share of that range, comparable over models and clients. Boxes span the
-    quartiles, whiskers reach the last score within 1.5 of their heights; outliers and scores that are not
-    finite are left out.
+    Models have different scales of scores, and a local model differs between clients. Therefore the scores of
+    one model on one client are scaled together: their 2nd percentile becomes 0, their 98th becomes 1. The
+    printed gap between the medians is a share of that range, comparable over models and clients. Boxes span the
+    quartiles, whiskers reach the last score within 1.5 times the height of the box; outliers and scores that
+    are not finite are left out.
 
     Args:
-        path: PNG file to write; missing folders are made.
+        path: PNG file to write; missing folders are created.
         scores: For each model the pairs (scores of normal images, scores of anomalous images), one a client.
-        clients: Numbers of the clients; None for 0, 1, 2 and so on.
+        clients: Number of each client.
 
     Returns:
-        The figure, as written.
+        The figure as it was written.
 
     Raises:
-        ValueError: There is no model or no client, or the models have different numbers of clients.
+        ValueError: There is no model or no client, or a model has another number of clients.
     """
     counts = {len(pairs) for pairs in scores.values()}
     if len(counts) != 1 or 0 in counts:
@@ -57,7 +58,7 @@ def draw_score_boxes(
     for axes in panels[0, columns - spare :]:
         axes.set_visible(False)
     shown = [*panels[0, : columns - spare], *panels[1:].flat]
-    for place, (client, axes) in enumerate(zip(clients or range(count), shown, strict=True)):
+    for place, (client, axes) in enumerate(zip(clients, shown, strict=True)):
         _panel(axes, [pairs[place] for pairs in scores.values()])
         axes.set_title(f"client {client}", fontsize=FONT_SIZE, pad=3)
         axes.set_xlim(-0.5, len(scores) - 0.5)
@@ -78,7 +79,7 @@ def draw_score_boxes(
 
 
 def _panel(axes: Axes, pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> None:
-    """The boxes of one client, a pair a model, and the gap of their medians."""
+    """Draws the boxes of one client, a pair a model, and the gap between their medians."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=DARK, linewidth=0.6)
     axes.grid(axis="y", color="0.9", linewidth=0.5)
@@ -110,7 +111,7 @@ def _panel(axes: Axes, pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> None:
 
 
 def _scaled(pair: tuple[ArrayLike, ArrayLike]) -> list[np.ndarray]:
-    """Finite scores of both kinds, on the robust range of the two together."""
+    """Scales the finite scores of both kinds to the robust range of the two together."""
     kinds = [np.asarray(values, dtype=float) for values in pair]
     kinds = [values[np.isfinite(values)] for values in kinds]
     together = np.concatenate(kinds)

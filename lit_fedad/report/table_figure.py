@@ -1,4 +1,4 @@
-"""A table as a picture: one line a column over its rows, or one line a row over the tasks."""
+"""Figures of a paper's table: one line a column over its rows, or one line a row over the stages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lit_fedad.report.console import metric_title
-from lit_fedad.report.figures import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.naming import metric_title
+from lit_fedad.report.style import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 from lit_fedad.report.tables import Table
 
 
 def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
-    """The table's first metric in the last round: means over seeds, with sample standard deviations as bars.
+    """Draws the table's first metric in the last round: means over seeds, sample standard deviations as bars.
 
     Args:
-        table: Its rows, in this order, are the points of each line.
-        columns: One line each.
-        runs: From `lit_fedad.report.tables.runs_frame`.
+        table: The table; its rows, in their order, are the points of each line.
+        columns: Label of each column, which is one line.
+        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
 
     Returns:
         The figure.
@@ -40,20 +40,20 @@ def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fig
 
 
 def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
-    """The table's first metric after each task: means over seeds, with sample standard deviations as bars.
+    """Draws the table's first metric after each stage: means over seeds, sample standard deviations as bars.
 
     Args:
-        table: Its rows are the lines, those for which no run was asked left out.
-        columns: One panel each.
-        runs: From `lit_fedad.report.tables.runs_frame`.
+        table: The table; its rows are the lines, without those that no run belongs to.
+        columns: Label of each column, which is one panel.
+        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
 
     Returns:
         The figure.
     """
     metric = table.metrics[0]
     labels = [row.label for row in table.rows if row.label in set(runs["row"])]
-    tasks = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
-    numbers = [int(name.rpartition("_")[2]) for name in tasks]
+    stages = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
+    numbers = [int(name.rpartition("_")[2]) for name in stages]
     wide = min(len(columns), 3)
     high = math.ceil(len(columns) / wide)
     figure = blank_figure(max(3.5, 7.16 * wide / 3), 1.8 * high + 0.3)
@@ -63,7 +63,7 @@ def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Fi
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for index, label in enumerate(labels):
             group = runs[(runs["row"] == label) & (runs["column"] == column)]
-            means, deviations = 100 * group[tasks].mean(), 100 * group[tasks].std()
-            axes.errorbar(numbers, means, deviations, label=label, **line_style(index, len(tasks)))
+            means, deviations = 100 * group[stages].mean(), 100 * group[stages].std()
+            axes.errorbar(numbers, means, deviations, label=label, **line_style(index, len(stages)))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure

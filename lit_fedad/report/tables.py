@@ -1,6 +1,6 @@
-"""A paper's table out of finished runs: one line a run, then means over seeds beside the paper's numbers.
+"""A paper's table made of finished runs: one line a run, then means over seeds beside the paper's numbers.
 
-Nothing is run here and nothing is read from disk. All that a table says of a run comes from its ``result.json``.
+Nothing is run here and nothing is read from disk. All facts about a run come from its ``result.json``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lit_fedad.report.console import human_bytes, human_seconds, metric_title
+from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 
@@ -24,7 +25,7 @@ _BRACKETS = {
 }
 
 PaperNumber = float | Sequence[float] | None
-"""As printed, in per cent: a mean, or mean and deviation; None where the paper has none."""
+"""A printed number in per cent: a mean, or mean and deviation; None where the paper has none."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Row:
     """A row of the table.
 
     Attributes:
-        label: What stands at its beginning.
-        overrides: What its runs are configured with.
-        paper: The paper's numbers, one a metric, by the name of the data; by the column's label, where settings
-            tell columns apart.
-        ending: Of the metrics' names in results, where one run holds several classifiers' (``"_lp"``).
+        label: Its name.
+        overrides: Overrides of its runs.
+        paper: The paper's numbers, one a metric, by the name of the data, or by the column's label if columns
+            differ in settings.
+        ending: Ending of the metrics' names in results (``"_lp"``), if one run has metrics of several classifiers.
     """
 
     label: str
@@ -47,11 +48,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """A column that stands for data under certain settings.
+    """A column for data under certain settings.
 
     Attributes:
         data: Name of the data's configuration.
-        overrides: What else its runs are configured with; what is given to every run does not change it.
+        overrides: Further overrides of its runs, which overrides for all runs do not change.
     """
 
     data: str
@@ -60,23 +61,24 @@ class Setting:
 
 @dataclass(frozen=True)
 class Table:
-    """What a table shows.
+    """Content of a table.
 
     Attributes:
         title: Its title.
-        source: Where the paper's numbers were printed.
+        source: Place where the paper's numbers were printed.
         metrics: Names of metrics in results. All are shares of one, shown in per cent.
-        rows_are: What the rows differ in.
-        columns: The paper's data, or its settings: the name of the data's configuration, or all of it, by label.
+        rows_are: Heading of the rows.
+        columns: The paper's columns by label: the name of a data configuration, or data with settings.
         protocol: The paper's protocol, as overrides.
         rows: The paper's rows.
         beyond: Rows that the paper does not have.
-        note: What a reader should know.
-        figure: What is drawn of the first metric: one line a column over the paper's ``"rows"``, or one line a row
-            over the ``"tasks"``, with a panel a column.
-        brackets: What stands beside the last round: the ``"best"``, or the last of the first task (``"task_1"``).
-        lower_is_better: Those of the metrics of which less is better, and their kin: ``fe_svhn``,
-            ``forgetting_masked``.
+        note: Remark for the reader.
+        figure: Figure of the first metric: one line a column over the paper's ``"rows"``, or one line a row over
+            the stages (``"tasks"``) with one panel a column.
+        brackets: Value in brackets beside the last round: that of the ``"best"`` round, or of the last round of the
+            first stage (``"task_1"``).
+        lower_is_better: Metrics of which a lower value is better. They stand for all metrics that begin with one
+            of these names and ``_``: ``fe`` for ``fe_svhn``, ``forgetting`` for ``forgetting_masked``.
     """
 
     title: str
@@ -93,23 +95,23 @@ class Table:
     lower_is_better: Sequence[str] = ()
 
     def favourite(self, metric: str) -> Callable[..., float]:
-        """What picks the best of several values of a metric."""
+        """Returns the function that picks the best of several values of a metric, `min` or `max`."""
         lower = any(metric == name or metric.startswith(f"{name}_") for name in self.lower_is_better)
         return min if lower else max
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run.
+    """State and result of one run of a table.
 
     Attributes:
         row: Label of its row.
         column: Label of its column.
         seed: Its seed.
-        folder: Where its files lie.
-        result: Its ``result.json``; None for a run that is not complete.
-        cause: Why it failed.
-        ending: That of its row.
+        folder: Folder of its files.
+        result: Content of its ``result.json``; None if it is not complete.
+        cause: Cause of its failure; None if it did not fail.
+        ending: Ending of the metrics' names, as in `Row`.
     """
 
     row: str
@@ -122,16 +124,16 @@ class Outcome:
 
 
 def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFrame:
-    """One line a run; what is not known is empty.
+    """Lists runs, one line each; unknown values are empty.
 
     Args:
-        outcomes: What became of the runs.
-        metrics: Which metrics to take: means over clients of the first, last and best round, and of the last of
-            each task where images come in tasks.
+        outcomes: The runs.
+        metrics: Metrics to list: their means over clients in the first, last and best round, and in the last
+            round of each stage if the data come in stages.
 
     Returns:
         Columns ``row``, ``column``, ``seed``, ``state`` (complete, failed or open), the metrics (``pro_last``,
-        ``pro_task_1``), bytes, seconds and settings.
+        ``pro_task_1`` for the first stage), bytes, seconds and settings.
     """
     lines = []
     for outcome in outcomes:
@@ -154,17 +156,17 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
 def results_table(
     table: Table, rows: Sequence[Row], columns: Mapping[str, str], runs: pd.DataFrame, bold: bool = False
 ) -> pd.DataFrame:
-    """Metrics of the last round, mean ± sample standard deviation over seeds; in brackets what the table says.
+    """Formats metrics of the last round as mean ± sample standard deviation over seeds.
 
     Args:
-        table: Metrics and headings.
-        rows: Which of its rows.
-        columns: What the paper's numbers for a column are found by, by its label.
-        runs: From `runs_frame`.
-        bold: Whether our best value of each column is set in bold, in Markdown.
+        table: Metrics, headings, and the value in brackets.
+        rows: Rows of the table to list.
+        columns: Key of each column's numbers in `Row.paper`, by the column's label.
+        runs: Runs, from `runs_frame`.
+        bold: Whether our best value of each column is in bold, in Markdown.
 
     Returns:
-        Texts, ready to print.
+        Texts of the cells, with the paper's numbers beside ours.
     """
     cells: dict[str, list[str]] = {table.rows_are: [row.label for row in rows]}
     for column, key in columns.items():
@@ -185,7 +187,16 @@ def results_table(
 
 
 def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.DataFrame:
-    """What each row cost, and what it was run with; from lowest to highest where its runs differ."""
+    """Formats bytes, time and settings of each row, from lowest to highest where its runs differ.
+
+    Args:
+        table: Heading of the rows.
+        rows: Rows of the table to list.
+        runs: Runs, from `runs_frame`.
+
+    Returns:
+        Texts of the cells.
+    """
     lines = []
     for row in rows:
         group = runs[(runs["row"] == row.label) & (runs["state"] == "complete")]
@@ -207,7 +218,16 @@ def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.Dat
 
 
 def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
-    """What the numbers mean, and what each column was measured on."""
+    """Explains the numbers, and names the data of each column.
+
+    Args:
+        table: The table.
+        columns: Labels of the columns.
+        runs: Runs, from `runs_frame`.
+
+    Returns:
+        Sentences, one a line.
+    """
     lines = [
         "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
         f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}.",
@@ -228,13 +248,16 @@ def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[st
 
 
 def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], runs: pd.DataFrame) -> str:
-    """The whole report.
+    """Writes the table with costs and caption in Markdown.
 
     Args:
-        table: What it shows.
+        table: The table.
         chosen: Labels of the rows to show.
-        columns: As for `results_table`.
-        runs: From `runs_frame`.
+        columns: Key of each column's numbers, as for `results_table`.
+        runs: Runs, from `runs_frame`.
+
+    Returns:
+        Content of the Markdown file.
     """
     blocks = [
         ("", [row for row in table.rows if row.label in chosen]),
@@ -243,38 +266,26 @@ def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], ru
     parts = [f"# {table.title}", f"The paper's numbers: {table.source}."]
     for head, rows in blocks:
         if rows:
-            parts += [head, markdown_table(results_table(table, rows, columns, runs, bold=True))]
-            parts += [markdown_table(costs_table(table, rows, runs))]
+            parts += [head, _markdown_of(results_table(table, rows, columns, runs, bold=True))]
+            parts += [_markdown_of(costs_table(table, rows, runs))]
     lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
     parts.append("\n".join(f"- {line}" for line in lines))
     parts.append(" ".join(table.note.split()))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown_table(frame: pd.DataFrame) -> str:
-    """A table of texts in Markdown, aligned to be read as it is.
-
-    Example:
-        >>> print(markdown_table(pd.DataFrame({"method": ["FedAvg"], "Wafer": ["63.91"]})))
-        | method | Wafer |
-        |--------|-------|
-        | FedAvg | 63.91 |
-    """
-    lines = [list(map(str, frame.columns)), *frame.to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
-    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(text)
+def _markdown_of(frame: pd.DataFrame) -> str:
+    return markdown_table(list(frame.columns), frame.to_numpy().tolist())
 
 
 def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:
-    """What a table needs of a result; all of it None for a run without one."""
+    """Extracts the values of a table from a result; all are None for a run without one."""
     moments = {
         moment: {name: values["mean"] for name, values in result.get(moment, {}).items() if name != "round"}
         for moment in ("first", "last", "best")
     }
-    for task, round in enumerate(result.get("milestones", []), start=1):
-        moments[f"task_{task}"] = result["metrics"][str(round)]
+    for stage, round in enumerate(result.get("milestones", []), start=1):
+        moments[f"task_{stage}"] = result["metrics"][str(round)]
     figures = {
         f"{metric}_{moment}": _float(means.get(f"{metric}{ending}"))
         for metric in metrics
@@ -291,7 +302,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     seconds = pd.Series([result["seconds_per_round"][index] for index in training], dtype=float)
     everything = sum(result["bytes_up"]) + sum(result["bytes_down"])
     trained = "loss" in result["scalars"][-1]
-    # Whose own learning rate comes first: the client's, that of a server that trains, the task's.
+    # The first that is set: the client's learning rate, that of a server that trains, the task's.
     method, task = config["method"], config["task"]
     sections = (method["client"], method.get("server", {}).get("training", {}), task)
     rates = [part["learning_rate"] for part in sections if part.get("learning_rate") is not None]

@@ -1,1 +1,1 @@
-"""Studies: what is searched, workers that share a search, and what came of it."""
+"""Hyperparameter studies: their files, the workers that share one, and their results."""

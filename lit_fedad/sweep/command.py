@@ -1,12 +1,12 @@
-"""``lit-fedad sweep``: one worker of a study, or a look at it."""
+"""Joins a study as a worker, or shows it: ``lit-fedad sweep``."""
 
 from __future__ import annotations
 
-import difflib
 import socket
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,76 +20,102 @@ from optuna.trial import TrialState
 
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.errors import UserError
-from lit_fedad.options import key_and_value
+from lit_fedad.options import read, separate
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results
 from lit_fedad.sweep.storage import open_storage, standing
 from lit_fedad.sweep.trial import DEFAULT, play_trial
 from lit_fedad.sweep.worker import Play, Registry, Worker, refuse_failures
-from lit_fedad.tracking.tracker import Delivery, Tracker
+from lit_fedad.tracking.sender import Delivery
+from lit_fedad.tracking.tracker import Tracker
 
-_KEYS = ("study", "n_trials", "storage", "seed", "out", "patience")
 _FOLDER, _HOST, _PLAN, _PARENT, _SHOWN = "folder", "host", "plan", "mlflow_run", "shown"
 _LEAST_PATIENCE_S = 4
 _DATABASE_S = 120  # a new MLflow database takes half a minute; a server that is away ends the wait by itself
 
 
-def sweep(words: Sequence[str], display: Display, play: Play | None = None) -> None:
+@dataclass(frozen=True)
+class SweepOptions:
+    """Options of ``lit-fedad sweep``.
+
+    Attributes:
+        study: Name of a file in ``sweeps/``, or the path of another study file.
+        n_trials: How many trials the study should have; 0 only shows it; None for the number in its file.
+        storage: ``journal`` (a file in the study's folder), a database's URL, or ``grpc://HOST:PORT``.
+        seed: Seed of the sampler.
+        out: The study's folder; None for ``outputs/sweeps/STUDY``.
+        patience: Seconds without a heartbeat after which a worker counts as lost.
+
+    Raises:
+        UserError: If a number is too small.
+    """
+
+    study: str
+    n_trials: int | None = None
+    storage: str = "journal"
+    seed: int = 0
+    out: str | None = None
+    patience: int = 120
+
+    def __post_init__(self) -> None:
+        for key, least in (("n_trials", 0), ("seed", 0), ("patience", _LEAST_PATIENCE_S)):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise UserError(f"{key}={value} must be at least {least}")
+
+    @property
+    def folder(self) -> Path:
+        """The study's folder."""
+        return Path(self.out or f"outputs/sweeps/{Path(self.study).stem}")
+
+
+def sweep(options: Sequence[str], display: Display, play: Play | None = None) -> None:
     """Joins a study, or begins it; any number of processes may do so.
 
     Args:
-        words: ``key=value`` pairs: ``study``, ``n_trials`` (0: only show), ``storage``, ``seed`` (of the sampler),
-            ``out``, ``patience`` (seconds without a sign of life after which a worker counts as lost); any other
-            goes to every trial.
-        display: Says what happens.
+        options: Those of `SweepOptions`; any other overrides the configuration of every trial.
+        display: Shows what happens.
         play: Plays one trial; by default an ordinary run.
 
     Raises:
         UserError: For bad input, before anything runs; and if all trials fail.
     """
-    given, common = _split(words)
-    if not given.get("study"):
-        raise UserError("'study' must be given: study=...")
-    plan = read_plan(given["study"], common)
-    numbers = {
-        key: _number(key, given.get(key, default))
-        for key, default in (("n_trials", plan.trials), ("seed", 0), ("patience", 120))
-    }
-    if numbers["patience"] < _LEAST_PATIENCE_S:
-        raise UserError(f"patience={numbers['patience']} must be at least {_LEAST_PATIENCE_S} seconds")
-    out = Path(given.get("out") or f"outputs/sweeps/{Path(given['study']).stem}")
-    if numbers["n_trials"] == 0 and not (out / "claim.lock").exists():
-        raise UserError(f"out={out}: there is no study to show")
+    own, overrides = separate(SweepOptions, options, "sweep")
+    chosen, _ = read(SweepOptions, own, "sweep")
+    plan = read_plan(chosen.study, overrides)
+    if chosen.n_trials is None:
+        chosen = replace(chosen, n_trials=plan.trials)
+    if chosen.n_trials == 0 and not (chosen.folder / "claim.lock").exists():
+        raise UserError(f"out={chosen.folder}: there is no study to show")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        _work(plan, out, given.get("storage", "journal"), numbers, play, display)
+        _work(plan, chosen, play, display)
 
 
-def _work(
-    plan: Plan, out: Path, storage: str, numbers: Mapping[str, int], play: Play | None, display: Display
-) -> None:
-    n_trials, seed, patience_s = (numbers[key] for key in ("n_trials", "seed", "patience"))
+def _work(plan: Plan, options: SweepOptions, play: Play | None, display: Display) -> None:
+    out, n_trials = options.folder, options.n_trials
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out={out}: cannot be written ({error.strerror})") from error
     lock = FileLock(out / "claim.lock")
     with lock:
-        opened = open_storage(storage, out, patience_s)  # two workers that make its tables at once would fail
-        study = _join(plan, out, opened, storage.startswith("sqlite"), display)
+        # Under the lock, because two workers that create a database's tables at once would fail.
+        storage = open_storage(options.storage, out, options.patience)
+        study = _join(plan, out, storage, options.storage.startswith("sqlite"), display)
     if n_trials:
         with lock:
-            registry = Registry(out / "workers", patience_s)
-        study.sampler = plan.make_sampler(derive_seed(seed, "sampler", registry.number))
+            registry = Registry(out / "workers", options.patience)
+        study.sampler = plan.make_sampler(derive_seed(options.seed, "sampler", registry.number))
         display.note(
             f"worker {registry.number} of study {study.study_name},"
             f" {len(standing(study))} of {n_trials} trials begun: {out}"
         )
         play = play or partial(play_trial, tracking=_place(study, plan))
-        worker = Worker(study, plan, out, n_trials, registry, lock, play, display)
+        worker = Worker(study, storage, plan, out, n_trials, registry, lock, play, display)
         worker.run()
         if worker.leaving.is_set():
             display.note("this worker leaves; the same command joins again")
@@ -102,7 +128,7 @@ def _work(
 
 
 def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: Display) -> Study:
-    """Begins the study, or finds it; the study's lock must be held.
+    """Begins the study, or joins it; the study's lock must be held.
 
     Raises:
         UserError: If the storage holds another study under this name, or this host may not join.
@@ -121,9 +147,8 @@ def _join(plan: Plan, out: Path, storage: BaseStorage, one_host: bool, display: 
         study.set_user_attr(_FOLDER, folder_id.read_text())
         study.set_user_attr(_HOST, socket.gethostname())
         _begin(study, plan, out, display)
-        study.set_user_attr(
-            _PLAN, plan.fingerprint()
-        )  # last: a worker that dies before it leaves this to the next
+        # Last, so that if this worker is killed before it, the next one begins the study anew.
+        study.set_user_attr(_PLAN, plan.fingerprint())
         return study
     if not folder_id.exists() or folder_id.read_text() != known[_FOLDER]:
         raise UserError(
@@ -155,7 +180,7 @@ def _begin(study: Study, plan: Plan, out: Path, display: Display) -> None:
 
 
 def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -> None:
-    """Writes tables and figures; of several workers that come to the end, the first."""
+    """Writes tables and figures, once for all workers that end with the same trials."""
     trials = standing(study).values()
     ended = sum(trial.state.is_finished() for trial in trials)
     if study.user_attrs.get(_SHOWN) == ended and not anew:
@@ -171,7 +196,7 @@ def _finish(study: Study, plan: Plan, out: Path, display: Display, anew: bool) -
 def _track(
     study: Study, plan: Plan, out: Path, status: str, best: Mapping[int, float], files: Iterable[Path] = ()
 ) -> Delivery:
-    """Logs the study's own run, under which those of its trials are listed."""
+    """Logs the study as an MLflow run, under which the runs of its trials are listed."""
     method, tracking = plan.base_config["method"], plan.base_config["tracking"]
     tracker = Tracker(
         out,
@@ -193,33 +218,6 @@ def _track(
 
 
 def _place(study: Study, plan: Plan) -> dict[str, Any]:
-    """Where MLflow lists the trials."""
+    """Names the MLflow experiment and the parent run of the trials."""
     experiment = plan.base_config["tracking"]["experiment"] or f"sweep_{study.study_name}"
     return {"experiment": experiment, "parent": study.user_attrs.get(_PARENT)}
-
-
-def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """What the study's worker is told, and what goes to every trial."""
-    given, common = {}, []
-    for word in words:
-        if word.startswith("~"):  # Hydra's way to leave a key out
-            common.append(word)
-            continue
-        key, value = key_and_value(word)
-        if key in _KEYS:
-            given[key] = value
-        elif near := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.8):
-            raise UserError(f"sweep has no key '{key}'; did you mean '{near[0]}'?")
-        else:
-            common.append(word)
-    return given, common
-
-
-def _number(key: str, text: str | int) -> int:
-    try:
-        number = int(text)
-    except ValueError as error:
-        raise UserError(f"{key}={text} must be a whole number") from error
-    if number < 0:
-        raise UserError(f"{key}={number} must be at least 0")
-    return number

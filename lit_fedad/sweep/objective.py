@@ -1,14 +1,14 @@
-"""What a study judges its trials by."""
+"""Computes the value of a study's objective in a run."""
 
 from collections.abc import Mapping
 from typing import Any
 
 BYTES = "bytes"
-"""The objective that is no metric: what crosses in a round, up and down."""
+"""The objective that is no metric: bytes sent in a round, up and down."""
 
 
 def objective_value(result: Mapping[str, Any], objective: str) -> float | None:
-    """The value of an objective in a finished run.
+    """Computes the value of an objective in a finished run.
 
     Args:
         result: The content of its ``result.json``.

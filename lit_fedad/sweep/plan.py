@@ -1,4 +1,4 @@
-"""A study file: the base experiment, what is varied, what is judged by."""
+"""Reads study files: a base experiment, the searched keys, and the objectives."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Dimension:
     """One searched key of the configuration.
 
     Attributes:
-        type: What its values are.
+        type: Kind of its values.
         low: Least value of a number.
         high: Largest value of a number.
         log: Search the number's logarithm.
         step: Grid of the number; None for any float and every int.
-        choices: Values of a categorical key: options of a group, or what the key may hold.
+        choices: Values of a categorical key: choices of a configuration group, or values of the key.
     """
 
     type: Literal["float", "int", "categorical"]
@@ -48,10 +48,10 @@ class Dimension:
     choices: list | None = None
 
     def distribution(self) -> BaseDistribution:
-        """What Optuna draws from.
+        """Builds the distribution that Optuna draws from.
 
         Raises:
-            ValueError: If the bounds make no range.
+            ValueError: If a bound is missing, or the bounds make no range.
         """
         if self.type == "categorical":
             return CategoricalDistribution(self.choices or [])
@@ -64,16 +64,16 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study: what its trials run, what they vary, and how they are judged.
+    """A study: the experiment that its trials run, the keys that they vary, and the objectives.
 
     Attributes:
         base: The experiment's overrides.
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
-            ``pro/pooled``, or ``bytes``: what crosses in a round, up and down.
-        space: Searched keys.
+            ``pro/pooled``, or ``bytes``: bytes sent in a round, up and down.
+        space: Searched keys, each with its `Dimension`.
         sampler: An Optuna sampler, by ``_target_``.
         pruner: An Optuna pruner, by ``_target_``; None to let every trial run to its end.
-        trials: How many, unless the command says otherwise.
+        trials: How many, unless the option ``n_trials`` is given.
     """
 
     base: list
@@ -85,34 +85,34 @@ class Plan:
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What Optuna draws each searched key from."""
+        """The distribution of each searched key."""
         return {key: dimension.distribution() for key, dimension in self.space.items()}
 
     @cached_property
     def base_config(self) -> Config:
-        """The base experiment, whose own values are the default that trials are held against."""
+        """Configuration of the base experiment, whose values are the default that trials are compared with."""
         return compose(self.base)
 
     def config(self, params: Mapping[str, Any]) -> Config:
-        """The configuration of a trial."""
+        """Composes the configuration of a trial."""
         return compose([*self.base, *(f"{key}={json.dumps(value)}" for key, value in params.items())])
 
     def defaults(self) -> dict[str, Any] | None:
-        """The base experiment's own values of the searched keys; None where one lies outside the search space."""
+        """Reads the base experiment's values of the searched keys; None if one lies outside the search space."""
         values = {key: self._default(key) for key in self.space}
         inside = all(_holds(self.distributions[key], value) for key, value in values.items())
         return values if inside else None
 
     def make_sampler(self, seed: int) -> BaseSampler:
-        """A worker's own sampler."""
+        """Builds a worker's own sampler."""
         return build(self.sampler, **({"seed": seed % 2**32} if takes(self.sampler, "seed") else {}))
 
     def make_pruner(self) -> BasePruner:
-        """The study's pruner."""
+        """Builds the study's pruner."""
         return build(self.pruner) or NopPruner()
 
     def fingerprint(self) -> str:
-        """Changes with all that decides what a trial's value means."""
+        """Identifies the study by its base experiment, search space and objectives, as JSON."""
         space = {key: repr(distribution) for key, distribution in self.distributions.items()}
         return json.dumps([identity(self.base_config), space, self.objectives], sort_keys=True)
 
@@ -120,27 +120,29 @@ class Plan:
         value: Any = self.base_config
         for part in key.split("."):
             value = value[part]
-        if isinstance(value, Mapping) and key in self.base_config:  # a group: which of its options is it?
+        if (
+            isinstance(value, Mapping) and key in self.base_config
+        ):  # a configuration group: which of its choices is it?
             same = (c for c in self.space[key].choices if self.config({key: c})[key] == value)
             return next(same, value)
         return value
 
 
 def sweeps_folder() -> Path:
-    """The packaged study files; in a checkout, those at the top of the repository."""
+    """Finds the packaged study files; in a checkout, those at the top of the repository."""
     packaged = Path(__file__).parents[1] / "studies"
     return packaged if packaged.is_dir() else Path(__file__).parents[2] / "sweeps"
 
 
-def read_plan(study: str, words: Sequence[str] = ()) -> Plan:
-    """Reads a study file and holds it against the configuration that it searches.
+def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
+    """Reads a study file and checks it against the configuration that it searches.
 
     Args:
         study: Name of a file in ``sweeps/``, or the path of another one.
-        words: Overrides for every trial.
+        overrides: Overrides for every trial.
 
     Raises:
-        UserError: In one line, for all that is wrong with it, naming the nearest valid key.
+        UserError: If the study does not exist, or something in its file is wrong.
     """
     path = Path(study) if study.endswith(".yaml") else sweeps_folder() / f"{study}.yaml"
     if not path.is_file():
@@ -159,7 +161,7 @@ def read_plan(study: str, words: Sequence[str] = ()) -> Plan:
         for key, dimension in section["space"].items()
     }
     plan = call(Plan, {**section, "space": space}, where)
-    plan = replace(plan, base=[*plan.base, *words])
+    plan = replace(plan, base=[*plan.base, *overrides])
     _check(plan, where)
     return plan
 
@@ -174,9 +176,9 @@ def _check(plan: Plan, where: str) -> None:
         raise UserError(f"{where}: a study of several objectives cannot prune; leave 'pruner' out")
     if plan.trials < 1:
         raise UserError(f"{where}: trials={plan.trials} must be at least 1")
-    for word in plan.base:
-        if word.partition("=")[0] in plan.space:
-            raise UserError(f"{where}: '{word}' fixes what the study searches; leave it out")
+    for override in plan.base:
+        if override.partition("=")[0] in plan.space:
+            raise UserError(f"{where}: '{override}' fixes what the study searches; leave it out")
     try:
         if str(plan.base_config["fabric"]["devices"]) != "1":
             raise UserError("a trial runs in one process; start more workers instead of fabric.devices")
@@ -190,7 +192,7 @@ def _check(plan: Plan, where: str) -> None:
 
 
 def _firsts(plan: Plan) -> dict[str, Any]:
-    """The first choice or least value of each searched key."""
+    """Lists the first choice or least value of each searched key."""
     firsts = {}
     for key, dimension in plan.space.items():
         try:
@@ -203,6 +205,11 @@ def _firsts(plan: Plan) -> dict[str, Any]:
 
 
 def _holds(distribution: BaseDistribution, value: Any) -> bool:
+    """Tells whether a distribution can draw a value.
+
+    Optuna has no public name for this check. Should a new version rename `_contains`, every study ends here with an
+    AttributeError; comparing with ``low``, ``high`` and ``step`` replaces it.
+    """
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What a study came to: the best trials, how far the default is from them, figures, a table."""
+"""Writes and shows a study's results: table of trials, figures, the best trials and the default."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from lit_fedad.sweep.trial import DEFAULT
 
 
 def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
-    """One line a trial, as its last attempt stands.
+    """Builds the table of trials, one line a trial, each as its last attempt.
 
     Args:
         study: The study.
         plan: Its file.
+
+    Returns:
+        Number, state, objectives, searched keys, and what became of each trial.
     """
     rows = []
     for name, trial in standing(study).items():
@@ -53,7 +56,7 @@ def trials_frame(study: Study, plan: Plan) -> pd.DataFrame:
 
 
 def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
-    """Writes the table of trials and the figures that there are enough trials for.
+    """Writes the table of trials, and those figures that the study has enough trials for.
 
     Args:
         study: The study.
@@ -107,7 +110,11 @@ def show(study: Study, plan: Plan, display: Display) -> None:
 
 
 def best_so_far(study: Study, plan: Plan) -> dict[int, float]:
-    """The best value of a study's one objective after each trial that is complete."""
+    """Computes the best value of a study's one objective after each complete trial.
+
+    Returns:
+        Value by trial; nothing where there are several objectives.
+    """
     better = max if study.directions[0] == StudyDirection.MAXIMIZE else min
     curve: dict[int, float] = {}
     for name, trial in standing(study).items():
@@ -127,7 +134,7 @@ def _shown(value: Any) -> str:
 
 
 def _figures(study: Study, plan: Plan) -> dict[str, Callable[[], Any]]:
-    """What draws each figure."""
+    """Names each figure, with the function that draws it."""
     figures: dict[str, Callable[[], Any]] = {}
     metrics = list(plan.objectives)
     for number, metric in enumerate(metrics):
@@ -148,7 +155,7 @@ def _objective(number: int, trial: FrozenTrial) -> float:
 
 
 def _whole(axes: Any) -> Figure:
-    """The figure of one or several axes; Optuna leaves it with pyplot, which would keep it."""
+    """Finds the figure of one or several axes, and closes it in pyplot, where Optuna leaves it open."""
     figure = (axes.flat[0] if hasattr(axes, "flat") else axes).figure
     pyplot.close(figure)
     return figure

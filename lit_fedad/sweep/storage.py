@@ -1,10 +1,12 @@
-"""Where a study's trials are kept, and what becomes of one whose worker was lost."""
+"""Opens the storage of a study, and passes on trials whose worker was lost.
+
+Heartbeats go through the public methods of `RDBStorage`, because Optuna's own test for them is private.
+"""
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from filelock import FileLock
 from optuna import Study
@@ -14,9 +16,6 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 
 from lit_fedad.errors import UserError
-
-if TYPE_CHECKING:
-    from optuna.storages.journal._file import BaseJournalFileLock
 
 RETRIES = 3
 GIVEN_BACK = "given_back"
@@ -44,7 +43,7 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
     try:
         if text == "journal":
             # Unlike Optuna's own locks, this one goes with a killed worker.
-            lock = cast("BaseJournalFileLock", FileLock(out / "journal.lock"))
+            lock = FileLock(out / "journal.lock")
             return JournalStorage(JournalFileBackend(str(out / "journal.log"), lock))
         if separator and kind == "grpc":
             host, _, port = address.rstrip("/").rpartition(":")
@@ -68,13 +67,31 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
     raise UserError(f"storage={scheme}: give one of {_FORMS}")
 
 
+def has_heartbeats(storage: BaseStorage) -> bool:
+    """Tells whether a storage records heartbeats of trials: databases do, journals and the proxy do not."""
+    return isinstance(storage, RDBStorage)
+
+
+def record_heartbeat(storage: BaseStorage, study: Study, trial: int) -> None:
+    """Records that a trial's worker lives, where the storage records heartbeats.
+
+    Args:
+        storage: The study's storage.
+        study: The study.
+        trial: Number of the trial.
+    """
+    if isinstance(storage, RDBStorage):
+        study_id = storage.get_study_id_from_name(study.study_name)
+        storage.record_heartbeat(storage.get_trial_id_from_study_id_trial_number(study_id, trial))
+
+
 def pass_on(study: Study, trial: FrozenTrial) -> None:
-    """Queues a trial that was lost with its worker, or given back by it: same parameters, same folder.
+    """Queues a trial that was lost with its worker, or given back by it, with the same parameters and folder.
 
     Args:
         study: The study.
-        trial: Ended as failed. One that has been lost more than `RETRIES` times stays so: it may be what its
-            workers die of.
+        trial: Ended as failed. One that has been lost more than `RETRIES` times is not queued again: it may be what
+            stops its workers.
     """
     trial = copy.deepcopy(trial)
     trial.user_attrs.pop(WORKER, None)
@@ -84,11 +101,11 @@ def pass_on(study: Study, trial: FrozenTrial) -> None:
 
 
 def attempts(trial: FrozenTrial) -> list[int]:
-    """Numbers under which a trial has been begun, the first one first; its own is the last."""
+    """Lists the numbers under which a trial has been begun, the first one first and its own last."""
     return [*trial.system_attrs.get("retry_history", ()), trial.number]
 
 
 def standing(study: Study) -> dict[int, FrozenTrial]:
-    """The study's trials, each as its last attempt, by its place among them: 0, 1, 2, ... without a gap."""
+    """Lists the study's trials, each as its last attempt, by its place: 0, 1, 2, ... without a gap."""
     latest = {attempts(trial)[0]: trial for trial in study.get_trials(deepcopy=False)}
     return dict(enumerate(latest[number] for number in sorted(latest)))

@@ -1,4 +1,4 @@
-"""A trial as an ordinary run: what it reports while it trains, and what it comes to."""
+"""Plays a trial of a study as an ordinary run, and reports its metrics to Optuna."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 from optuna import Trial
 
 from lit_fedad.errors import UserError
-from lit_fedad.experiment.train import RunStoppedError, train
-from lit_fedad.federation.loop import RoundReport
+from lit_fedad.experiment.stopping import RunStoppedError
+from lit_fedad.experiment.train import train
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.sweep.objective import BYTES, objective_value
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.worker import GivenBackError, PlanError, PrunedError
@@ -25,11 +28,11 @@ def play_trial(
     """Runs a trial, or what is left of it.
 
     Args:
-        trial: Its parameters are drawn.
+        trial: The trial, with its parameters drawn.
         plan: The study.
         folder: The run's folder; a trial that was passed on finds its checkpoint there.
         leaving: Whether this worker has been asked to stop.
-        tracking: What replaces the configuration's section of this name.
+        tracking: Values that replace some of the configuration's section of this name.
 
     Returns:
         A value an objective.
@@ -44,20 +47,21 @@ def play_trial(
     config["tracking"] = {**config["tracking"], **tracking}
     watch = _Watch(trial, plan, leaving)
     try:
-        result = train(config, quiet=True, watch=watch)
+        result = train(config, quiet=True, callbacks=[watch])
     except RunStoppedError as stop:
         raise (GivenBackError if leaving() and not watch.pruned else PrunedError)(str(stop)) from stop
     return [_value(metric, objective_value(result, metric), result["rounds"]) for metric in plan.objectives]
 
 
-class _Watch:
-    """Looks at each round once its checkpoint is there."""
+class _Watch(FederationCallback):
+    """A callback that reports each round to Optuna once its checkpoint is written."""
 
     def __init__(self, trial: Trial, plan: Plan, leaving: Callable[[], bool]) -> None:
         self.trial, self.metrics, self.leaving = trial, list(plan.objectives), leaving
         self.pruned = False
 
-    def __call__(self, report: RoundReport) -> None:
+    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
+        """Judges the round."""
         self.trial.set_user_attr("round", report.round)  # refused where another worker has the trial by now
         if report.metrics is not None:
             self._judge(report.round, report.metrics)

@@ -1,4 +1,4 @@
-"""One of the processes that share a study: takes a trial, plays it, and looks after trials of lost workers."""
+"""Plays trials of a study in one of the processes that share it, and passes on trials of lost workers."""
 
 from __future__ import annotations
 
@@ -16,40 +16,47 @@ import psutil
 from filelock import FileLock
 from optuna import Study, Trial
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.storages import fail_stale_trials
-from optuna.storages._heartbeat import BaseHeartbeat, is_heartbeat_enabled
+from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan
-from lit_fedad.sweep.storage import GIVEN_BACK, WORKER, attempts, pass_on, standing
+from lit_fedad.sweep.storage import (
+    GIVEN_BACK,
+    WORKER,
+    attempts,
+    has_heartbeats,
+    pass_on,
+    record_heartbeat,
+    standing,
+)
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-_HOPELESS = 3  # failures in a row, from the first trial on, that are the study's fault
+_MOST_FAILURES = 3  # of the first trials; when all of them failed, the study itself is at fault
 
 
 class PrunedError(Exception):
-    """A trial is not worth going on with."""
+    """Raised when the pruner ends a trial."""
 
 
 class GivenBackError(Exception):
-    """A worker was asked to stop, and its trial has a checkpoint."""
+    """Raised when a worker was asked to stop, and its trial has a checkpoint."""
 
 
 class PlanError(UserError):
-    """What no other trial of the study would do better."""
+    """An error in the study file, which every other trial would raise too."""
 
 
 Play = Callable[[Trial, Plan, Path, Callable[[], bool]], Sequence[float]]
-"""Plays a trial in its folder, asking now and then whether to give it back; returns a value an objective."""
+"""Plays a trial in its folder, checks the function given whether to give it back, and returns a value an objective."""
 
 
 class Registry:
-    """The study's workers: a file each in a folder that all of them see, touched while its worker lives.
+    """The study's workers: a file each in a shared folder, touched while its worker lives.
 
     Args:
-        folder: Where the files lie.
+        folder: Folder of the files.
         patience_s: Seconds after which an untouched file's worker counts as lost, if it ran on another host.
     """
 
@@ -61,11 +68,11 @@ class Registry:
         self._file(self.number).write_text(json.dumps(me))
 
     def beat(self) -> None:
-        """Says that this worker lives."""
+        """Touches this worker's file."""
         self._file(self.number).touch()
 
     def lives(self, number: int) -> bool:
-        """Whether a worker is still there."""
+        """Tells whether a worker still runs."""
         who = json.loads(self._file(number).read_text())
         if who["host"] == socket.gethostname():
             try:  # another process may have the number by now, and a dead one waits for its parent
@@ -82,22 +89,24 @@ class Registry:
 
 
 class Worker:
-    """Plays trials until the study has as many as it should.
+    """A process that plays trials until the study has as many as it should.
 
     Args:
-        study: Shared with the other workers.
-        plan: What its trials are.
-        out: The study's folder, which all workers see.
+        study: The study, shared with the other workers.
+        storage: Its storage.
+        plan: Its file.
+        out: Its folder, shared with the other workers.
         trials: How many trials the study should have; one that is passed on counts once.
-        registry: This worker among the others.
-        lock: Held while trials are dealt out.
+        registry: All its workers, this one among them.
+        lock: Held while a trial is claimed.
         play: Plays one trial.
-        display: Says what happens.
+        display: Shows what happens.
     """
 
     def __init__(
         self,
         study: Study,
+        storage: BaseStorage,
         plan: Plan,
         out: Path,
         trials: int,
@@ -106,10 +115,10 @@ class Worker:
         play: Play,
         display: Display,
     ) -> None:
-        self.study, self.plan, self.out, self.trials = study, plan, out, trials
+        self.study, self.storage, self.plan, self.out, self.trials = study, storage, plan, out, trials
         self.registry, self.lock, self.play, self.display = registry, lock, play, display
         self.leaving = threading.Event()
-        self._trial_id: int | None = None
+        self._playing: int | None = None  # number of the trial
 
     def run(self) -> None:
         """Plays trials; at the end waits for those of other workers, which may still be lost.
@@ -123,7 +132,7 @@ class Worker:
                 trial = self.claim()
                 if trial is not None:
                     self.perform(trial)
-                    self._refuse_the_hopeless()
+                    self._refuse_failing_study()
                 elif self._states().isdisjoint({TrialState.RUNNING, TrialState.WAITING}):
                     return
                 else:
@@ -133,7 +142,7 @@ class Worker:
                     self.leaving.wait(min(2.0, self.registry.patience_s / 4))
 
     def claim(self) -> Trial | None:
-        """Takes a trial: one that was passed on, or the next one; None if there is none left."""
+        """Takes a trial that was passed on, or else the next one; None if there is none left."""
         with self.lock:
             self.reap()
             trials = standing(self.study)
@@ -142,7 +151,7 @@ class Worker:
                 return None
             trial = self.study.ask(self.plan.distributions)
             # The heartbeat comes first: a trial of a worker that dies here has one, or no worker.
-            self._trial_id = trial._trial_id
+            self._playing = trial.number
             self._beat()
             trial.set_user_attr(WORKER, self.registry.number)
             return trial
@@ -150,16 +159,21 @@ class Worker:
     def reap(self) -> None:
         """Passes on the trials of lost workers; the study's lock must be held."""
         fail_stale_trials(self.study)
-        heartbeat = is_heartbeat_enabled(self.study._storage)
+        heartbeats = has_heartbeats(self.storage)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             worker = trial.user_attrs.get(WORKER)
-            # One without a worker was being dealt out when its worker died: nobody else holds the lock now.
-            if worker is None or not (heartbeat or self.registry.lives(worker)):
+            # One without a worker was being claimed when its worker died, because no other worker holds the lock now.
+            if worker is None or not (heartbeats or self.registry.lives(worker)):
                 self.display.note(f"trial {self._name(trial)} was lost with its worker and is passed on")
                 pass_on(self.study, self.study.tell(trial.number, state=TrialState.FAIL))
 
     def perform(self, trial: Trial) -> None:
-        """Plays a trial and records how it ends; only what is the study's own fault is raised."""
+        """Plays a trial and records how it ends.
+
+        Raises:
+            PlanError: If the study file is at fault. All other errors of a trial are recorded.
+            KeyboardInterrupt: If this worker is interrupted; the trial is given back.
+        """
         name = self._name(self.study.trials[trial.number])
         folder = self.out / f"trial_{name}"
         trial.set_user_attr("folder", folder.name)
@@ -188,19 +202,20 @@ class Worker:
             told = ", ".join(f"{m} {v:.4g}" for m, v in zip(self.plan.objectives, values, strict=True))
             self.display.note(f"trial {name}: {told}")
         finally:
-            self._trial_id = None
+            self._playing = None
 
     def _name(self, trial: FrozenTrial) -> int:
-        """A trial's place in the study, the same for all of its attempts."""
+        """Finds a trial's place in the study, the same for all of its attempts."""
         first = attempts(trial)[0]
         return next(n for n, other in standing(self.study).items() if attempts(other)[0] == first)
 
     def _states(self) -> set[TrialState]:
         return {trial.state for trial in self.study.get_trials(deepcopy=False)}
 
-    def _refuse_the_hopeless(self) -> None:
+    def _refuse_failing_study(self) -> None:
+        """Ends a study whose first trials all failed."""
         ended = [trial for trial in standing(self.study).values() if trial.state in _ENDED]
-        if len(ended) >= min(_HOPELESS, self.trials):
+        if len(ended) >= min(_MOST_FAILURES, self.trials):
             refuse_failures(ended)
 
     @contextmanager
@@ -222,13 +237,13 @@ class Worker:
 
     def _beat(self) -> None:
         self.registry.beat()
-        trial_id = self._trial_id
-        if trial_id is not None and isinstance(self.study._storage, BaseHeartbeat):
-            self.study._storage.record_heartbeat(trial_id)
+        playing = self._playing
+        if playing is not None:
+            record_heartbeat(self.storage, self.study, playing)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """USR1: give the trial back after its next checkpoint. TERM: at once."""
+        """Gives the trial back on signals: after its next checkpoint on USR1, at once on TERM."""
         handlers: dict[signal.Signals, Any] = {
             signal.SIGUSR1: lambda *_: self.leaving.set(),
             signal.SIGTERM: signal.default_int_handler,
@@ -242,10 +257,13 @@ class Worker:
 
 
 def refuse_failures(ended: Sequence[FrozenTrial]) -> None:
-    """Refuses a study none of whose trials came to anything.
+    """Refuses a study of which every trial failed.
+
+    Args:
+        ended: Its trials that have ended.
 
     Raises:
-        UserError: With the last cause.
+        UserError: If all failed, with the cause of the last.
     """
     if ended and all(trial.state == TrialState.FAIL for trial in ended):
         causes = [trial.user_attrs["cause"] for trial in ended if "cause" in trial.user_attrs]

@@ -20,7 +20,7 @@ class Autoencoder(Task):
     measured in [0, 1], where every channel counts alike.
 
     Args:
-        encoder: From images [B, 3, S, S] to latent vectors [B, C], with C as its attribute ``width``.
+        encoder: From images [B, 3, S, S] to latent vectors [B, C], with C as its attribute ``num_features``.
         decoder: Builds the way back to images in [0, 1], given C and S.
         image_size: S, the side of the images in pixels.
         mean: Channel means by which images were normalised.
@@ -45,14 +45,14 @@ class Autoencoder(Task):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.width: int = encoder.width  # type: ignore[assignment]
-        self.decoder = decoder(self.width, image_size)
+        self.num_features: int = encoder.num_features  # type: ignore[assignment]
+        self.decoder = decoder(self.num_features, image_size)
         self.learning_rate = learning_rate
         self.draw_map = AnomalyMap(image_size, image_size, sigma)
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Latent vectors [B, C].
 
         Raises:

@@ -17,7 +17,8 @@ class Classifier(Task):
     """Learns labels by cross-entropy; features are what the encoder gives, before the linear head.
 
     Args:
-        encoder: From images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute ``width``.
+        encoder: From images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute
+            ``num_features``.
         classes: Number of classes K.
         augment: Whether training looks at random shifts, by up to an eighth of the side, and mirrors of the images.
         learning_rate: SGD's.
@@ -39,9 +40,9 @@ class Classifier(Task):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.width: int = encoder.width  # type: ignore[assignment]
+        self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.classes = classes
-        self.classifier = nn.Linear(self.width, classes)
+        self.classifier = nn.Linear(self.num_features, classes)
         self.augment = augment
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
 
@@ -52,7 +53,7 @@ class Classifier(Task):
         images = batch["image"]
         return {**batch, "image": crop_and_flip(images, padding=images.shape[-1] // 8)}
 
-    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """What the encoder gives [B, C]."""
         return self.encoder(batch["image"])
 

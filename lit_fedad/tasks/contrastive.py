@@ -25,7 +25,7 @@ class Contrastive(Task):
     of its own images; FADngs puts the densities of all clients in their place.
 
     Args:
-        encoder: f, from images [B, 3, S, S] to features [B, C], with C as its attribute ``width``.
+        encoder: f, from images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``.
         loss: What the rounds after the warm-up train.
         warmup_loss: What the first rounds train.
         warmup: Number of rounds that train ``warmup_loss``.
@@ -33,8 +33,8 @@ class Contrastive(Task):
         views: Draws augmented images.
         projection: D, the width of z.
         clusters: K_c, densities a client.
-        shrinkage: rho of Eq. 3.
-        normal_share: Share of a client's images that count as normal: delta of Eq. 8 is this quantile of its own
+        shrinkage: rho of FADngs Eq. 3.
+        normal_share: Share of a client's images that count as normal: delta of FADngs Eq. 8 is this quantile of its own
             scores.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations, likewise.
@@ -80,9 +80,11 @@ class Contrastive(Task):
                 " clusters >= 1, shrinkage in [0, 1], normal_share above 0 and at most 1"
             )
         self.encoder = encoder
-        self.width: int = encoder.width  # type: ignore[assignment]
+        self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.projection = nn.Sequential(
-            nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, projection)
+            nn.Linear(self.num_features, self.num_features),
+            nn.ReLU(),
+            nn.Linear(self.num_features, projection),
         )
         self.loss, self.warmup_loss, self.draw = loss, warmup_loss, views
         self.warmup, self.rounds = warmup, rounds
@@ -119,7 +121,7 @@ class Contrastive(Task):
             "normal": normal,
         }
 
-    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """f(x) [B, C]."""
         return self.encoder(self._images(batch))
 
@@ -133,7 +135,7 @@ class Contrastive(Task):
         return self._loss(self.projection(features).view(*views.shape[:2], -1), batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Each image's Mahalanobis distance to the nearest density (Eq. 6)."""
+        """Each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
         return Prediction(image_score=self.densities(self.project(features)))
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
@@ -152,7 +154,7 @@ class Contrastive(Task):
         """Projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
         rows = [
             (
-                self.project(self.features({**batch, "image": self._images(batch).to(self.device)})),
+                self.project(self({**batch, "image": self._images(batch).to(self.device)})),
                 batch["index"],
             )
             for batch in loader
@@ -160,11 +162,11 @@ class Contrastive(Task):
         return torch.cat([z for z, _ in rows]), torch.cat([index for _, index in rows])
 
     def estimate(self, z: Tensor, context: Context) -> Densities:
-        """Densities of embedded images (Eq. 1-3)."""
+        """Densities of embedded images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
         return estimate_densities(z.cpu(), self.clusters, self.shrinkage, context.generator("clusters"))
 
     def select(self, z: Tensor, index: Tensor) -> None:
-        """Predicts which images are anomalous: those above delta (Eq. 8).
+        """Predicts which images are anomalous: those above delta (FADngs Eq. 8).
 
         Args:
             z: Embedded images of one client [n, D].

@@ -84,7 +84,7 @@ class CSI(SimCLR):
 
 
 class CRAD(RepresentationLoss):
-    """Contrastive representation for anomaly detection (FADngs, Eq. 7-9).
+    """Contrastive representation for anomaly detection (FADngs Eq. 7, FADngs Eq. 8, FADngs Eq. 9).
 
     Views of all images that are predicted normal attract each other; views of the other images, and rotated views of
     all, repel them. Anchors are the unrotated views of what is predicted normal. A view is no positive of its own.
@@ -92,8 +92,8 @@ class CRAD(RepresentationLoss):
     Args:
         temperature: tau.
         rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to save work.
-        scale_by_positives: Whether the 1/|X+| of Eq. 7 is taken out: it scales the loss by some 1/60 at a batch of 32,
-            and with it the learning rate.
+        scale_by_positives: Whether the 1/|X+| of FADngs Eq. 7 is taken out: it scales the loss by some 1/60 at a
+            batch of 32, and with it the learning rate.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CRAD(RepresentationLoss):
         return torch.stack([draw(copy) for copy in (images, images, *turned)])
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Eq. 7, its mean over the anchors, as ``loss``; 0 where no image is predicted normal."""
+        """FADngs Eq. 7, its mean over the anchors, as ``loss``; 0 where no image is predicted normal."""
         logits = similarities(projections, self.temperature)
         anchors = batch["normal"].repeat(2).nonzero()[:, 0]
         if len(anchors) < 2:
@@ -121,7 +121,7 @@ class CRAD(RepresentationLoss):
 
 
 class CRADCode(CSI):
-    """What the released code of FADngs does in place of Eq. 7-9.
+    """What the released code of FADngs does in place of FADngs Eq. 7, FADngs Eq. 8, FADngs Eq. 9.
 
     Every view of every rotation is an anchor, and only its other view attracts it. All others repel, except that
     images predicted normal do not repel each other under the same rotation. The loss is scaled by tau / 0.07.

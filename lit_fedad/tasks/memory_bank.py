@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts import Context, Prediction, StandardisedTask
+from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
 from lit_fedad.models.anomaly_map import AnomalyMap
@@ -18,9 +19,12 @@ from lit_fedad.models.backbones import FeaturePyramid
 
 MEDIAN = "median"
 
+QUANTILES = 257
+"""Equally spaced quantiles that stand for a client's distances to their nearest slots."""
+
 
 class HingeLoss(nn.Module):
-    """Pulls patches to their nearest memory slots (FedDyMem, Eq. 12).
+    """Pulls patches to their nearest memory slots (FedDyMem Eq. 12).
 
     ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
     ``mean_j max(0, 1.1 th - |m - m'_j|)`` over the next J slots, which the paper lacks (it is CFA's) and without
@@ -30,7 +34,7 @@ class HingeLoss(nn.Module):
         threshold: th, the distance below which a patch is left alone; ``"median"`` takes the median distance of
             normal patches to their K nearest slots, once, before training.
         neighbours: K.
-        repulsion: Weight of the repulsion; 0 is Eq. 12 itself.
+        repulsion: Weight of the repulsion; 0 is FedDyMem Eq. 12 itself.
         repelled: J.
         margin: How far beyond th repulsion reaches.
     """
@@ -128,12 +132,13 @@ class LocalScale:
         return distances / scale[nearest_slots]
 
 
-class MemoryBank(Task):
+class MemoryBank(StandardisedTask):
     """A frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are brought to one grid and concatenated (Eq. 8), optionally standardised per
-    channel, and turned into memory features by the head (Eq. 9 to 11). Training pulls them to the bank (Eq. 12); the
-    score of a patch is its distance to the bank, the score of an image the maximum of a smoothed map.
+    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally
+    standardised per channel, and turned into memory features by the head (`MemoryGenerator`). Training pulls them to
+    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of
+    a smoothed map.
 
     A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
     renews it after each round with itself as the previous memory.
@@ -185,19 +190,19 @@ class MemoryBank(Task):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.channels = self.width = sum(backbone.channels)
-        self.head = head(self.channels) if head else None
+        self.num_features = sum(backbone.channels)
+        self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.grid, self.slots = grid, slots or grid * grid
         self.standardise, self.average_pool = standardise, average_pool
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.draw_map = AnomalyMap(grid, image_size, sigma)
-        self.register_buffer("memory", torch.full((self.slots, self.channels), torch.nan))
+        self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
         # As with the bank, what is not known yet is NaN.
-        self.register_buffer("mean", torch.full((self.channels,), torch.nan if standardise else 0.0))
-        self.register_buffer("scale", torch.ones(self.channels))
+        self.register_buffer("mean", torch.full((self.num_features,), torch.nan if standardise else 0.0))
+        self.register_buffer("scale", torch.ones(self.num_features))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
         self.register_buffer("threshold", torch.tensor(float(fixed)))
         side = (torch.arange(grid) + 0.5) / grid * 2 - 1
@@ -207,7 +212,7 @@ class MemoryBank(Task):
     # ---------------------------------------------------------------------------------------------- features
 
     def embed(self, batch: Mapping[str, Any]) -> Tensor:
-        """Frozen features on the grid (Eq. 8).
+        """Frozen features on the grid (FedDyMem Eq. 8).
 
         Args:
             batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
@@ -227,46 +232,48 @@ class MemoryBank(Task):
             layers.append(layer.flatten(2))
         return torch.cat(layers, dim=1).transpose(1, 2)
 
-    def generate(self, rows: Tensor, places: Tensor) -> Tensor:
+    def generate(self, patches: Tensor, places: Tensor) -> Tensor:
         """Memory features of single patches: standardised, then through the head.
 
         Args:
-            rows: Frozen patch features [n, C].
+            patches: Frozen patch features [n, C].
             places: Patch centres in [-1, 1] [n, 2].
 
         Returns:
             Memory features [n, C].
         """
         if self.standardise:
-            rows = (rows - self.mean) / self.scale
-        return rows if self.head is None else self.head(rows, places)
+            patches = (patches - self.mean) / self.scale
+        return patches if self.head is None else self.head(patches, places)
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Frozen features of random patches: ``rows`` [B, n, C] and their ``places`` [B, n, 2]."""
+        """Frozen features of random patches: ``patches`` [B, n, C] and their ``places`` [B, n, 2]."""
         with torch.no_grad():
-            rows = self.embed(batch)
-        places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
-        if self.patches_per_image is not None and self.patches_per_image < rows.shape[1]:
+            patches = self.embed(batch)
+        places = self.places.expand(len(patches), -1, -1)  # type: ignore[operator]
+        if self.patches_per_image is not None and self.patches_per_image < patches.shape[1]:
             drawn = (
-                torch.rand(rows.shape[:2]).argsort(dim=1)[:, : self.patches_per_image, None].to(rows.device)
+                torch.rand(patches.shape[:2])
+                .argsort(dim=1)[:, : self.patches_per_image, None]
+                .to(patches.device)
             )
-            rows, places = rows.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
-        return {"rows": rows, "places": places}
+            patches, places = patches.take_along_dim(drawn, dim=1), places.take_along_dim(drawn, dim=1)
+        return {"patches": patches, "places": places}
 
-    def encode(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Memory features M: of a view's patches [B, n, C], or of whole images [B, grid * grid, C]."""
-        if "rows" in batch:
-            rows, places = batch["rows"], batch["places"]
+        if "patches" in batch:
+            patches, places = batch["patches"], batch["places"]
         else:
-            rows = self.embed(batch)
-            places = self.places.expand(len(rows), -1, -1)  # type: ignore[operator]
-        generated = self.generate(rows.flatten(0, 1), places.flatten(0, 1))
-        return generated.unflatten(0, rows.shape[:2])
+            patches = self.embed(batch)
+            places = self.places.expand(len(patches), -1, -1)  # type: ignore[operator]
+        generated = self.generate(patches.flatten(0, 1), places.flatten(0, 1))
+        return generated.unflatten(0, patches.shape[:2])
 
     # ---------------------------------------------------------------------------------------------- training
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Eq. 12.
+        """FedDyMem Eq. 12.
 
         Returns:
             ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
@@ -300,54 +307,54 @@ class MemoryBank(Task):
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
-        shift = total = square = torch.zeros(self.channels, dtype=torch.float64)
+        shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
         for batch in loader:
-            rows = self.embed(self._to_device(batch)).flatten(0, 1).double().cpu()
+            patches = self.embed(self._to_device(batch)).flatten(0, 1).double().cpu()
             # Sums around the first batch's mean keep the variance exact for channels far from zero.
-            shift = rows.mean(0) if count == 0 else shift
-            count += len(rows)
-            total, square = total + (rows - shift).sum(0), square + (rows - shift).square().sum(0)
+            shift = patches.mean(0) if count == 0 else shift
+            count += len(patches)
+            total, square = total + (patches - shift).sum(0), square + (patches - shift).square().sum(0)
         mean = total / count
         return count, (shift + mean).float(), (square / count - mean**2).clamp(min=0).float()
 
     @torch.no_grad()
     def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
-        """Compresses all local patches into one bank (Eq. 14 to 16), one batch at a time.
+        """Compresses all local patches into one bank, one batch at a time (`MemoryReduce`).
 
         Args:
             loader: Local batches.
-            context: Round and randomness; the round is t in Eq. 16.
+            context: Round and randomness; the round is t in FedDyMem Eq. 16.
             previous: M'^{t-1} [slots, C]; None for the first memory.
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
         for batch in loader:
-            self.reduce.update(self.features(self._to_device(batch)).float())
+            self.reduce.update(self(self._to_device(batch)).float())
         return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
     @torch.no_grad()
-    def neighbour_quantiles(self, loader: DataLoader, levels: int) -> tuple[Tensor, int]:
-        """Equally spaced quantiles [levels] of the distances to the K nearest slots, and how many there are."""
+    def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
+        """Computes `QUANTILES` of the distances to the K nearest slots, and how many distances there are."""
         distances = []
         for batch in loader:
-            rows = self.features(self._to_device(batch)).flatten(0, 1).float()
-            distances.append(nearest(rows, self.memory, self.loss.neighbours)[0].flatten().cpu())
+            patches = self(self._to_device(batch)).flatten(0, 1).float()
+            distances.append(nearest(patches, self.memory, self.loss.neighbours)[0].flatten().cpu())
         ordered = torch.cat(distances).sort().values
-        at = torch.linspace(0, len(ordered) - 1, levels).round().long()
+        at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
         return ordered[at], len(ordered)
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Builds bank and threshold from local data, and statistics unless some were loaded."""
         if self.mean.isnan().any():
             _, mean, variance = self.channel_moments(loader)
-            self.load_statistics(mean, variance.sqrt() + 1e-5)
+            self.load_statistics(mean, channel_scale(variance))
         self._load_reduced(self.reduce_memory(loader, context, previous=None))
         if isinstance(self.loss.threshold, str):
-            quantiles, _ = self.neighbour_quantiles(loader, levels=257)
+            quantiles, _ = self.neighbour_quantiles(loader)
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews the task's own bank from local data (Eq. 14 to 16, with itself as the previous memory)."""
+        """Renews the task's own bank from local data (with itself as the previous memory)."""
         self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
 
     def _load_reduced(self, reduced: Reduced) -> None:

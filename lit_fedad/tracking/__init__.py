@@ -1,1 +1,19 @@
-"""MLflow tracking."""
+"""Experiment tracking with MLflow that training never waits for.
+
+Every record is first written to a journal in the run's own folder; a daemon thread reads the journal and delivers
+it to the tracking server in order. The journal is therefore the queue, the memory of a resumed run, and what
+`lit_fedad.tracking.sender.deliver` sends later if the server was away:
+
+```
+<folder>/tracking/journal.jsonl    one record a line, in the order of logging
+<folder>/tracking/sent.json        how much of it one server has: {"uri", "run_id", "delivered"}
+<folder>/tracking/rejected.jsonl   records that the server refused while it accepted others, with the cause
+```
+
+A record may be sent twice and is stored once: records carry their own time, and a run is found again by a tag that
+names its journal. A crash at any point therefore costs a repetition and loses nothing.
+
+Data flows one way, from `tracker` (what a run logs) through `records` (values that MLflow accepts), `journal` (the
+file) and `sender` (the thread) to `server` (the only module that imports MLflow). `reading` returns what a server
+knows of runs.
+"""

@@ -8,10 +8,12 @@ import pytest
 from lit_fedad.audits.density import correlate
 from lit_fedad.config import compose
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 
 SMALL = [
-    *("method=fadngs", "experiment=semantic_small", "rounds=1", "warmup=0", "queue=32", "encoder.channels=4"),
+    *("method=fadngs", "experiment=semantic_small", "rounds=1", "task.warmup=0", "distillation.queue=32"),
+    "encoder.channels=4",
     *("data.train_per_class=16", "data.test_per_class=2", "data.train_per_set=2", "data.test_per_set=2"),
     *(
         "partition.clients=2",
@@ -28,7 +30,7 @@ SMALL = [
 def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys):
     result = train(compose([*SMALL, f"out={tmp_path}"]), quiet=True)
     capsys.readouterr()
-    correlate(str(tmp_path), {})
+    correlate(reopen(str(tmp_path)))
     found = json.loads((tmp_path / "privacy" / "dcor.json").read_text())
     assert found == pytest.approx(result["privacy"], abs=1e-9)
     printed = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
@@ -43,5 +45,5 @@ def test_a_run_without_densities_is_one_line(tiny_run):
     with pytest.raises(
         UserError, match=r"method feddymem shares no densities.*attack=inversion and attack=lira"
     ) as e:
-        correlate(str(tiny_run), {})
+        correlate(reopen(str(tiny_run)))
     assert "\n" not in str(e.value)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load
 
 from lit_fedad.audits import inversion as inversion_audit
-from lit_fedad.audits.inversion import invert
+from lit_fedad.audits.inversion import InversionOptions, invert
 from lit_fedad.config import compose
 from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
@@ -33,8 +34,9 @@ CLASSES = [
 LITERAL = ["method=feddymem_literal", "debug=seconds", "cache.enabled=false", "task.head.hidden=8", *SETTINGS]
 
 
-def played(out, *words):
-    train(compose([*words, f"out={out}"]), quiet=True)
+def played(out, *overrides):
+    """Folder of a run."""
+    train(compose([*overrides, f"out={out}"]), quiet=True)
     return out
 
 
@@ -70,14 +72,14 @@ def asked(monkeypatch):
     return calls
 
 
-def report(run):
-    return json.loads((run / "privacy" / "inversion.json").read_text())
+def report(folder):
+    return json.loads((folder / "privacy" / "inversion.json").read_text())
 
 
-def private(run, client):
+def private(folder, client):
     """A client's images, read past the code under test."""
-    again = reopen(str(run), {})
-    samples = [again.data.images.train[index] for index in again.data.partition.clients[client]]
+    run = reopen(str(folder))
+    samples = [run.data.images.train[index] for index in run.data.partition.clients[client]]
     pixels = [
         np.asarray(Image.open(sample.path).convert("RGB").resize((32, 32), Image.BICUBIC))
         for sample in samples
@@ -86,13 +88,13 @@ def private(run, client):
 
 
 def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
-    invert(str(copied), {"images": "2", "steps": "4", "client": "1"})
+    invert(reopen(str(copied)), InversionOptions(images=2, steps=4, client=1))
     found = report(copied)
     assert (found["attacked"], found["client"], found["control"], found["exchange"]) == ("memory", 1, 0, 3)
     assert len(found["losses"]) == len(found["control_losses"]) == 4
     assert found["losses"][-1] < found["losses"][0]
     assert len(found["psnr"]) == len(found["ssim"]) == len(found["closest"]) == 2
-    assert set(found["closest"]) <= set(reopen(str(copied), {}).data.partition.clients[1])
+    assert set(found["closest"]) <= set(reopen(str(copied)).data.partition.clients[1])
     assert found["judged"]["client 1"]["psnr"] == pytest.approx(np.mean(found["psnr"]))
     images = private(copied, 1)
     errors = ((images - images.mean(0)) ** 2).flatten(1).mean(1)
@@ -107,24 +109,30 @@ def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
     assert f"{found['judged']['client 1']['psnr']:.2f} dB" in printed
 
 
+def turn(federation, context):
+    """Plays a client's turn; the live model is that client then."""
+    exchange = federation.exchanges.at(context)
+    blob = federation._broadcast(exchange, [context.client], context)[context.client]
+    federation.turn.activate(exchange, context, federation.pool.get(context.client), blob)
+    return federation.turn.play(exchange, federation.data.at(context.round))
+
+
 @pytest.mark.slow
 def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
     """Eq. 16 undone: what is left are the weighted means of the client's maps, position by position."""
-    run = played(tmp_path / "literal", *LITERAL, "rounds=1", f"data.root={tmp_path / 'data'}")
-    invert(str(run), {"knowledge": "own", "images": "1"})
+    folder = played(tmp_path / "literal", *LITERAL, "rounds=1", f"data.root={tmp_path / 'data'}")
+    invert(reopen(str(folder)), InversionOptions(knowledge="own", images=1))
     assert [call["discrepancy"] for call in asked] == [by_position, by_position]
-    again = reopen(str(run), {})
-    federation, task = again.federation, again.model.task
+    run = reopen(str(folder))
+    federation, task = run.federation, run.model.task
     for call, number in zip(asked, (0, 1), strict=True):
         context = Context(federation.seed, 2, number)
         federation.server.begin(context)
-        letter = federation._letters([number], context)[number]
-        visit = federation._visit(context, letter)  # trains, and leaves the live model as the client is then
-        assert not visit.error
+        turn(federation, context)  # trains, and leaves the live model as the client is then
         shared = federation.server.known["memory"]
-        batches = again.data.module.client_loader(number, torch.Generator(), shuffle=False)
+        batches = run.data.module.client_loader(number, torch.Generator(), shuffle=False)
         with torch.no_grad():
-            maps = torch.cat([task.features(batch) for batch in batches])
+            maps = torch.cat([task(batch) for batch in batches])
         weights = (maps - shared).flatten(1).norm(dim=1)[:, None, None]
         torch.testing.assert_close(
             call["target"], (weights * maps).sum(0) / weights.sum(), rtol=1e-3, atol=1e-4
@@ -133,18 +141,18 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
 
 @pytest.mark.parametrize("knowledge", ["own", "shared"])
 def test_the_attackers_features_are_those_of_the_task(asked, copied, knowledge):
-    invert(str(copied), {"knowledge": knowledge, "images": "3"})
+    invert(reopen(str(copied)), InversionOptions(knowledge=knowledge, images=3))
     assert [call["discrepancy"] for call in asked] == [as_sets, as_sets]
     pixels = private(copied, 1).requires_grad_()
     generated = asked[1]["encode"](pixels)  # the control's: the live model is still that client
     assert torch.autograd.grad(generated.sum(), pixels)[0].abs().max() > 0
-    again = reopen(str(copied), {})
-    task, head = again.model.task, again.model.task.head.state_dict()
+    run = reopen(str(copied))
+    task, head = run.model.task, run.model.task.head.state_dict()
     first = {name: entry.clone() for name, entry in head.items()}
-    federation = again.federation
+    federation = run.federation
     context = Context(federation.seed, 3, 1)
     federation.server.begin(context)
-    federation._visit(context, federation._letters([1], context)[1])
+    turn(federation, context)
     if knowledge == "shared":
         assert any(not torch.equal(first[name], entry) for name, entry in task.head.state_dict().items())
         task.head.load_state_dict(first)
@@ -153,36 +161,36 @@ def test_the_attackers_features_are_those_of_the_task(asked, copied, knowledge):
         torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1),
     )
     with torch.no_grad():
-        expected = task.features({"image": (pixels.detach() - mean) / std})
+        expected = task({"image": (pixels.detach() - mean) / std})
     torch.testing.assert_close(generated.detach(), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_a_coreset_is_made_of_the_clients_own_patches(asked, tmp_path):
-    words = ["method=federated_patchcore", "debug=seconds", "rounds=0", "cache.enabled=false", *SETTINGS]
-    run = played(tmp_path / "coreset", *words, f"data.root={tmp_path / 'data'}")
-    invert(str(run), {})
-    assert report(run)["exchange"] == -1
-    again = reopen(str(run), {})
-    batches = list(again.data.module.client_loader(0, torch.Generator(), shuffle=False))
+    overrides = ["method=federated_patchcore", "debug=seconds", "rounds=0", "cache.enabled=false", *SETTINGS]
+    folder = played(tmp_path / "coreset", *overrides, f"data.root={tmp_path / 'data'}")
+    invert(reopen(str(folder)), InversionOptions())
+    assert report(folder)["exchange"] == -1
+    run = reopen(str(folder))
+    batches = list(run.data.module.client_loader(0, torch.Generator(), shuffle=False))
     with torch.no_grad():
-        patches = torch.cat([again.model.task.features(batch).flatten(0, 1) for batch in batches])
+        patches = torch.cat([run.model.task(batch).flatten(0, 1) for batch in batches])
     gaps = torch.cdist(asked[0]["target"], patches, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
     assert float(gaps.max()) < 1e-4
     assert len(gaps) == 16
 
 
 def test_one_step_is_inverted_at_the_weights_it_began_with(asked, averaged):
-    invert(str(averaged), {"update": "step", "images": "3", "seed": "5"})
+    invert(reopen(str(averaged)), InversionOptions(update="step", images=3, seed=5))
     call = asked[1]
     assert call["labels"].shape == (3,)
-    again = reopen(str(averaged), {})
-    named = dict(again.model.task.named_parameters())
+    run = reopen(str(averaged))
+    named = dict(run.model.task.named_parameters())
     for (name, parameter), start in zip(named.items(), call["parameters"], strict=True):
-        torch.testing.assert_close(start.detach(), again.federation.server.weights[name])
+        torch.testing.assert_close(start.detach(), run.federation.server.weights[name])
         assert parameter.shape == start.shape
-    held = list(again.data.partition.clients[1])
-    images, labels = again.data.images.train_images[held], again.data.images.train_labels[held]
+    held = list(run.data.partition.clients[1])
+    images, labels = run.data.images.train_images[held], run.data.images.train_labels[held]
     # Which three is the attack's to draw: those whose gradient is the update.
 
     def step(chosen):
@@ -202,16 +210,15 @@ def test_one_step_is_inverted_at_the_weights_it_began_with(asked, averaged):
 
 
 def test_a_round_is_inverted_without_labels(asked, averaged):
-    invert(str(averaged), {"client": "1", "images": "2"})
+    invert(reopen(str(averaged)), InversionOptions(client=1, images=2))
     assert report(averaged)["update"] == "round"
     assert [call["labels"] for call in asked] == [None, None]
-    again = reopen(str(averaged), {})
-    federation = again.federation
+    run = reopen(str(averaged))
+    federation = run.federation
     context = Context(federation.seed, 2, 1)
     federation.server.begin(context)
-    visit = federation._visit(context, federation._letters([1], context)[1])
-    sent = federation.channel.unpack(visit.blob, federation.channel.up)
-    names = dict(again.model.task.named_parameters())
+    sent = load(turn(federation, context).blob)
+    names = dict(run.model.task.named_parameters())
     for name, update in zip(names, asked[0]["update"], strict=True):
         torch.testing.assert_close(update, sent[name] - federation.server.weights[name])
 
@@ -219,24 +226,24 @@ def test_a_round_is_inverted_without_labels(asked, averaged):
 @pytest.mark.slow
 def test_an_image_is_made_out_in_one_step_on_it(tmp_path):
     """And not in another client's step, which tells what the prior alone gives."""
-    run = played(tmp_path / "run", "method=fedavg", *CLASSES, "task.encoder.channels=16")
-    invert(str(run), {"update": "step", "images": "1", "steps": "400", "seed": "1"})
-    judged = report(run)["judged"]
+    folder = played(tmp_path / "run", "method=fedavg", *CLASSES, "task.encoder.channels=16")
+    invert(reopen(str(folder)), InversionOptions(update="step", images=1, steps=400, seed=1))
+    judged = report(folder)["judged"]
     assert judged["client 0"]["psnr"] > judged["control (client 1)"]["psnr"] + 3
     assert judged["client 0"]["ssim"] > judged["control (client 1)"]["ssim"] + 0.3
 
 
 def test_shared_images_are_judged_as_they_are(averaged, monkeypatch):
     """As FedDM sends them: bytes; here, a client's third image with noise of one grey level."""
-    again = reopen(str(averaged), {})
-    held = again.data.partition.clients
-    near = again.data.images.train_images[[held[0][2]]].clone()
+    run = reopen(str(averaged))
+    held = run.data.partition.clients
+    near = run.data.images.train_images[[held[0][2]]].clone()
     near[..., 0] += 1
-    monkeypatch.setattr(inversion_audit, "_shared", lambda again: ("images", 2))
+    monkeypatch.setattr(inversion_audit, "_shared", lambda run: ("images", 2))
     monkeypatch.setattr(
         inversion_audit._Attack, "_send", lambda self, number: {"images": near if number == 0 else 255 - near}
     )
-    invert(str(averaged), {})
+    invert(reopen(str(averaged)), InversionOptions())
     found = report(averaged)
     assert found["closest"] == [held[0][2]]
     assert found["psnr"] == pytest.approx([-10 * np.log10(1 / 255**2 / 32)], abs=0.01)
@@ -246,26 +253,31 @@ def test_shared_images_are_judged_as_they_are(averaged, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client": "7"}, "client=7: the run has clients 0, 1"),
-        ({"control": "0"}, "control=0 must be another client"),
-        ({"images": "many"}, "images=many must be a whole number"),
-        ({"steps": "0"}, "images=4 steps=0 must be at least 1"),
-        ({"update": "epoch"}, "update=epoch: give round or step"),
-        ({"knowledge": "own"}, "attack=inversion of weights has no key 'knowledge', only client, control"),
-        ({"update": "step", "images": "99"}, "images=99, but client 0 holds 10"),
-        ({"task.augment": "false"}, "'task.augment' cannot be given for a trained run"),
+        ({"client": 7}, "client=7: the run has clients 0, 1"),
+        ({"control": 0}, "control=0 must be another client"),
+        (
+            {"knowledge": "own"},
+            "knowledge=own: attack=inversion of weights has no such option, only client, control",
+        ),
+        ({"update": "step", "images": 99}, "images=99, but client 0 holds 10"),
     ],
 )
 def test_bad_input_is_one_line(averaged, options, message):
     with pytest.raises(UserError) as caught:
-        invert(str(averaged), options)
+        invert(reopen(str(averaged)), InversionOptions(**options))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("options", [{"images": 0}, {"steps": 0}, {"steps": -3}])
+def test_nothing_to_seek_and_no_step_are_refused(options):
+    with pytest.raises(UserError, match=r"images=-?\d+ steps=-?\d+ must be at least 1"):
+        InversionOptions(**options)
+
+
 def test_a_method_that_shares_nothing_of_images_is_one_line(tmp_path):
-    run = played(tmp_path / "local", "method=local", *CLASSES)
+    folder = played(tmp_path / "local", "method=local", *CLASSES)
     with pytest.raises(
         UserError, match=r"method local with task Classifier shares no images, no memory bank"
     ):
-        invert(str(run), {})
+        invert(reopen(str(folder)), InversionOptions())

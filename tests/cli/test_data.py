@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lit_fedad.cli import main as cli
-from lit_fedad.config import options
+from lit_fedad.config import choices
 from lit_fedad.data.cards import CARDS, Card, Counts, Source
 from lit_fedad.report.console import Display
 
@@ -16,9 +16,9 @@ from lit_fedad.report.console import Display
 def say(capsys):
     """Runs the data command; returns its exit status, output lines and error lines."""
 
-    def run(*words):
+    def run(*arguments):
         capsys.readouterr()
-        status = cli.main(["data", *map(str, words)])
+        status = cli.main(["data", *map(str, arguments)])
         printed = capsys.readouterr()
         return status, printed.out.splitlines(), printed.err.splitlines()
 
@@ -51,12 +51,12 @@ def small_card(monkeypatch):
     monkeypatch.setitem(CARDS, "mpdd", Card("parts", "detection", (source, source), counts))
 
 
-@pytest.mark.parametrize("words", [(), ("list",)])
-def test_every_configuration_is_one_line(say, words):
-    status, out, err = say(*words)
+@pytest.mark.parametrize("arguments", [(), ("list",)])
+def test_every_configuration_is_one_line(say, arguments):
+    status, out, err = say(*arguments)
     assert (status, err) == (0, [])
     lines = {line.split()[0]: line for line in out[1:]}
-    assert list(lines) == options("data")
+    assert list(lines) == choices("data")
     assert lines["mvtec_textures"].split("   ")[0] == "mvtec_textures"
     for part in (
         "textures of MVTec AD",
@@ -155,7 +155,7 @@ def test_labelled_sets_are_counted(say, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (
             ("check", "mvtec_texture", "root=x"),
@@ -169,8 +169,8 @@ def test_labelled_sets_are_counted(say, tmp_path):
         (("chek", "mpdd"), "the data command is: data list, or data check NAME root=DIR"),
     ],
 )
-def test_bad_input_is_one_line(say, words, message):
-    assert say(*words) == (2, [], [f"error: {message}"])
+def test_bad_input_is_one_line(say, arguments, message):
+    assert say(*arguments) == (2, [], [f"error: {message}"])
 
 
 def test_table_lines_are_whole_and_columns_of_numbers_are_right_aligned(capsys):

@@ -1,5 +1,6 @@
 """The command line: what each command prints, and its exit status."""
 
+import dataclasses
 import importlib
 import logging
 import subprocess
@@ -9,22 +10,33 @@ import warnings
 import pytest
 import yaml
 
+from lit_fedad.audits import density, inversion, membership
+from lit_fedad.audits.inversion import InversionOptions
+from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
-from lit_fedad.config import compose, options
+from lit_fedad.cli.deployment import EvaluateOptions, ExportOptions, PredictOptions
+from lit_fedad.cli.privacy import PrivacyOptions
+from lit_fedad.cli.train import SyncOptions
+from lit_fedad.config import choices, compose
+from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
+from lit_fedad.experiment import finished_run
 from lit_fedad.experiment import train as experiment
+from lit_fedad.options import read
+from lit_fedad.pretraining.pretrain import PretrainOptions
 from lit_fedad.report.console import Display, plain_warnings
-from lit_fedad.tracking import tracker as tracking
-from lit_fedad.tracking.tracker import Delivery
+from lit_fedad.sweep.command import SweepOptions
+from lit_fedad.tracking import sender
+from lit_fedad.tracking.sender import Delivery
 
 
 @pytest.fixture
 def say(capsys):
     """Runs a command; returns its exit status, output lines and error lines."""
 
-    def run(*words):
+    def run(*arguments):
         capsys.readouterr()
-        status = cli.main(words)
+        status = cli.main(arguments)
         printed = capsys.readouterr()
         return status, printed.out.splitlines(), printed.err.splitlines()
 
@@ -32,13 +44,46 @@ def say(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("help",), ("-h",), ("--help",), ("train", "--help"), ("predict", "-h")]
+    "arguments", [(), ("help",), ("-h",), ("--help",), ("train", "--help"), ("predict", "-h")]
 )
-def test_help_names_every_command(say, words):
-    status, out, err = say(*words)
+def test_help_names_every_command(say, arguments):
+    status, out, err = say(*arguments)
     assert (status, err) == (0, [])
     commands = {line.split()[0] for line in out if line.startswith("  ") and line[2] != " "}
-    assert commands == set(cli._COMMANDS)
+    assert commands == set(cli.COMMANDS)
+    assert max(map(len, out)) <= 120
+
+
+@pytest.mark.parametrize(
+    ("command", "form", "declared", "overrides"),
+    [
+        ("evaluate", 0, [EvaluateOptions], ["data.root", "backbone.weights"]),
+        ("predict", 0, [PredictOptions], ["backbone.weights"]),
+        ("export", 0, [ExportOptions], []),
+        ("privacy", 0, [PrivacyOptions, LiraOptions], []),
+        ("privacy", 1, [PrivacyOptions, InversionOptions], []),
+        ("privacy", 2, [PrivacyOptions], []),
+        ("sweep", 0, [SweepOptions], ["any.key"]),
+        ("pretrain", 0, [PretrainOptions], []),
+        ("sync", 0, [SyncOptions], []),
+    ],
+)
+def test_help_names_every_option_with_its_default(command, form, declared, overrides):
+    usage = list(cli.COMMANDS[command].usage)[form].replace("<MLflow run id or folder>", "RUN")
+    given = dict(word.split("=") for word in usage.split())
+    optional = {key[1:]: value[:-1] for key, value in given.items() if key.startswith("[")}
+    required = {key: value for key, value in given.items() if not key.startswith("[")}
+    fields = [field for one in declared for field in dataclasses.fields(one)]
+    assert required.keys() == {field.name for field in fields if field.default is dataclasses.MISSING}
+    assert optional.keys() - {*overrides} == {field.name for field in fields} - required.keys()
+    # FILE, N and the like stand for a value; of a|b, a is the default.
+    defaults = {key: value.partition("|")[0] for key, value in optional.items() if not value.isupper()}
+    for one in declared:
+        names = {field.name for field in dataclasses.fields(one)}
+        own = [f"{key}={value}" for key, value in (required | defaults).items() if key in names]
+        options, _ = read(one, own, command)
+        for field in dataclasses.fields(one):
+            assert getattr(options, field.name) == (required.get(field.name) or field.default)
 
 
 def test_help_does_not_wait_for_lightning():
@@ -50,22 +95,47 @@ def test_help_does_not_wait_for_lightning():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
-        (("trian",), "no command 'trian'; one of train, evaluate, predict, sync, options"),
+        (("trian",), "no command 'trian'; one of train, evaluate, predict, export, report"),
         (("train", "rounds"), "'rounds' is not of the form key=value"),
         (("train", "rouds=3"), "did you mean 'rounds'"),
         (("train", "method=fedymem"), "did you mean 'feddymem'"),
-        (("evaluate",), "'run' must be given: run=..."),
-        (("evaluate", "run="), "'run' must be given: run=..."),
-        (("predict", "run=x"), "'images' must be given: images=..."),
+        (("evaluate",), "evaluate needs 'run'"),
+        (("evaluate", "run="), "evaluate needs 'run'"),
+        (("evaluate", "run=x", "rounds=3"), "evaluate has no key 'rounds'; did you mean 'run'?"),
+        (("predict", "run=x"), "predict needs 'images'"),
         (("predict", "folder"), "'folder' is not of the form key=value"),
-        (("sync", "run=x", "client=1"), "sync has no key 'client', only 'run'"),
+        (("predict", "run=x", "images=y", "client=first"), "predict.client='first' must be int or null"),
+        (("export", "run=x", "formats=pt2"), "export has no key 'formats'; did you mean 'format'?"),
+        (("privacy", "run=x"), "privacy needs 'attack'"),
+        (
+            ("privacy", "run=x", "attack=lire"),
+            "privacy.attack='lire' must be one of ['lira', 'inversion', 'dcor']",
+        ),
+        (("privacy", "run=x", "attack=lira", "shadows=3"), "shadows=3: give an even number, at least 4"),
+        (
+            ("privacy", "run=x", "attack=lira", "shadow=4"),
+            "privacy has no key 'shadow'; did you mean 'shadows'?",
+        ),
+        (
+            ("privacy", "run=x", "attack=lira", "mode=onlin"),
+            "privacy.mode='onlin' must be one of ['online', 'offline']",
+        ),
+        (("privacy", "run=x", "attack=inversion", "steps=0"), "images=4 steps=0 must be at least 1"),
+        (("privacy", "run=x", "attack=inversion", "images=many"), "privacy.images='many' must be int"),
+        (
+            ("privacy", "run=x", "attack=inversion", "update=epoch"),
+            "update='epoch' must be one of ['round', 'step']",
+        ),
+        (("sweep",), "sweep needs 'study'"),
+        (("sync", "run=x", "client=1"), "sync has no key 'client'; valid keys: run"),
+        (("sync", "run=x", "data.root=y"), "sync has no key 'data.root'; valid keys: run"),
         (("options", "methods"), "no group 'methods'"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr_and_status_2(say, words, message):
-    status, out, err = say(*words)
+def test_bad_input_is_one_line_on_stderr_and_status_2(say, arguments, message):
+    status, out, err = say(*arguments)
     assert (status, out) == (2, [])
     assert len(err) == 1
     assert err[0].startswith("error: ")
@@ -91,13 +161,13 @@ def test_options_lists_groups_and_choices(say):
     status, out, _ = say("options")
     listed = {line.split()[0]: line.split()[1:] for line in out}
     assert status == 0
-    assert listed["method"] == options("method")
+    assert listed["method"] == choices("method")
     assert {"data", "backbone", "experiment"} <= set(listed)
     assert say("options", "method")[1] == [line for line in out if line.startswith("method ")]
 
 
 def test_training_and_showing_it_again(say, tmp_path):
-    words = [
+    arguments = [
         "train",
         "debug=seconds",
         "tracking=off",
@@ -105,14 +175,14 @@ def test_training_and_showing_it_again(say, tmp_path):
         "evaluation.pictures=0",
         "cache.enabled=false",
     ]
-    words += [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
-    status, out, err = say(*words)
+    arguments += [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    status, out, err = say(*arguments)
     assert status == 0
     assert err == [
         "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more"
     ]
     assert any(line.startswith("round  1/1") for line in out)
-    status, out, err = say(*words)
+    status, out, err = say(*arguments)
     assert (status, err) == (0, [])
     assert out[0].startswith("complete already")
 
@@ -135,15 +205,33 @@ def test_predicting_tells_unreadable_images_by_its_status(say, tiny_run, tmp_pat
     assert any(line.endswith(str(out / "scores.csv")) for line in lines)
 
 
-def test_words_reach_evaluate_and_predict(say, monkeypatch):
+def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
     called = []
     monkeypatch.setattr(prediction, "evaluate", lambda *given: called.append(given))
-    monkeypatch.setattr(prediction, "predict", lambda *given, **named: called.append((given, named)))
+    monkeypatch.setattr(prediction, "predict", lambda *given: called.append(given))
+    monkeypatch.setattr(exporting, "export", lambda *given: called.append(given))
     say("evaluate", "run=r", "data.root=/a=b")
     say("predict", "images=i", "run=r", "client=2", "backbone.weights=w")
+    say("export", "run=r", "format=pt2", "out=")
     assert called == [
         ("r", {"data.root": "/a=b"}),
-        (("r", "i"), {"client": "2", "out": None, "overrides": {"backbone.weights": "w"}}),
+        ("r", "i", 2, None, {"backbone.weights": "w"}),
+        ("r", None, ("pt2",), None, None, {}),
+    ]
+
+
+def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypatch):
+    called = []
+    monkeypatch.setattr(finished_run, "reopen", lambda *given: given)
+    for module, function in ((membership, "infer"), (inversion, "invert"), (density, "correlate")):
+        monkeypatch.setattr(module, function, lambda *given: called.append(given))
+    say("privacy", "run=r", "attack=lira", "seed=3", "data.root=x")
+    say("privacy", "run=r", "attack=inversion", "steps=9")
+    say("privacy", "data.root=x", "attack=dcor", "run=r")
+    assert called == [
+        (("r", {"data.root": "x"}), LiraOptions(seed=3)),
+        (("r", {}), InversionOptions(steps=9)),
+        (("r", {"data.root": "x"}),),
     ]
 
 
@@ -156,7 +244,7 @@ def test_words_reach_evaluate_and_predict(say, monkeypatch):
     ],
 )
 def test_sync_tells_what_became_of_the_records(say, monkeypatch, tiny_run, delivery, status, line):
-    monkeypatch.setattr(tracking, "deliver", lambda folder: delivery)
+    monkeypatch.setattr(sender, "deliver", lambda folder: delivery)
     found, out, err = say("sync", f"run={tiny_run}")
     assert (found, out + err) == (status, [line])
 
@@ -185,8 +273,8 @@ def test_only_the_librarys_own_warnings_are_shown_each_as_one_line(capsys):
         warnings.warn("from a test, outside the package", stacklevel=1)
         backbones.create_backbone("test_resnet", layers=(1,), weights="random")  # attributed to this file
         warnings.warn_explicit("two\nlines", UserWarning, backbones.__file__, 1)
-        logging.getLogger("lit_fedad.tracking.tracker").warning("kept for %s", "later")
-        logging.getLogger("lit_fedad.tracking.tracker").info("chatter")
+        logging.getLogger("lit_fedad.tracking.sender").warning("kept for %s", "later")
+        logging.getLogger("lit_fedad.tracking.sender").info("chatter")
         logging.getLogger("timm.models").warning("chatter")
         logging.getLogger("some.library").error("disk is full")
     captured = capsys.readouterr()

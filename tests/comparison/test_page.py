@@ -20,7 +20,7 @@ from lit_fedad.config import compose
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Commands, Gallery, Grid
-from lit_fedad.tracking.tracker import TrackedRun, metric_history, tracked_runs
+from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
 UI = "http://127.0.0.1:5000"
 METRICS = ("i_auroc", "p_auroc", "pro", "aupr")

@@ -14,7 +14,7 @@ import pytest
 from lit_fedad.cli import main as cli
 from lit_fedad.comparison import table as comparison
 from lit_fedad.comparison.table import Column, plan, play, read_table, report
-from lit_fedad.config import compose, options
+from lit_fedad.config import choices, compose
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.tables import Setting
@@ -94,7 +94,7 @@ def frame(name="feddymem_1", out="reports/feddymem_1-textures"):
 
 
 ROWS = sorted(
-    {tuple(r.overrides) for n in options("table") for t in [read_table(n)[1]] for r in (*t.rows, *t.beyond)}
+    {tuple(r.overrides) for n in choices("table") for t in [read_table(n)[1]] for r in (*t.rows, *t.beyond)}
 )
 
 
@@ -108,7 +108,7 @@ def columns_of(kind, of=""):
     """Protocol, label and column of all tables, or of a paper's, each once."""
     return {
         (tuple(table.protocol), label): column
-        for table in (read_table(name)[1] for name in options("table") if name.startswith(of))
+        for table in (read_table(name)[1] for name in choices("table") if name.startswith(of))
         for label, column in table.columns.items()
         if isinstance(column, kind)
     }
@@ -137,7 +137,7 @@ def test_every_column_of_settings_is_what_its_label_says():
         name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}[column.data]
         assert label == f"{name} {numbers}, IF {partition['imbalance']}"
         assert config["data"]["_target_"].endswith(f".{column.data}")
-        picked = config["federation"]["participation"]["fraction"] * partition["clients"]
+        picked = config["federation"]["sampler"]["fraction"] * partition["clients"]
         assert (config["rounds"], picked) == (50, 10)
         tiny = name == "Tiny-ImageNet"
         assert (config["batch_size"], config["image"]["size"]) == ((128, 64) if tiny else (32, 32))
@@ -153,7 +153,7 @@ FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK,
     "STL-10": ("stl10", 32, 3, 0.05),
     "ImageNette": ("imagenette", 64, 3, 0.01),
 }
-FEDVCK_TABLES = [name for name in options("table") if name.startswith("fedvck")]
+FEDVCK_TABLES = [name for name in choices("table") if name.startswith("fedvck")]
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in options("table") if name.startswith("gldp")])
+@pytest.mark.parametrize("name", [name for name in choices("table") if name.startswith("gldp")])
 def test_every_row_trains_the_papers_epochs(name):
     table = read_table(name)[1]
     column = next(iter(table.columns.values()))
@@ -200,7 +200,7 @@ def test_every_row_trains_the_papers_epochs(name):
         assert config["partition"]["imbalance"] == int(next(iter(table.columns)).rpartition(" ")[2])
 
 
-@pytest.mark.parametrize("name", options("table"))
+@pytest.mark.parametrize("name", choices("table"))
 def test_paper_numbers_have_the_tables_form(name):
     table = read_table(name)[1]
     labels = [row.label.casefold() for row in (*table.rows, *table.beyond)]

@@ -2,7 +2,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lit_fedad.config import compose, options
+from lit_fedad.config import choices, compose
 from lit_fedad.data.cards import CARDS, Counts
 
 
@@ -28,7 +28,7 @@ def test_official_sizes_are_those_of_the_configured_products(name):
 
 def test_only_configurations_for_images_of_ones_own_have_no_card():
     own = {"mvtec_mixture", "folders", "labelled_csv", "packed", "semantic_cifar10_packed"}
-    assert set(options("data")) - set(CARDS) <= own
+    assert set(choices("data")) - set(CARDS) <= own
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,10 @@ def test_counts_of_stages_agree_with_counting_by_hand():
         (Partition(((0,), (1,)), reserved=(3, 4)), {"clients": [[0], [1]], "reserved": [3, 4]}),
         (Partition.in_stages([[[0], [2]], [[1]]]), {"stages": [[[0], [2]], [[1]]]}),
         (Partition.in_stages([[[2], [0]]], [1, 3]), {"stages": [[[2], [0]]], "reserved": [1, 3]}),
+        (
+            Partition.in_stages([[[2], [0]]], schedule="literal"),
+            {"stages": [[[2], [0]]], "schedule": "literal"},
+        ),
     ],
 )
 def test_what_a_file_holds(tmp_path, partition, content):

@@ -34,7 +34,7 @@ def listed(partition: Partition) -> list[int]:
     return [*held, *partition.reserved]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     counts=st.lists(st.integers(20, 60), min_size=2, max_size=8),
     strategy=st.builds(
@@ -284,11 +284,18 @@ def test_an_images_place_in_its_category_does_not_decide_its_client():
 
 
 @pytest.mark.parametrize(
-    "strategy", [LongTailedStages(3, 2, 3, 2, min_stages=1, server_labelled=2), ProductsInTurn()]
+    "strategy",
+    [
+        LongTailedStages(3, 2, 3, 2, min_stages=1, server_labelled=2),
+        LongTailedStages(3, 2, 3, 2, schedule="literal"),
+        ProductsInTurn(),
+        ProductsInTurn(schedule="literal"),
+    ],
 )
 def test_save_and_load_round_trip(strategy, tmp_path):
     images = image_set(40, 40, 40)
     partition = strategy(images, 0)
+    assert partition.schedule == strategy.schedule
     partition.save(tmp_path / "a.json")
     again = FromFile(tmp_path / "a.json")(images, 99)
     assert again == partition

@@ -128,5 +128,5 @@ def test_fewer_rounds_than_stages_are_refused_in_one_line(schedule):
 
 
 def test_an_unknown_schedule_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"^schedule=bogus: give stage_major or literal$"):
+    with pytest.raises(UserError, match=r"^partition schedule=bogus: give stage_major or literal$"):
         stream(2, rounds=4, schedule="bogus")

@@ -34,7 +34,7 @@ def exported(tiny_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("exported")
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(out / "image.png")
-    export(str(tiny_run), client="1", formats="pt2", out=str(out), images=str(out / "image.png"))
+    export(str(tiny_run), client=1, formats=("pt2",), out=str(out), images=str(out / "image.png"))
     return out
 
 
@@ -51,7 +51,7 @@ def make_detector(make_task, make_loader):
 
 
 def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_run, tmp_path, monkeypatch):
-    scores = predict(str(tiny_run), str(exported / "image.png"), client="1", out=str(tmp_path))
+    scores = predict(str(tiny_run), str(exported / "image.png"), client=1, out=str(tmp_path))
     with scores.open(newline="") as file:
         (row,) = csv.DictReader(file)
     monkeypatch.chdir(exported)
@@ -110,7 +110,7 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
         "evaluation.pictures=0", f"out={tmp_path / 'run'}",
     )  # fmt: skip
     train(compose(list(words)), quiet=True)
-    folder = export(str(tmp_path / "run"), formats="pt2")
+    folder = export(str(tmp_path / "run"), formats=("pt2",))
     result = RunFolder(tmp_path / "run").result()
     largest = int(np.argmax(result["partition"]["sizes"]))
     assert folder == tmp_path / "run" / "export" / f"client_{largest}"
@@ -190,16 +190,16 @@ def test_difference_is_a_share_of_the_largest_value():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"client": "7"}, "client=7: the run has clients 0, 1"),
-        ({"formats": "pt2,tflite"}, "format=pt2,tflite: 'tflite' is none of onnx, pt2"),
-        ({"formats": ""}, "format=: '' is none of onnx, pt2"),
-        ({"formats": "pt2", "images": "nowhere"}, "images=nowhere: no such file or folder"),
-        ({"formats": "pt2", "overrides": {"form": "x"}}, "'form' cannot be given for a trained run"),
+        ({"client": 7}, "client=7: the run has clients 0, 1"),
+        ({"formats": ("pt2", "tflite")}, "format=pt2,tflite: 'tflite' is none of onnx, pt2"),
+        ({"formats": ()}, "format=: '' is none of onnx, pt2"),
+        ({"images": "nowhere"}, "images=nowhere: no such file or folder"),
+        ({"overrides": {"form": "x"}}, "'form' cannot be given for a trained run"),
     ],
 )
 def test_bad_input_is_one_line(tiny_run, tmp_path, given, message):
     with pytest.raises(UserError) as caught:
-        export(**{"run": str(tiny_run), "formats": "pt2", "out": str(tmp_path / "out"), **given})
+        export(**{"run": str(tiny_run), "formats": ("pt2",), "out": str(tmp_path / "out"), **given})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -208,13 +208,13 @@ def test_bad_input_is_one_line(tiny_run, tmp_path, given, message):
 def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
     shutil.copy(tiny_run / "config.yaml", tmp_path)
     with pytest.raises(UserError, match="the run is not complete"):
-        export(str(tmp_path), formats="pt2")
+        export(str(tmp_path), formats=("pt2",))
 
 
 def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install onnx onnxscript onnxruntime; or give format=pt2"):
-        export(str(tiny_run), formats="pt2,onnx")
+        export(str(tiny_run), formats=("pt2", "onnx"))
 
 
 def test_a_prediction_that_branches_on_values_is_one_line(make_detector):

@@ -23,7 +23,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.report.console import METRIC_TITLES
+from lit_fedad.report.naming import METRIC_TITLES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -53,7 +53,7 @@ def table(path):
 
 def test_every_image_gets_a_score_a_decision_and_a_heatmap(tiny_run, photos, tmp_path):
     out = tmp_path / "out"
-    rows = table(predict(str(tiny_run), str(photos), client="1", out=str(out)))
+    rows = table(predict(str(tiny_run), str(photos), client=1, out=str(out)))
     assert [row["path"] for row in rows] == [
         str(photos / name) for name in ("a/one.jpg", "a/one.png", "b/one.png", "top.bmp")
     ]
@@ -72,21 +72,21 @@ def test_scores_are_those_of_the_run(tiny_run, tmp_path):
     config = RunFolder(tiny_run).config()
     labels = {str(sample.path): sample.label for sample in build(config["data"]).test}
     reported = RunFolder(tiny_run).result()["last"]["i_auroc"]["per_client"]
-    for client in ("0", "1"):
+    for client in (0, 1):
         rows = table(
-            predict(str(tiny_run), config["data"]["root"], client=client, out=str(tmp_path / client))
+            predict(str(tiny_run), config["data"]["root"], client=client, out=str(tmp_path / str(client)))
         )
         rows = [row for row in rows if row["path"] in labels]
         assert len(rows) == len(labels)
         found = roc_auc_score([labels[row["path"]] for row in rows], [float(row["score"]) for row in rows])
-        assert found == pytest.approx(reported[client], abs=1e-9)
+        assert found == pytest.approx(reported[str(client)], abs=1e-9)
 
 
 def test_thresholds_come_from_the_clients_training_images_alone(tiny_run, tmp_path):
     config = RunFolder(tiny_run).config()
     images = build(config["data"])
     held = build(config["partition"])(images, config["seed"]).clients[0]
-    rows = table(predict(str(tiny_run), config["data"]["root"], client="0", out=str(tmp_path)))
+    rows = table(predict(str(tiny_run), config["data"]["root"], client=0, out=str(tmp_path)))
     scores = {row["path"]: float(row["score"]) for row in rows}
     own = [scores[str(images.train[index].path)] for index in held]
     expected = np.quantile(own, config["evaluation"]["threshold_quantile"])
@@ -94,7 +94,7 @@ def test_thresholds_come_from_the_clients_training_images_alone(tiny_run, tmp_pa
 
 
 def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
-    rows = table(predict(str(tiny_run), str(photos), client="0", out=str(tmp_path / "out")))
+    rows = table(predict(str(tiny_run), str(photos), client=0, out=str(tmp_path / "out")))
     config = RunFolder(tiny_run).config()
     model = build_model(config, ["a", "b"])
     model.restore(tiny_run, config, 0)
@@ -121,7 +121,7 @@ def test_the_training_data_may_be_gone(tiny_run, photos, tmp_path):
     try:
         after = predict(str(tiny_run), str(photos), out=str(tmp_path / "after")).read_text()
         with pytest.raises(UserError, match=r"client=9"):
-            predict(str(tiny_run), str(photos), client="9")
+            predict(str(tiny_run), str(photos), client=9)
     finally:
         (tiny_run.parent / "elsewhere").rename(data)
     assert after == before
@@ -192,9 +192,8 @@ def test_other_backbone_weights_are_refused(tiny_run, photos, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"client": "7"}, "client=7: the run has clients 0, 1"),
-        ({"client": "-1"}, "client=-1: the run has clients 0, 1"),
-        ({"client": "first"}, "client=first: the run has clients 0, 1"),
+        ({"client": 7}, "client=7: the run has clients 0, 1"),
+        ({"client": -1}, "client=-1: the run has clients 0, 1"),
         ({"images": "nowhere"}, "images=nowhere: no such file or folder"),
         ({"overrides": {"task.grid": "8"}}, "'task.grid' cannot be given for a trained run"),
         ({"overrides": {"clint": "1"}}, "'clint' cannot be given for a trained run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -9,11 +10,17 @@ from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers.pairs import IN_STAGES, OWN, STREAM
+from PIL import Image
 
 from lit_fedad.config import Config, compose
+from lit_fedad.deployment.predict import predict
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.turn import Turn
 
 
 @dataclass
@@ -130,3 +137,95 @@ def outcome():
         return {key: value for key, value in result.items() if key not in circumstances}
 
     return take
+
+
+@pytest.fixture(scope="session")
+def small_tasks(tmp_path_factory):
+    """Small forms of the tasks, with data that suit them."""
+    folder = tmp_path_factory.mktemp("labelled")
+    draw = np.random.default_rng(0)
+    labels = np.arange(24) % 3
+    images = (draw.integers(0, 60, (24, 32, 32, 3)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    np.savez(folder / "train.npz", images=images, labels=labels)
+    np.savez(folder / "test.npz", images=images[:9], labels=labels[:9])
+    return {
+        "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "classifier": [
+            "task=classifier_convnet", "task.encoder.channels=8", "data=packed", f"data.root={folder}",
+            "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
+        ],
+        "autoencoder": [
+            "task=autoencoder", "task.encoder._target_=lit_fedad.models.convnet.ConvNet", "~task.encoder.depth",
+            "~task.encoder.stem", "+task.encoder.image_size=32", "+task.encoder.channels=8",
+            "task.decoder.channels=8", "data=textures", "data.size=64", "data.train_per_product=8",
+        ],
+        "contrastive": [
+            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "task.warmup=1",
+            "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
+            "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16",
+            "image.size=16",
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def pair_overrides(small_tasks):
+    """Overrides of a small run of a method on a task."""
+
+    def make(method, task):
+        clients = ["partition.clients=4"] if method not in ("centralised", "nearest_neighbour") else []
+        rounds = ["rounds=2", "partition=pooled", "~partition.clients"] if not clients else ["rounds=2"]
+        stream = STREAM if method in IN_STAGES else []
+        own = [*stream, *OWN.get(method, [])]
+        return [
+            f"method={method}", *small_tasks[task], *clients, *rounds, *own, "federation=partial",
+            "federation.sampler.fraction=0.75", "federation.sampler.min_clients=1",
+            "evaluation.pictures=0",
+        ]  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
+    """Plays a method on a task: half of the clients a round, one that fails, an interruption, a use of the result."""
+
+    def play_all(method, task):
+        given = pair_overrides(method, task)
+        play = Turn.play
+
+        def play_but_for_one(turn, exchange, data):
+            if exchange.trains and (turn.client.context.round, turn.client.context.client) == (2, 1):
+                raise RuntimeError("out of memory")
+            return play(turn, exchange, data)
+
+        monkeypatch.setattr(Turn, "play", play_but_for_one)
+        straight = lab.train(tmp_path / "straight", *given)
+
+        save = Federation.save
+
+        def save_and_stop(federation, round):
+            save(federation, round)
+            if round == 1:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Federation, "save", save_and_stop)
+            with pytest.raises(KeyboardInterrupt):
+                lab.train(tmp_path / "resumed", *given)
+        resumed = lab.train(tmp_path / "resumed", *given)
+        assert differences(outcome(resumed), outcome(straight)) == []
+        assert differences(lab.state(tmp_path / "resumed"), lab.state(tmp_path / "straight")) == []
+        assert straight["exchanges"][-2:] == [1, 2]
+
+        (tmp_path / "new").mkdir()
+        for number in range(2):
+            pixels = np.random.default_rng(number).integers(0, 256, (40, 40, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "new" / f"{number}.png")
+        with predict(str(tmp_path / "straight"), str(tmp_path / "new")).open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 2
+        judged = {row["class"] for row in rows} if task == "classifier" else {row["decision"] for row in rows}
+        assert judged <= ({"0", "1", "2"} if task == "classifier" else {"normal", "anomalous"})
+
+    return play_all

@@ -39,7 +39,7 @@ RUNS = {
     "apfl": ("method=apfl",),
     "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
     "contrastive": (
-        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "warmup=1"
+        "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"
     ),
     "classifier": ("method=fedavg", *MOTIFS, "task=classifier", "+task.encoder.channels=4"),
     "gldp": ("method=gldp", *STREAM),
@@ -50,7 +50,7 @@ RUNS = {
 def test_files_compute_what_the_client_does(lab, name, tmp_path):
     """`export` refuses files that do not; here its own measure is not trusted."""
     run, _ = lab.finished(*RUNS[name], "evaluation.pictures=0")
-    export(str(run), client="0", out=str(tmp_path))
+    export(str(run), client=0, out=str(tmp_path))
     onnx, pt2 = (FORMATS[form].load(tmp_path / f"detector.{form}") for form in ("onnx", "pt2"))
     side = json.loads((tmp_path / "preprocessing.json").read_text())["size"]
     for size in (1, 6):
@@ -77,7 +77,7 @@ def test_a_tracked_run_keeps_its_export(lab, tmp_path, monkeypatch):
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.chdir(tmp_path)
     lab.train(tmp_path / "run", "tracking=mlflow", f"tracking.uri={uri}", "evaluation.pictures=0", "rounds=1")
-    out = export(str(tmp_path / "run"), formats="pt2")
+    out = export(str(tmp_path / "run"), formats=("pt2",))
     run_id = json.loads((tmp_path / "run" / "tracking" / "sent.json").read_text())["run_id"]
     found = mlflow.MlflowClient(uri).list_artifacts(run_id, f"export/{out.name}")
     assert {Path(item.path).name for item in found} == {path.name for path in out.iterdir()}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lit_fedad.config import conf_folder, options
+from lit_fedad.config import choices, conf_folder
 from lit_fedad.data.partition import Partition
 from lit_fedad.deployment.predict import evaluate
 from lit_fedad.errors import UserError
@@ -30,7 +30,7 @@ SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
 SHARES_IMAGES = ("feddm", "fedvck")
 CLASSIFYING = tuple(
     name
-    for name in options("method")
+    for name in choices("method")
     if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
     and name not in SHARES_IMAGES
 )
@@ -40,7 +40,7 @@ CLASSIFYING = tuple(
     "method",
     [
         pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
-        for method in sorted({*options("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *CLASSIFYING})
+        for method in sorted({*choices("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *CLASSIFYING})
     ],
 )
 def test_method_trains_and_writes_its_files(lab, method):
@@ -83,7 +83,7 @@ def test_method_trains_and_writes_its_files(lab, method):
 WORDS = (
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
-    "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "warmup=1",
+    "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
     "partition.clients=2", "evaluation.pictures=0",
 )  # fmt: skip
 

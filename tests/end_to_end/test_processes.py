@@ -74,7 +74,7 @@ def test_failing_client_is_left_out_in_any_process(lab, tmp_path, differences, o
         out = tmp_path / str(devices)
         settings = (
             "partition.clients=3",
-            "federation.participation.on_failure=skip",
+            "federation.sampler.on_failure=skip",
             f"fabric.devices={devices}",
         )
         text = lab.command(out, *settings)

@@ -77,10 +77,10 @@ def test_fadngs_on_cifar(tmp_path, lab):
     )
     scale = (
         "rounds=2",
-        "warmup=1",
+        "task.warmup=1",
         "evaluation.every=2",
         "public.count=200",
-        "queue=256",
+        "distillation.queue=256",
         "encoder.channels=8",
     )
     few = ("data.normal.test_per_class=50", "data.test_per_set=500", "fabric.accelerator=cpu", "tracking=off")

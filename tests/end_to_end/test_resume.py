@@ -68,7 +68,7 @@ def test_client_that_fails_after_training_leaves_no_trace(lab, tmp_path, monkeyp
         return send(self, loader)
 
     monkeypatch.setattr(FedDyMemClient, "send", fails_once)
-    overrides = ("federation.participation.on_failure=skip", "rounds=3", "evaluation.pictures=0")
+    overrides = ("federation.sampler.on_failure=skip", "rounds=3", "evaluation.pictures=0")
     expected = lab.train(tmp_path / "straight", *overrides)
     with monkeypatch.context() as patch:
         play = Federation.play

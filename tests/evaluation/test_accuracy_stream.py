@@ -12,15 +12,16 @@ from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import Dataset
 
-from lit_fedad.contracts import Client, Prediction, Server, Task, TensorSpec
+from lit_fedad.contracts import Client, Exchanges, Prediction, Predictors, Server, Task, TensorSpec
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.tasks.classifier import Classifier
 
@@ -69,11 +70,20 @@ def answers(kind, who, round):
     return torch.randn(TESTS, KINDS, generator=draw) + 1.2 * nn.functional.one_hot(LABELS, KINDS)
 
 
+class Remember(Train):
+    """Training that remembers its client and round."""
+
+    def train(self, client, loader, fabric):
+        client.model = (client.context.client, client.context.round)
+        return {}
+
+
 class Oracle(Client):
     """Its model is its number and the round of its training, or the round of the server's message."""
 
-    classifiers = ("second",)
-    alike = False  # whether the server's model is asked for once
+    alike = False  # whether the server's model is scored once
+    own_model = True
+    exchanges = Exchanges((), (Remember(),))
     differ = False  # whether the server's model predicts otherwise at each client
 
     def __init__(self):
@@ -83,17 +93,18 @@ class Oracle(Client):
     def receive(self, broadcast):
         self.model = (SERVER, int(broadcast["round"]))
 
-    def fit(self, loader, fabric):
-        self.model = (self.context.client, self.context.round)
-        return {}
-
-    def deploy_shared(self, lent):
-        if self.differ:
+    def deploy(self, which="own"):
+        if which == "server" and self.differ:
             self.model = (10 + self.context.client, self.model[1])
 
     @property
-    def uniform_server(self):
-        return self.alike
+    def predictors(self):
+        return Predictors(server_shared=self.alike, own=self.own_model, heads=("second",))
+
+    def broadcast_spec(self):
+        return {"round": TensorSpec((), torch.int64)}
+
+    upload_spec = broadcast_spec
 
     def send(self, loader):
         return {"round": torch.tensor(self.context.round)}
@@ -104,24 +115,14 @@ class Oracle(Client):
 
 
 class OracleServer(Server):
+    kept = ("round",)
     round = torch.tensor(0)
-
-    def download_payload(self):
-        return {"round": TensorSpec((), torch.int64)}
-
-    upload_payload = download_payload
 
     def broadcast(self, client_id):
         return {"round": self.round}
 
     def aggregate(self, updates):
         self.round = next(iter(updates.values())).message["round"]
-
-    def state_dict(self):
-        return {"round": self.round}
-
-    def load_state_dict(self, state):
-        self.round = state["round"]
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def play(tmp_path, monkeypatch):
         federation = Federation(
             server or OracleServer(), client, module, judge, fabric, until or rounds, 0,
             Checkpoints(home / "checkpoints", "tiny"), ClientPool(client.personal_state(), home / "personal"),
-            Participation(fraction), Channel(), every,
+            ClientSampler(fraction), Channel(), every,
         )  # fmt: skip
         federation.run()
         return federation
@@ -355,7 +356,7 @@ def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, own_model):
 
 
 class Encoder(nn.Module):
-    width = 3
+    num_features = 3
 
     def __init__(self):
         super().__init__()

@@ -10,13 +10,13 @@ import torch
 from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lit_fedad.contracts import Prediction
+from lit_fedad.contracts import Prediction, Predictors
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
-from lit_fedad.federation.loop import RoundReport
+from lit_fedad.federation.round_report import RoundReport
 
 PRODUCTS = "abcd"
 ROUNDS = 6
@@ -57,14 +57,14 @@ class Pictures:
 class Detector:
     """Scores at random, but for every client and round in the same way; anomalies a little higher."""
 
-    def __init__(self, uniform=False, maps=False):
-        self.uniform, self.maps = uniform, maps
+    def __init__(self, alike=False, maps=False):
+        self.predictors, self.maps = Predictors(shared=alike, server_shared=alike), maps
         rng = np.random.default_rng(0)
         self.scores = rng.random((2, ROUNDS + 1, len(TEST))) + 0.3 * LABELS
         self.pixels = rng.random((2, ROUNDS + 1, len(TEST), 4, 4))
 
     def predict_step(self, batch):
-        at = 0 if self.uniform else self.number, self.round, batch["index"].numpy()
+        at = 0 if self.predictors.shared else self.number, self.round, batch["index"].numpy()
         maps = torch.from_numpy(self.pixels[at]) if self.maps else None
         return Prediction(torch.from_numpy(self.scores[at]), maps)
 
@@ -96,7 +96,8 @@ class Rounds:
         for round in range(ROUNDS + 1):
             self.history.append(RoundReport(round, "train", [0, 1]))
             if round in evaluated:
-                self.history[-1].metrics = self.evaluator.evaluate(self, round)
+                found = self.evaluator.evaluate(self, round)
+                self.history[-1].metrics = found and found.metrics
         return [report.metrics for report in self.history]
 
 
@@ -200,7 +201,7 @@ def test_tasks_that_were_not_measured_at_their_end_count_in_no_mean(played):
 
 def test_clients_that_predict_alike_are_scored_once_each_on_its_own_products():
     evaluated = (3, 4, 6)
-    alike = Rounds(Detector(uniform=True, maps=True))
+    alike = Rounds(Detector(alike=True, maps=True))
     found = alike.play(evaluated)
     assert alike.asked == [(0, round) for round in evaluated]
     detector = Detector(maps=True)
@@ -209,9 +210,9 @@ def test_clients_that_predict_alike_are_scored_once_each_on_its_own_products():
     assert found[4]["i_auroc"]["per_client"][0] != found[4]["i_auroc"]["per_client"][1]
 
 
-@pytest.mark.parametrize(("uniform", "products"), [(False, "ac" + "abc" + "cb"), (True, "ac" + "abc")])
-def test_images_of_products_that_were_not_met_are_not_looked_at(uniform, products):
-    rounds = Rounds(Detector(uniform))
+@pytest.mark.parametrize(("alike", "products"), [(False, "ac" + "abc" + "cb"), (True, "ac" + "abc")])
+def test_images_of_products_that_were_not_met_are_not_looked_at(alike, products):
+    rounds = Rounds(Detector(alike))
     rounds.play([2, 5])
     expected = sorted(index for product in products for index in np.flatnonzero(product == OF))
     assert sorted(rounds.pictures.read) == expected

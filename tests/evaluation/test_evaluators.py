@@ -6,7 +6,7 @@ import torch
 from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lit_fedad.contracts import Prediction
+from lit_fedad.contracts import Prediction, Predictors
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.semantic import SemanticDataset
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
@@ -27,7 +27,7 @@ def pictures(number, seed):
 class Client:
     """Scores an image by its mean, or its mean's distance to the client's own number."""
 
-    uniform = True
+    predictors = Predictors(shared=True, server_shared=True)
 
     def __init__(self, number=0):
         self.number = number
@@ -80,7 +80,7 @@ def values_by_hand(client, holder, quantile=0.75):
 def test_clients_that_differ(evaluator, quantile):
     own = [Client(number) for number in range(2)]
     for client in own:
-        client.uniform = False
+        client.predictors = Predictors()
     judge = evaluator(quantile=quantile)
     states = {number: judge.score(client, number) for number, client in enumerate(own)}
     found = judge.summarise(states)

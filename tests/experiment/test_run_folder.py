@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import yaml
 
+from lit_fedad.cli.main import main
 from lit_fedad.config import compose, identity
 from lit_fedad.errors import UserError
 from lit_fedad.experiment import run_folder as runs
@@ -49,6 +51,57 @@ def test_a_command_that_came_to_nothing_may_be_corrected(tmp_path, config):
     run.claim(config)
     run.claim({**config, "seed": 1})
     assert run.config()["seed"] == 1
+
+
+@pytest.fixture
+def of_0_1(tmp_path, config):
+    """A complete run's folder as version 0.1 wrote it: no format, and keys that are no longer there."""
+    old = {**config, "warmup": 0, "schedule": "stage_major", "queue": 65536}
+    del old["callbacks"], old["distillation"]
+    folder = tmp_path / "old"
+    (folder / "checkpoints" / "round_100002").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(old, sort_keys=False))
+    (folder / "result.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder, config: RunFolder.find(str(folder)),
+        lambda folder, config: RunFolder(folder).config(),
+        lambda folder, config: RunFolder(folder).claim(config),
+    ],
+    ids=["find", "config", "claim"],
+)
+@pytest.mark.parametrize(
+    ("number", "maker"), [(None, r"lit_fedad 0\.1,"), (3, r"another version of lit_fedad \(format 3\),")]
+)
+def test_a_run_of_another_version_is_refused_in_one_line(of_0_1, config, use, number, maker):
+    if number:
+        written = yaml.safe_load((of_0_1 / "config.yaml").read_text())
+        (of_0_1 / "config.yaml").write_text(yaml.safe_dump({"format": number, **written}))
+    with pytest.raises(UserError, match=f"^{of_0_1}: a run of {maker} .* train again .*out=DIR") as caught:
+        use(of_0_1, config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["evaluate run=", "predict images=. run=", "export run=", "sync run=", "privacy attack=lira run=",
+     "train debug=seconds tracking=off out="],
+)  # fmt: skip
+def test_every_command_refuses_a_run_of_0_1(of_0_1, capsys, command):
+    assert main(f"{command}{of_0_1}".split()) == 2
+    assert f"{of_0_1}: a run of lit_fedad 0.1" in capsys.readouterr().err
+    assert (of_0_1 / "result.json").exists()
+
+
+def test_a_run_of_0_1_may_be_replaced(of_0_1, config):
+    run = RunFolder(of_0_1)
+    run.clear()  # fresh=true
+    run.claim(config)
+    assert run.config() == config
 
 
 def test_clearing_leaves_what_no_run_wrote(tmp_path, config):

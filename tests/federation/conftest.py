@@ -10,13 +10,15 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Prediction, Server, Task, TensorSpec
+from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Task, TensorSpec
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import ClientData, Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.sampling import ClientSampler
 
 
 class Slope(Task):
@@ -37,6 +39,7 @@ class Slope(Task):
 
 
 class ToyClient(Client):
+    kept = ("visits",)
     fails: set[tuple[int, int]] = set()
     """(round, client) pairs that raise."""
 
@@ -53,23 +56,20 @@ class ToyClient(Client):
         self.visits += 1
         return {"w": self.task.w.detach().cpu().clone()}
 
-    def personal_state(self):
-        return {**super().personal_state(), "visits": self.visits}
+    exchanges = Exchanges((), (Train(),))
 
-    def load_personal_state(self, state):
-        super().load_personal_state(state)
-        self.visits = state["visits"]
+    def broadcast_spec(self):
+        return {"w": TensorSpec((1,))}
+
+    upload_spec = broadcast_spec
 
 
 class ToyServer(Server):
+    kept = ("w",)
+
     def __init__(self):
         super().__init__()
         self.w = torch.zeros(1)
-
-    def download_payload(self):
-        return {"w": TensorSpec((1,))}
-
-    upload_payload = download_payload
 
     def broadcast(self, client_id):
         return {"w": self.w}
@@ -80,12 +80,6 @@ class ToyServer(Server):
 
     def diagnostics(self):
         return {"weight": float(self.w)}
-
-    def state_dict(self):
-        return {"w": self.w}
-
-    def load_state_dict(self, state):
-        self.w = state["w"]
 
 
 @dataclass
@@ -122,10 +116,18 @@ class ToyEvaluator(Evaluator):
 
 
 @pytest.fixture
+def toy_server():
+    """The tiny method's server class."""
+    return ToyServer
+
+
+@pytest.fixture
 def toy(tmp_path: Path):
     """Builds a federation of the tiny method; keyword arguments override its parts."""
 
-    def make(values=None, folder: Path = tmp_path, fails=(), fabric=None, **overrides) -> Federation:
+    def make(
+        values=None, folder: Path = tmp_path, fails=(), fabric=None, callbacks=(), **overrides
+    ) -> Federation:
         client = ToyClient(Slope())
         client.fails = set(fails)
         parts: dict[str, Any] = {
@@ -133,12 +135,12 @@ def toy(tmp_path: Path):
             "client": client,
             "data": ToyData(values or {0: [1.0], 1: [4.0, 4.0, 4.0]}),
             "evaluator": ToyEvaluator(),
-            "fabric": fabric or Fabric(accelerator="cpu", devices=1),
+            "fabric": fabric or Fabric(accelerator="cpu", devices=1, callbacks=callbacks),
             "rounds": 3,
             "seed": 0,
             "checkpoints": Checkpoints(folder / "checkpoints", "toy"),
             "pool": ClientPool(client.personal_state(), folder / "personal"),
-            "participation": Participation(),
+            "sampler": ClientSampler(),
             "channel": Channel(),
         }
         return Federation(**{**parts, **overrides})

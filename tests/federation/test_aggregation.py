@@ -17,14 +17,14 @@ def updates_of(sizes, seed: int = 0) -> dict[int, Update]:
     }
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_mean_by_hand(uniform):
+@pytest.mark.parametrize("equal", [False, True])
+def test_mean_by_hand(equal):
     sizes = np.array([3, 17, 200, 36])
     updates = updates_of(sizes.tolist())
     weights = np.stack([update.message["w"].double().numpy() for update in updates.values()])
-    expected = np.average(weights, axis=0, weights=None if uniform else sizes)
+    expected = np.average(weights, axis=0, weights=None if equal else sizes)
     # The shares are dyadic: double precision sums without rounding, and float32 is rounded once.
-    np.testing.assert_array_equal(weighted_mean(updates, uniform)["w"].numpy(), expected.astype(np.float32))
+    np.testing.assert_array_equal(weighted_mean(updates, equal)["w"].numpy(), expected.astype(np.float32))
 
 
 def test_golden_mean():
@@ -33,7 +33,7 @@ def test_golden_mean():
         7: Update({"w": torch.tensor([3.0, 6.0])}, 3),
     }
     assert weighted_mean(updates)["w"].tolist() == [2.5, 4.0]
-    assert weighted_mean(updates, uniform=True)["w"].tolist() == [2.0, 2.0]
+    assert weighted_mean(updates, equal=True)["w"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("sizes", [(1,), (3, 7, 13), (1, 1, 1), tuple(range(1, 50))])
@@ -60,9 +60,9 @@ def test_a_client_without_weight_has_no_effect(sizes):
     assert all(torch.equal(with_empty[name], without[name]) for name in without)
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_whole_numbers_are_the_largest_clients(uniform):
-    merged = weighted_mean(updates_of([3, 17, 200, 36]), uniform)["batches"]
+@pytest.mark.parametrize("equal", [False, True])
+def test_whole_numbers_are_the_largest_clients(equal):
+    merged = weighted_mean(updates_of([3, 17, 200, 36]), equal)["batches"]
     assert (merged.item(), merged.dtype) == (2, torch.int64)
 
 

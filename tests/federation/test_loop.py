@@ -1,14 +1,18 @@
 """The round loop on a method small enough to play by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
 
-from lit_fedad.contracts import TensorSpec
+from lit_fedad.contracts import Exchanges, Predictors, TensorSpec
 from lit_fedad.errors import UserError
+from lit_fedad.federation import local_training as loop_training
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.local_training import Train
+from lit_fedad.federation.sampling import ClientSampler
 
 
 def by_hand(rounds: int) -> list[float]:
@@ -52,7 +56,7 @@ def test_a_client_without_data_has_no_effect(toy, tmp_path):
 
 def test_resumed_equals_uninterrupted(toy, tmp_path):
     values = {0: [1.0, 3.0], 1: [5.0, 0.5, 2.0], 2: [7.0, 1.0]}
-    settings = {"values": values, "participation": Participation(fraction=0.67)}
+    settings = {"values": values, "sampler": ClientSampler(fraction=0.67)}
     whole = toy(folder=tmp_path / "whole", rounds=6, **settings).run()
     for stop in range(1, 6):
         history = toy(folder=tmp_path / "parts", rounds=stop, **settings).run()
@@ -83,7 +87,7 @@ def test_a_failing_client_stops_the_run_in_one_line(toy):
 
 
 def test_a_failing_client_is_left_out(toy):
-    history = toy(fails={(2, 1)}, participation=Participation(on_failure="skip")).run()
+    history = toy(fails={(2, 1)}, sampler=ClientSampler(on_failure="skip")).run()
     first = by_hand(1)[0]
     assert history[1].participants == [0]
     assert history[1].scalars["weight"] == pytest.approx(first + 0.5 * (1 - first))
@@ -92,7 +96,7 @@ def test_a_failing_client_is_left_out(toy):
 
 def test_too_few_clients_left(toy):
     with pytest.raises(UserError, match="1 clients finished, min_clients=2.*client 1"):
-        toy(fails={(1, 1)}, participation=Participation(on_failure="skip", min_clients=2)).run()
+        toy(fails={(1, 1)}, sampler=ClientSampler(on_failure="skip", min_clients=2)).run()
 
 
 def test_a_non_finite_update_names_client_and_tensor(toy):
@@ -176,49 +180,52 @@ def spread(toy):
 
     def make(**parts):
         federation = toy(**parts)
-        client, server = federation.client, federation.server
-
-        class Client(type(client)):
-            exchanges = ("train", "spread")
-            received = []
-
-            def receive(self, broadcast):
-                super().receive(broadcast)
-                self.received.append(
-                    (self.context.round, self.context.exchange, self.context.client, self.phase)
-                )
-
-            def send(self, loader):
-                if (self.context.round, self.context.client, self.phase) in self.fails:
-                    raise RuntimeError("the disk is full")
-                if self.phase == "train":
-                    return super().send(loader)
-                return {"spread": (torch.cat(list(loader)) - self.task.w.detach()).abs()}
-
-        class Server(type(server)):
-            begun = []
-
-            def begin(self, context):
-                super().begin(context)
-                self.begun.append((context.round, context.exchange, self.phase))
-
-            def upload_payload(self):
-                return self.download_payload() if self.phase == "train" else {"spread": TensorSpec((None,))}
-
-            def aggregate(self, updates):
-                if self.phase == "train":
-                    super().aggregate(updates)
-                else:
-                    self.spread = {client: update.message["spread"] for client, update in updates.items()}
-
-            def diagnostics(self):
-                return {**super().diagnostics(), "widest": float(torch.cat(list(self.spread.values())).max())}
-
-        client.__class__, server.__class__, server.exchanges = Client, Server, Client.exchanges
-        Client.received, Server.begun = [], []
+        federation.received, federation.begun = [], []
+        federation.exchanges = Exchanges((), (Heard(federation), Spread(federation)))
         return federation
 
     return make
+
+
+class Heard(Train):
+    """Training that notes where it was received, and may fail."""
+
+    def __init__(self, federation):
+        self.federation = federation
+
+    def broadcast(self, server, client_id):
+        self.federation.begun.append((server.context.round, server.context.exchange, self.name))
+        return server.broadcast(client_id)
+
+    def receive(self, client, message):
+        client.receive(message)
+        at = client.context
+        self.federation.received.append((at.round, at.exchange, at.client, self.name))
+
+    def send(self, client, loader):
+        if (client.context.round, client.context.client, self.name) in client.fails:
+            raise RuntimeError("the disk is full")
+        return self.answer(client, loader)
+
+    def answer(self, client, loader):
+        return client.send(loader)
+
+
+class Spread(Heard):
+    name, trains = "spread", False
+
+    def answer(self, client, loader):
+        return {"spread": (torch.cat(list(loader)) - client.task.w.detach()).abs()}
+
+    def upload_spec(self, client):
+        return {"spread": TensorSpec((None,))}
+
+    def aggregate(self, server, updates):
+        server.spread = {client: update.message["spread"] for client, update in updates.items()}
+        server.diagnostics = lambda: {
+            "weight": float(server.w),
+            "widest": float(torch.cat(list(server.spread.values())).max()),
+        }
 
 
 def test_second_exchange_is_under_what_the_first_was_merged_to(spread):
@@ -235,19 +242,17 @@ def test_second_exchange_is_under_what_the_first_was_merged_to(spread):
 
 def test_exchanges_are_numbered_and_clients_train_in_the_first(spread, monkeypatch):
     federation = spread(rounds=2, evaluate_every=2)
-    fitted, fit = [], federation.client.fit
+    fitted = []
     monkeypatch.setattr(
-        federation.client, "fit", lambda *given: (fitted.append(federation.client.phase), fit(*given))[1]
+        loop_training, "fit", lambda client, *rest: fitted.append(client.context.exchange) or {"loss": 0.0}
     )
     federation.run()
-    phases = [(0, "train"), (1, "spread")]
-    assert federation.client.received[:-2] == [
-        (r, e, c, name) for r in (1, 2) for e, name in phases for c in (0, 1)
-    ]
-    assert federation.client.received[-2:] == [(3, 0, c, "train") for c in (0, 1)]  # evaluation
-    assert fitted == ["train"] * 4
-    begun = list(dict.fromkeys(federation.server.begun))
-    assert begun == [*((r, e, name) for r in (1, 2) for e, name in phases), (3, 0, "train")]
+    names = [(0, "train"), (1, "spread")]
+    assert federation.received[:-2] == [(r, e, c, name) for r in (1, 2) for e, name in names for c in (0, 1)]
+    assert federation.received[-2:] == [(3, 0, c, "train") for c in (0, 1)]  # evaluation
+    assert fitted == [0] * 4
+    begun = list(dict.fromkeys(federation.begun))
+    assert begun == [*((r, e, name) for r in (1, 2) for e, name in names), (3, 0, "train")]
 
 
 def test_bytes_of_all_exchanges_are_counted(spread):
@@ -255,7 +260,7 @@ def test_bytes_of_all_exchanges_are_counted(spread):
     weight, one, three = (
         len(save({name: torch.zeros(n)})) for name, n in (("w", 1), ("spread", 1), ("spread", 3))
     )
-    assert report.phase == "train"
+    assert report.exchange == "train"
     assert report.bytes_up == {0: weight + one, 1: weight + three}
     assert report.bytes_down == {0: 2 * weight, 1: 2 * weight}
     assert report.elements_up == {0: 2, 1: 4}
@@ -263,10 +268,10 @@ def test_bytes_of_all_exchanges_are_counted(spread):
 
 def test_participants_of_a_round_are_those_of_all_its_exchanges(spread):
     values = {client: [float(client)] * 2 for client in range(6)}
-    federation = spread(values=values, rounds=4, participation=Participation(fraction=0.5))
+    federation = spread(values=values, rounds=4, sampler=ClientSampler(fraction=0.5))
     history = federation.run()
     for report in history:
-        visited = [(e, c) for r, e, c, _ in federation.client.received if r == report.round]
+        visited = [(e, c) for r, e, c, _ in federation.received if r == report.round]
         assert [c for e, c in visited if e == 1] == report.participants
         assert [c for e, c in visited if e == 0][
             -3:
@@ -275,18 +280,18 @@ def test_participants_of_a_round_are_those_of_all_its_exchanges(spread):
 
 
 def test_who_fails_in_the_first_exchange_is_left_out_of_the_second(spread):
-    federation = spread(fails={(2, 1, "train")}, participation=Participation(on_failure="skip"))
+    federation = spread(fails={(2, 1, "train")}, sampler=ClientSampler(on_failure="skip"))
     history = federation.run()
     assert history[1].participants == [0]
     assert history[1].warnings == ["round 2: client 1 left out: RuntimeError: the disk is full"]
     assert history[1].failures == {1: "RuntimeError: the disk is full"}
-    assert (2, 1, 1, "spread") not in federation.client.received
+    assert (2, 1, 1, "spread") not in federation.received
     assert history[1].bytes_up.keys() == {0}
-    assert (3, 1, 1, "spread") in federation.client.received
+    assert (3, 1, 1, "spread") in federation.received
 
 
 def test_who_fails_in_the_second_exchange_has_taken_part_in_the_first(spread):
-    federation = spread(fails={(1, 1, "spread")}, rounds=1, participation=Participation(on_failure="skip"))
+    federation = spread(fails={(1, 1, "spread")}, rounds=1, sampler=ClientSampler(on_failure="skip"))
     report = federation.run()[0]
     assert report.scalars["weight"] == pytest.approx(by_hand(1)[0])
     assert report.participants == [0]
@@ -302,7 +307,8 @@ def test_a_failure_in_the_second_exchange_may_stop_the_run(spread):
 
 def test_every_visit_of_every_exchange_is_counted(spread):
     counted = []
-    spread(rounds=2, evaluate_every=2, on_visit=lambda done, total: counted.append((done, total))).run()
+    counter = SimpleNamespace(on_client_end=lambda done, total: counted.append((done, total)))
+    spread(rounds=2, evaluate_every=2, callbacks=[counter]).run()
     total = 2 * 2 * 2 + 2  # clients, exchanges and rounds; one evaluation
     assert counted == [(number, total) for number in range(1, total + 1)]
 
@@ -338,14 +344,14 @@ class Now:
 
 @pytest.fixture
 def stream(toy):
-    """The tiny method on tasks that come one after another; ``seen`` is where its client was adapted."""
+    """The tiny method on tasks that come one after another; ``seen`` is where its client was refreshed."""
 
     def make(**parts):
         federation = toy(**{"rounds": 4, **parts})
         federation.data = Stream(federation.data)
         client = federation.client
         client.seen = []
-        client.adapt = lambda loader: client.seen.append(
+        client.refresh = lambda loader: client.seen.append(
             (client.context.round, client.context.client, client.context.stage, len(loader.dataset))
         )
         return federation
@@ -414,7 +420,7 @@ def test_clients_are_scored_with_what_they_have_just_trained(after_fit):
 
 def test_nobody_is_scored_who_trains_again_before_the_next_evaluation(after_fit):
     values = {client: [float(client)] for client in range(6)}
-    parts = {"values": values, "participation": Participation(fraction=0.5), "rounds": 7}
+    parts = {"values": values, "sampler": ClientSampler(fraction=0.5), "rounds": 7}
     history = after_fit(**parts, evaluate_every=4).run()
     for due in ([1, 2, 3, 4], [5, 6, 7]):
         reports = [report for report in history if report.round in due]
@@ -429,7 +435,7 @@ def test_a_score_of_what_was_trained_leaves_no_trace(toy, after_fit, tmp_path):
     plain = toy(folder=tmp_path / "a").run()
     federation = after_fit(folder=tmp_path / "b")
 
-    def deploy():
+    def deploy(which="own"):
         if federation.client.context.round <= federation.rounds:  # what predicts after the last round is kept
             federation.client.task.w.data.zero_()
             federation.client.visits = 0
@@ -441,15 +447,15 @@ def test_a_score_of_what_was_trained_leaves_no_trace(toy, after_fit, tmp_path):
     assert [federation.pool.get(client)["visits"] for client in (0, 1)] == [3, 3]
 
 
-def test_without_a_model_of_its_own_no_client_is_scored(toy, after_fit, tmp_path):
+def test_without_a_model_of_its_own_no_client_is_scored(toy, after_fit, tmp_path, monkeypatch):
     federation = after_fit(folder=tmp_path / "a")
-    federation.client.own_model = False
+    monkeypatch.setattr(type(federation.client), "predictors", Predictors(own=False))
     assert [report.trained for report in federation.run()] == [{}, {}, {}]
     assert [report.trained for report in toy(folder=tmp_path / "b").run()] == [{}, {}, {}]
 
 
 def test_who_fails_is_not_scored(after_fit):
-    history = after_fit(fails={(2, 1)}, participation=Participation(on_failure="skip")).run()
+    history = after_fit(fails={(2, 1)}, sampler=ClientSampler(on_failure="skip")).run()
     assert [set(report.trained) for report in history] == [{0, 1}, {0}, {0, 1}]
 
 
@@ -464,8 +470,8 @@ def test_only_the_first_exchange_is_scored(spread):
     federation.evaluator.after_fit = True
     scored, score = [], federation.evaluator.score
     federation.evaluator.score = lambda client, number: (
-        scored.append((client.context.round, client.phase)),
+        scored.append((client.context.round, client.context.exchange)),
         score(client, number),
     )[1]
     federation.run()
-    assert scored == [(1, "train")] * 2 + [(2, "train")] * 2
+    assert scored == [(1, 0)] * 2 + [(2, 0)] * 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Prediction, Task
-from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.channel import Channel, Link, Plain
 from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.loop import ClientData, Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
@@ -34,7 +36,7 @@ class Linear(Task):
     In double precision, so that hand and machine can only differ in the order of sums.
     """
 
-    width = 2
+    num_features = 2
 
     def __init__(self, learning_rate: float = 0.1, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class Linear(Task):
         self.layer.weight.data = torch.tensor([[0.5, -1.0], [0.25, 2.0]], dtype=dtype)
         self.layer.bias.data = torch.tensor([0.125, -0.5], dtype=dtype)
 
-    def encode(self, batch):
+    def forward(self, batch):
         return self.layer(batch["x"])
 
     def objective(self, features, batch):
@@ -61,17 +63,19 @@ class TinyClassifier(Task):
 
     kind = "classification"
     output_modules = ("classifier",)
-    width = 3
+    num_features = 3
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.backbone = nn.Linear(2, 4).requires_grad_(False)
-            self.downsample = nn.Sequential(nn.Linear(4, self.width), nn.BatchNorm1d(self.width))
-            self.classifier = nn.Linear(self.width, 2)
+            self.downsample = nn.Sequential(
+                nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features)
+            )
+            self.classifier = nn.Linear(self.num_features, 2)
 
-    def encode(self, batch):
+    def forward(self, batch):
         return self.downsample(self.backbone(batch["x"].float()))
 
     def objective(self, features, batch):
@@ -88,11 +92,14 @@ class TinyClassifier(Task):
 class TinyEncoder(nn.Module):
     """A convolution, its normalisation, and the mean over the map: eight features."""
 
-    width = 8
+    num_features = 8
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolution, self.norm = nn.Conv2d(3, self.width, 3, stride=2), nn.BatchNorm2d(self.width)
+        self.convolution, self.norm = (
+            nn.Conv2d(3, self.num_features, 3, stride=2),
+            nn.BatchNorm2d(self.num_features),
+        )
 
     def forward(self, images):
         return F.relu(self.norm(self.convolution(images))).mean((2, 3))
@@ -137,16 +144,24 @@ def state_that_predicts(client, number):
     return {name: entry.detach().clone() for name, entry in client.task.state_dict().items()}
 
 
+class TappedLink(Link):
+    """A link that remembers the messages sent over it, with their context."""
+
+    def __init__(self, sent: list) -> None:
+        super().__init__(Plain())
+        object.__setattr__(self, "sent", sent)
+
+    def pack(self, message, spec, context, sender):
+        self.sent.append((context.round, context.client, message))
+        return super().pack(message, spec, context, sender)
+
+
 class Tap(Channel):
     """A channel that remembers what crossed; the server's messages have no client."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.sent = []
-
-    def pack(self, message, payload, codec, context, sender):
-        self.sent.append((context.round, context.client, message))
-        return super().pack(message, payload, codec, context, sender)
+        self.up = self.down = TappedLink(self.sent)
 
     @property
     def names(self) -> set[str]:
@@ -311,16 +326,17 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "client": live,
             "data": Data(data, shuffle),
             "evaluator": Asker(question),
-            "fabric": Fabric(accelerator="cpu", devices=1),
+            "fabric": Fabric(
+                accelerator="cpu", devices=1, callbacks=[SimpleNamespace(on_round_end=after_round)]
+            ),
             "rounds": rounds,
             "seed": seed,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
             "pool": ClientPool(live.personal_state(), home / "personal"),
-            "participation": Participation(fraction=fraction),
+            "sampler": ClientSampler(fraction=fraction),
             "channel": Channel(),
         }
         federation = Federation(**{**parts, **overrides})
-        federation.on_round = partial(after_round, federation)
         federation.run()
         return federation
 

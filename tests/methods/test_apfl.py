@@ -59,7 +59,7 @@ def test_three_rounds_are_the_papers(apfl, hand, points_by_hand, clients, alpha,
     np.testing.assert_allclose(hand.theta(played.server.weights), shared, rtol=1e-12)
     for client in data:
         own = played.pool.get(client)
-        nearly(hand.theta(own["personal"]), personal[client])
+        nearly(hand.theta(own["personal_entries"]), personal[client])
         nearly(own["alpha"], alphas[client])
 
 
@@ -79,7 +79,7 @@ def test_one_step_in_numbers(apfl, hand, one_point):
     played = apfl(one_point(1), rounds=1)
     own = played.pool.get(0)
     nearly(hand.theta(played.server.weights), [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]])
-    nearly(hand.theta(own["personal"]), [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]])
+    nearly(hand.theta(own["personal_entries"]), [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]])
     assert own["alpha"] == 0.5
 
 
@@ -138,7 +138,7 @@ def test_at_alpha_1_every_client_is_on_its_own(federate, make_classifier, make_p
     theirs = federate(LocalClient, task=make_classifier(), data=data, shuffle=True, client=fresh)
     exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
     for number in data:
-        exactly(ours.pool.get(number)["personal"], theirs.pool.get(number)["task"])
+        exactly(ours.pool.get(number)["personal_entries"], theirs.pool.get(number)["own_entries"])
 
 
 # -------------------------------------------------------------------------------------------- what is personal
@@ -151,7 +151,9 @@ def test_bytes_are_fedavgs_and_neither_v_nor_alpha_crosses(apfl, points_by_hand,
         assert report.bytes_up == report.bytes_down == {0: size, 1: size}
     assert tap.names == {"layer.weight", "layer.bias"}
     for client, sent in tap.uploads(ROUNDS).items():
-        assert not torch.equal(sent["layer.weight"], played.pool.get(client)["personal"]["layer.weight"])
+        assert not torch.equal(
+            sent["layer.weight"], played.pool.get(client)["personal_entries"]["layer.weight"]
+        )
 
 
 def test_an_absent_client_keeps_its_own(apfl, hand, points_by_hand, exactly):
@@ -160,8 +162,8 @@ def test_an_absent_client_keeps_its_own(apfl, hand, points_by_hand, exactly):
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
     exactly(long.pool.get(present), short.pool.get(present))
-    assert not np.array_equal(hand.theta(short.pool.get(present)["personal"]), hand.start)
-    exactly(hand.theta(short.pool.get(later)["personal"]), hand.start)
+    assert not np.array_equal(hand.theta(short.pool.get(present)["personal_entries"]), hand.start)
+    exactly(hand.theta(short.pool.get(later)["personal_entries"]), hand.start)
     exactly(short.pool.get(later)["alpha"], torch.tensor(0.4))
 
 
@@ -175,7 +177,7 @@ def test_predicts_with_the_mixture(apfl, hand, points_by_hand):
     w = hand.theta(played.server.weights)
     for client in points_by_hand:
         own = played.pool.get(client)
-        a, v = float(own["alpha"]), hand.theta(own["personal"])
+        a, v = float(own["alpha"]), hand.theta(own["personal_entries"])
         assert not np.allclose(v, w)
         nearly(hand.theta(played.history[-1].metrics[client]), a * v + (1 - a) * w)
 
@@ -196,12 +198,12 @@ def test_the_bank_that_scores_was_made_with_the_mixture(federate, make_task, mak
     shared = played.server.weights
     for client, loader in data.items():
         own, task = played.pool.get(client), make_task(**parts)
-        a, v = own["alpha"], own["personal"]
+        a, v = own["alpha"], own["personal_entries"]
 
         @torch.no_grad()
         def bank(weights, task=task, loader=loader):
             task.load_state_dict(weights, strict=False)
-            return torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
+            return torch.cat([task(batch).flatten(0, 1) for batch in loader])
 
         scores = played.history[-1].metrics[client]["memory"]
         exactly(scores, bank({name: a * v[name] + (1 - a) * w for name, w in shared.items()}))

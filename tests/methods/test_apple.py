@@ -177,7 +177,7 @@ def test_running_statistics_stay_with_the_client(federate, make_classifier, make
     client = {"rounds": ROUNDS}
     played = federate(AppleClient, AppleServer, task=make_classifier(), data=data, client=client, channel=tap)
     assert not any("running" in name for name in tap.names)
-    one, other = (played.pool.get(number)["task"]["downsample.1.running_mean"] for number in data)
+    one, other = (played.pool.get(number)["own_entries"]["downsample.1.running_mean"] for number in data)
     assert not torch.equal(one, other)
     exactly(played.history[-1].metrics[0]["downsample.1.running_mean"], one)
 
@@ -193,7 +193,7 @@ def apple_on_banks(federate, make_task, make_loader):
     def bank(client, weights):
         task = make_task(**parts)
         task.load_state_dict(weights, strict=False)
-        return torch.cat([task.features(batch).flatten(0, 1) for batch in data[client]])
+        return torch.cat([task(batch).flatten(0, 1) for batch in data[client]])
 
     def play(**settings):
         task = make_task(**parts)
@@ -228,4 +228,4 @@ def test_the_bank_it_trains_against_was_made_with_the_mixture(apple_on_banks, ex
         relations = before[client]["relations"]
         heads = {name: entry for name, entry in known.items() if name.startswith("head.")}
         mixture = {name: torch.tensordot(relations, entry, dims=1) for name, entry in heads.items()}
-        exactly(after[client]["task"]["memory"], bank(client, mixture))
+        exactly(after[client]["own_entries"]["memory"], bank(client, mixture))

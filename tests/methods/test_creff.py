@@ -29,7 +29,7 @@ from lit_fedad.methods.creff import (
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 4, Encoder.width
+K, WIDTH = 4, Encoder.num_features
 QUICK = {"features_per_class": 6, "matching_steps": 4, "retraining_epochs": 3}
 
 nearly = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-6)
@@ -306,7 +306,7 @@ def test_features_live_on_and_classes_never_seen_are_left_out(exactly):
 
 def test_the_number_of_threads_does_not_matter(exactly):
     class Wide(nn.Module):
-        width = 256
+        num_features = 256
 
     def learnt(threads):
         torch.manual_seed(0)
@@ -365,12 +365,12 @@ def test_the_federated_base_predicts_with_the_retrained_classifier(creff, exactl
     expected = {**played.server.weights, **head}
     exactly(played.history[-1].metrics, dict.fromkeys((0, 1, 2), expected))
     client = played.client
-    assert client.uniform
-    assert not client.own_model
+    assert client.predictors.shared
+    assert not client.predictors.own
     broadcast = played.server.broadcast(0)
     client.receive(broadcast)
     exactly(client.shared_state(), played.server.weights)
-    client.deploy_shared(client.lend())
+    client.deploy("server")
     exactly(client.shared_state(), expected)
     client.receive(broadcast)
     exactly(client.shared_state(), played.server.weights)

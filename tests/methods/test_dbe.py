@@ -75,7 +75,7 @@ def test_three_rounds_are_the_papers(dbe, hand, points_by_hand, clients, kappa, 
     nearly(played.server.common, common)
     for client in data:
         own = played.pool.get(client)
-        nearly(own["task"]["offset.bias"], bias[client])
+        nearly(own["own_entries"]["offset.bias"], bias[client])
         nearly(own["running"], running[client])
 
 
@@ -88,7 +88,7 @@ def test_one_step_in_numbers(dbe, exactly):
     exactly(played.server.common, torch.tensor([-1.25, 3.1875]))
     # Client 1: r = (-0.875, 1.5), r - g = (0.375, -1.6875); the bias moves by the error alone.
     nearly(played.pool.get(1)["running"], [-0.875, 1.5])
-    nearly(played.pool.get(1)["task"]["offset.bias"], [0.0875, -0.15])
+    nearly(played.pool.get(1)["own_entries"]["offset.bias"], [0.0875, -0.15])
     drift = (0.375**2 + 1.6875**2) / 4
     assert played.history[-1].per_client[1]["drift"] == pytest.approx(drift)
     assert played.history[-1].per_client[1]["loss"] == pytest.approx((0.875**2 + 1.5**2) / 2 + 0.8 * drift)
@@ -104,7 +104,7 @@ def test_common_mean_is_that_of_all_images_under_the_initial_weights_and_stays(
     )
     task = make_classifier().eval()
     with torch.no_grad():
-        nearly(once, torch.cat([task.encode(batch) for loader in data.values() for batch in loader]).mean(0))
+        nearly(once, torch.cat([task(batch) for loader in data.values() for batch in loader]).mean(0))
     exactly(later, once)
 
 
@@ -126,7 +126,7 @@ def test_with_neither_regulariser_nor_bias_it_is_fedavg(federate, make_classifie
 def test_without_the_regulariser_the_bias_is_still_free(dbe, federate, make_linear, points_by_hand):
     ours = dbe(points_by_hand, client={"kappa": 0.0})
     theirs = federate(FedAvgClient, task=make_linear(), data=points_by_hand)
-    one, other = (ours.pool.get(client)["task"]["offset.bias"] for client in (0, 1))
+    one, other = (ours.pool.get(client)["own_entries"]["offset.bias"] for client in (0, 1))
     assert one.all()
     assert not torch.equal(one, other)
     assert not torch.equal(ours.server.weights["layer.bias"], theirs.server.weights["layer.bias"])
@@ -148,7 +148,7 @@ def test_means_cross_once_and_biases_never(dbe, points_by_hand, tap):
     weights = {"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}
     mean = {MEAN: torch.zeros(2)}
     assert tap.names == {*weights, *mean}
-    assert (once.round, once.phase) == (0, "mean")
+    assert (once.round, once.exchange) == (0, "feature mean")
     assert once.bytes_up == dict.fromkeys((0, 1), len(save(mean)))
     assert once.elements_up == {0: 2, 1: 2}
     assert once.bytes_down == {0: 0, 1: 0}
@@ -162,8 +162,8 @@ def test_an_absent_client_keeps_its_own(dbe, points_by_hand, exactly):
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
     exactly(long.pool.get(present), short.pool.get(present))
-    assert short.pool.get(present)["task"]["offset.bias"].all()
-    exactly(short.pool.get(later)["task"]["offset.bias"], torch.zeros(2))
+    assert short.pool.get(present)["own_entries"]["offset.bias"].all()
+    exactly(short.pool.get(later)["own_entries"]["offset.bias"], torch.zeros(2))
 
 
 def test_predicts_with_its_own_bias(dbe, hand, points_by_hand):
@@ -173,14 +173,14 @@ def test_predicts_with_its_own_bias(dbe, hand, points_by_hand):
     )
     for client in (0, 1):
         features = hand.theta(played.server.weights).sum(1)
-        shifted = features + played.pool.get(client)["task"]["offset.bias"].numpy()
+        shifted = features + played.pool.get(client)["own_entries"]["offset.bias"].numpy()
         nearly(played.history[-1].metrics[client], [np.square(shifted).sum()])
 
 
 class ColourMeans(nn.Module):
     """An encoder."""
 
-    width = 3
+    num_features = 3
 
     def forward(self, images):
         return images.mean((2, 3))
@@ -200,9 +200,9 @@ def test_the_bias_shifts_the_features_of_every_task(make_task, kind):
     batch = {"image": torch.randn(2, 3, 32, 32), "label": torch.tensor([0, 1])}
     client = DBEClient(task)
     with torch.no_grad():
-        before = task.features(batch)
-        client.offset.bias += torch.arange(task.width)
-        torch.testing.assert_close(task.features(batch), before + torch.arange(task.width))
+        before = task(batch)
+        client.offset.bias += torch.arange(task.num_features)
+        torch.testing.assert_close(task(batch), before + torch.arange(task.num_features))
 
 
 def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task, make_loader, exactly):
@@ -211,10 +211,10 @@ def test_the_bank_that_scores_was_made_with_the_clients_bias(federate, make_task
     parts = {"reduce": SampleReduce(), "slots": 3 * 16, "learning_rate": 0.05}
     played = federate(DBEClient, DBEServer, task=make_task(**parts), data=data)
     for client, loader in data.items():
-        bias = played.pool.get(client)["task"]["offset.bias"]
+        bias = played.pool.get(client)["own_entries"]["offset.bias"]
         assert bias.all()
         task = make_task(**parts)
         task.load_state_dict(played.server.weights, strict=False)
         with torch.no_grad():
-            bank = torch.cat([task.encode(batch).flatten(0, 1) + bias for batch in loader])
+            bank = torch.cat([task(batch).flatten(0, 1) + bias for batch in loader])
         exactly(played.history[-1].metrics[client]["memory"], bank)

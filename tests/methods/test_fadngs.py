@@ -8,10 +8,10 @@ from torch import nn
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import size_of
-from lit_fedad.federation.participation import Participation
-from lit_fedad.methods.ensemble_distillation import EnsembleDistillation
-from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.methods.fadngs import FADngsClient, FADngsServer, ShareDensities
 from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
 
@@ -88,7 +88,11 @@ def test_without_shared_densities_and_distillation_it_is_fedavg(
     exactly(ours.server.weights, plain.server.weights)
     for one, other in zip(ours.history, plain.history, strict=True):
         exactly(one.metrics, other.metrics)
-        assert (one.phase, one.scalars, one.per_client) == (other.phase, other.scalars, other.per_client)
+        assert (one.exchange, one.scalars, one.per_client) == (
+            other.exchange,
+            other.scalars,
+            other.per_client,
+        )
         assert (one.bytes_up, one.bytes_down) == (other.bytes_up, other.bytes_down)
 
 
@@ -180,11 +184,11 @@ def test_clients_that_are_not_picked_keep_their_last_densities(play, make_contra
 class Watched(FADngsClient):
     """Makes sure that embeddings in use are those of the weights and images at hand."""
 
-    def adapt(self, loader):
-        super().adapt(loader)
+    def refresh(self, loader):
+        super().refresh(loader)
         z, index = self.task.embed(loader)
-        assert torch.equal(self._embedded[1], z)
-        assert torch.equal(self._embedded[2], index)
+        assert torch.equal(self.embedded[1], z)
+        assert torch.equal(self.embedded[2], index)
         scores = self.task.densities(z)
         normal = scores <= torch.quantile(scores.double(), self.task.normal_share)
         assert torch.equal(~torch.isin(index, self.task._anomalous), normal)
@@ -211,18 +215,18 @@ def test_images_are_embedded_once_a_round(play, make_contrastive, make_images, m
 def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(
     play, make_contrastive, make_images, monkeypatch
 ):
-    send = FADngsClient.send
+    send = ShareDensities.send
 
-    def fails(client, loader):
-        if client.phase == "densities" and (client.context.round, client.context.client) == (1, 1):
+    def fails(exchange, client, loader):
+        if (client.context.round, client.context.client) == (1, 1):
             raise RuntimeError("out of memory")
-        return send(client, loader)
+        return send(exchange, client, loader)
 
     data = {client: make_images(6, seed=client) for client in range(3)}
     whole = play(make_contrastive(), data, rounds=1)
-    monkeypatch.setattr(FADngsClient, "send", fails)
-    skip = Participation(on_failure="skip")
-    federation = play(make_contrastive(), data, rounds=1, participation=skip)
+    monkeypatch.setattr(ShareDensities, "send", fails)
+    skip = ClientSampler(on_failure="skip")
+    federation = play(make_contrastive(), data, rounds=1, sampler=skip)
     first = play(make_contrastive(), data, rounds=0)
     assert federation.history[1].participants == [0, 2]
     assert torch.equal(federation.server.weights[WEIGHT], whole.server.weights[WEIGHT])  # its weights count
@@ -333,19 +337,15 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
 
         return stop
 
-    aggregate = FADngsServer.aggregate
-
-    def between_exchanges(server, updates):
-        if server.phase == "densities":
-            raise Stop
-        aggregate(server, updates)
+    def between_exchanges(exchange, server, updates):
+        raise Stop
 
     for round in (0, 1, 3):
         with pytest.raises(Stop):
             play(task(), data, folder="parts", after_round=stop_at(round), **settings)
         if shared and round == 1:
             with monkeypatch.context() as patch:
-                patch.setattr(FADngsServer, "aggregate", between_exchanges)
+                patch.setattr(ShareDensities, "aggregate", between_exchanges)
                 with pytest.raises(Stop):
                     play(task(), data, folder="parts", **settings)
     exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
@@ -375,4 +375,4 @@ def test_no_state_grows_with_the_rounds(play, make_contrastive, make_images):
 def test_densities_of_others_are_no_client_s_state(play, make_contrastive, make_images):
     """They come anew with every message; kept, they would take the square of the number of clients."""
     federation = play(make_contrastive(), {client: make_images(6, seed=client) for client in range(3)})
-    assert federation.pool.get(0)["task"] == {}
+    assert federation.pool.get(0)["own_entries"] == {}

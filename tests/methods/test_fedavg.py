@@ -94,7 +94,7 @@ def test_local_running_statistics_stay_and_survive(federate, make_classifier, ma
     played = federate(FedAvgClient, task=make_classifier(), data=data, client=settings, channel=tap)
     buffers = {f"downsample.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     assert tap.names == set(make_classifier().learned_state()) - buffers
-    own = {client: played.pool.get(client)["task"] for client in (0, 1)}
+    own = {client: played.pool.get(client)["own_entries"] for client in (0, 1)}
     assert set(own[0]) == buffers
     assert [own[c]["downsample.1.num_batches_tracked"].item() for c in (0, 1)] == [3 * 2, 3 * 1]
     for client, state in played.history[-1].metrics.items():
@@ -116,7 +116,7 @@ def test_bytes_are_those_of_the_weights_both_ways(federate, make_classifier, mak
 def test_nothing_crosses_while_clients_prepare(federate, make_task, make_loader):
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
     prepare = federate(FedAvgClient, task=make_task(), data=data, rounds=1).history[0]
-    assert (prepare.round, prepare.phase) == (0, "prepare")
+    assert (prepare.round, prepare.exchange) == (0, "prepare")
     assert prepare.bytes_up == prepare.bytes_down == {0: 0, 1: 0}
 
 
@@ -125,7 +125,7 @@ def test_what_is_made_from_local_data_never_crosses(federate, make_task, make_lo
     task = make_task(loss=HingeLoss("median", neighbours=2))
     played = federate(FedAvgClient, task=task, data=data, channel=tap)
     assert tap.names == {name for name in task.state_dict() if name.startswith("head.")}
-    own = [played.pool.get(client)["task"] for client in (0, 1)]
+    own = [played.pool.get(client)["own_entries"] for client in (0, 1)]
     assert set(own[0]) == set(task.local_buffers)
     for name in ("memory", "radii", "threshold"):
         assert not torch.equal(own[0][name], own[1][name])
@@ -140,13 +140,13 @@ def test_standardised_features_are_those_of_all_clients_data(federate, make_task
         patches = [task.embed(batch) for loader in data.values() for batch in loader]
     patches = torch.cat([maps.flatten(0, 1) for maps in patches]).double()
     for client in data:
-        own = played.pool.get(client)["task"]
+        own = played.pool.get(client)["own_entries"]
         torch.testing.assert_close(own["mean"], patches.mean(0).float())
         torch.testing.assert_close(own["scale"], patches.std(0, correction=0).float() + 1e-5)
     head = {name for name in task.state_dict() if name.startswith("head.")}
     crossed = [(round, client is None, set(message)) for round, client, message in tap.sent]
     up, down = {"count", "mean", "variance"}, {"mean", "scale"}
-    assert [report.phase for report in played.history] == ["statistics", "prepare", *["train"] * 3]
+    assert [report.exchange for report in played.history] == ["statistics", "prepare", *["train"] * 3]
     assert all(names == (set() if server else up) for round, server, names in crossed if round == -1)
     assert all(names == (down if server else set()) for round, server, names in crossed if round == 0)
     assert all(names == head for round, _, names in crossed if round > 0)
@@ -157,7 +157,7 @@ def test_a_bank_that_slips_into_a_message_is_refused(federate, make_task, make_l
         def send(self, loader):
             return {**super().send(loader), "memory": self.task.memory}
 
-    with pytest.raises(UserError, match=r"round 0, client 0: .*'memory'.*undeclared"):
+    with pytest.raises(UserError, match=r"round 1, client 0: .*'memory'.*undeclared"):
         federate(Leaking, task=make_task(), data={0: make_loader(5)})
 
 
@@ -227,7 +227,7 @@ def test_an_absent_client_keeps_its_bank(federate, make_task, make_loader):
     banks: dict[int, list] = {}
 
     def keep(federation, report):
-        banks[report.round] = [federation.pool.get(client)["task"]["memory"] for client in data]
+        banks[report.round] = [federation.pool.get(client)["own_entries"]["memory"] for client in data]
 
     played = federate(FedAvgClient, task=make_task(), data=data, fraction=0.34, rounds=4, after_round=keep)
     for report in played.history[1:4]:  # after the last round, the bank that predicts from now on is kept
@@ -245,7 +245,7 @@ def test_where_nothing_is_personal_one_client_is_scored_for_all(federate, make_c
     played = federate(
         FedAvgClient, task=make_classifier(), data=data, question=lambda _, number: asked.append(number)
     )
-    assert played.client.uniform
+    assert played.client.predictors.shared
     assert asked == [0, 0, 0]
 
 
@@ -259,8 +259,8 @@ def test_clients_scored_as_one_do_predict_alike(federate, make_classifier, make_
 
 
 def test_clients_with_banks_or_statistics_of_their_own_are_scored_each(make_classifier, make_task):
-    assert not FedAvgClient(make_task()).uniform
-    assert not FedAvgClient(make_classifier(), aggregate_buffers="local").uniform
+    assert not FedAvgClient(make_task()).predictors.shared
+    assert not FedAvgClient(make_classifier(), aggregate_buffers="local").predictors.shared
 
 
 @pytest.mark.parametrize("kind", ["linear", "bank"])

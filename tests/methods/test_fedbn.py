@@ -71,12 +71,12 @@ def test_layers_are_found_by_type_whatever_their_name(layer):
 def test_normalisation_layers_never_cross(fedbn, make_classifier, make_points, tap):
     played = fedbn(make_classifier(), {0: make_points(6), 1: make_points(4, seed=1)}, channel=tap)
     assert tap.names == set(make_classifier().learned_state()) - NORM
-    assert set(played.pool.get(0)["task"]) == NORM
+    assert set(played.pool.get(0)["own_entries"]) == NORM
 
 
 def test_every_client_is_scored_with_its_own(fedbn, make_classifier, make_points):
     played = fedbn(make_classifier(), {0: make_points(6), 1: make_points(4, seed=1)})
-    assert not played.client.uniform
+    assert not played.client.predictors.shared
     one, other = played.history[-1].metrics.values()
     differing = {name for name in one if not torch.equal(one[name], other[name])}
     assert differing == NORM
@@ -87,7 +87,7 @@ def test_an_absent_client_keeps_its_layers(fedbn, make_classifier, make_points, 
     kept: dict[int, list] = {}
 
     def keep(federation, report):
-        kept[report.round] = [federation.pool.get(client)["task"] for client in data]
+        kept[report.round] = [federation.pool.get(client)["own_entries"] for client in data]
 
     played = fedbn(make_classifier(), data, rounds=4, fraction=0.34, after_round=keep)
     for report in played.history[1:]:

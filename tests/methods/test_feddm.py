@@ -19,7 +19,7 @@ from lit_fedad.methods.feddm import CLASSES, COUNTS, IMAGES, FedDMClient, FedDMS
 from lit_fedad.models.convnet import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 3, Encoder.width
+K, WIDTH = 3, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
@@ -125,7 +125,7 @@ def test_a_class_gets_a_share_of_its_images_but_no_fewer_than_the_minimum(data, 
     """Of the two classes owned, three and five images."""
     client = client_of(share=share, minimum=minimum)
     client.begin(Context(0, 1, 0))
-    client.fit(data[0], FABRIC)
+    client.condense(data[0], FABRIC)
     message = client.send(data[0])
     assert message[COUNTS].tolist() == counts
     assert len(message[IMAGES]) == sum(counts)
@@ -152,7 +152,7 @@ def test_the_papers_data_sets_take_these_mebibytes(images, values, share, mebiby
         "label": torch.zeros(images, dtype=torch.int64),
         "index": torch.arange(images),
     }
-    client.fit([everything], FABRIC)
+    client.condense([everything], FABRIC)
     sent = client.send([everything])[IMAGES]
     assert sent.element_size() == 1
     one_image = values / 2**20
@@ -207,7 +207,7 @@ def test_the_server_trains_on_what_was_sent(feddm, tap, exactly, quantize):
 
 def test_shared_images_are_pixels_of_the_round(feddm, tap, exactly):
     federation = feddm(channel=tap)
-    [(round, (images, labels))] = federation.server.shared_images().items()
+    [(round, (images, labels))] = federation.server.images_by_round().items()
     assert round == 2
     exactly(images, torch.cat([message[IMAGES] for message in tap.uploads(2).values()]))
     assert labels.bincount().tolist() == [3, 6, 3]
@@ -285,7 +285,7 @@ def test_the_disturbance_has_norm_rho_and_is_anew_each_step(data, exactly):
     task.classifier.register_forward_pre_hook(look)
     client = client_of(task, radius=radius, condensation=Condensation(2, 4))
     client.begin(Context(0, 1, 0))
-    client.fit(data[0], FABRIC)
+    client.condense(data[0], FABRIC)
     first, first_again, second, _ = seen  # real and synthetic images of two steps
     for under in (first, second):
         assert under.keys() == received.keys()
@@ -300,7 +300,7 @@ def test_the_disturbance_has_norm_rho_and_is_anew_each_step(data, exactly):
 def test_without_steps_the_start_is_sent(data):
     client = client_of(init="noise", minimum=3)
     client.begin(Context(0, 1, 0))
-    assert client.fit(data[0], FABRIC) == {}
+    assert client.condense(data[0], FABRIC) == {}
     noise = torch.randn(6, 3, 8, 8, generator=Context(0, 1, 0).generator("condensation"))
     sent = client.send(data[0])[IMAGES]
     assert torch.equal(sent, (255 * (noise * std + mean).clamp(0, 1)).round().to(torch.uint8))
@@ -310,7 +310,7 @@ def test_without_steps_the_start_is_sent(data):
 def test_real_images_are_a_start_each_once_while_there_are_enough(data, minimum, distinct):
     client = client_of(init="real", minimum=minimum)
     client.begin(Context(0, 1, 0))
-    client.fit(data[0], FABRIC)
+    client.condense(data[0], FABRIC)
     message = client.send(data[0])
     own = [((255 * (row["image"] * std + mean)).round().byte(), row["label"]) for row in data[0].dataset]
     labels = message[CLASSES].repeat_interleave(message[COUNTS])
@@ -453,7 +453,7 @@ def test_an_observer_trains_the_received_model_on_one_upload(feddm, tap, exactly
         server, draws = federation.server, torch.random.get_rng_state()
         before = {name: entry.clone() for name, entry in server.weights.items()}
         message = tap.uploads(report.round)[1]
-        task = federation.overhear(1, Update(message, 9)).task
+        task = federation.adversary_view(1, Update(message, 9)).task
         exactly(server.weights, before)
         assert torch.equal(torch.random.get_rng_state(), draws)
         expected = trained_alone(before, message, training, Context(0, report.round + 1))
@@ -470,7 +470,7 @@ def test_an_observer_trains_the_received_model_on_one_upload(feddm, tap, exactly
 
 def test_of_an_upload_without_images_an_observer_has_the_received_model(feddm, exactly):
     federation = feddm(rounds=1)
-    client = federation.overhear(0, Update({**upload([0]), IMAGES: upload([0])[IMAGES][:0]}, 9))
+    client = federation.adversary_view(0, Update({**upload([0]), IMAGES: upload([0])[IMAGES][:0]}, 9))
     exactly({**client.task.state_dict()}, federation.server.weights)
 
 
@@ -536,7 +536,7 @@ def test_settings_out_of_range_are_refused(setting, said):
 class Bare(nn.Conv2d):
     """Images to five features, without a normalisation that would take back what grows."""
 
-    width = WIDTH
+    num_features = WIDTH
 
     def __init__(self) -> None:
         super().__init__(3, WIDTH, 3)

@@ -6,6 +6,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.federation.channel import check, elements
+from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import (
     FedDyMemClient,
@@ -38,33 +39,38 @@ class Play:
         return copy.deepcopy(state)
 
     def round(self, number, order=None):
-        self.server.begin(Context(0, number))
+        context = Context(0, number)
+        exchange = self.client.exchanges.at(context)
+        self.server.begin(context)
         updates = {}
         for c in order or sorted(self.loaders):
             self.client.begin(Context(0, number, c))
             self.client.load_personal_state(self.copy(self.states.get(c, self.initial)))
-            down = self.server.broadcast(c)
-            check(down, self.server.download_payload(), "the server")
-            self.client.receive(down)
+            down = exchange.broadcast(self.server, c)
+            check(down, exchange.broadcast_spec(self.client), "the server")
+            exchange.receive(self.client, down)
             if number > 0:
                 with self.client.context.seeded("fit"):
-                    self.client.fit(self.loaders[c], FABRIC)
-            message = self.client.send(self.loaders[c])
-            check(message, self.server.upload_payload(), f"client {c}")
+                    fit(self.client, self.loaders[c], FABRIC)
+            message = exchange.send(self.client, self.loaders[c])
+            check(message, exchange.upload_spec(self.client), f"client {c}")
             updates[c] = Update(message, len(self.loaders[c].dataset))
             self.states[c] = self.copy(self.client.personal_state())
-        self.server.aggregate(dict(sorted(updates.items())))
+        exchange.aggregate(self.server, dict(sorted(updates.items())))
         return updates
 
     def set_up(self, **kw):
-        for number in range(1 - len(self.server.setup), 1):
+        for number in range(self.client.exchanges.first_round, 1):
             self.round(number, **kw)
         return self
 
 
 def test_exchanges_before_round_1(make_task):
-    assert FedDyMemClient(make_task()).setup_phases == ("memory",)
-    assert FedDyMemClient(make_task(**ROBUST)).setup_phases == ("statistics", "memory", "threshold")
+    def names(task):
+        return [exchange.name for exchange in FedDyMemClient(task).exchanges.setup]
+
+    assert names(make_task()) == ["memory"]
+    assert names(make_task(**ROBUST)) == ["statistics", "memory", "threshold"]
 
 
 def test_statistics_are_those_of_the_union(make_task, make_loader):
@@ -72,9 +78,9 @@ def test_statistics_are_those_of_the_union(make_task, make_loader):
     play = Play(make_task(**ROBUST), loaders, send_counts=True).set_up()
     task = play.client.task
     rows = torch.cat([task.embed(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
-    torch.testing.assert_close(play.server.known["mean"], rows.mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(play.server.statistics["mean"], rows.mean(0), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
-        play.server.known["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6
+        play.server.statistics["scale"], rows.std(0, correction=0) + 1e-5, rtol=1e-4, atol=1e-6
     )
 
 
@@ -83,7 +89,7 @@ def test_threshold_is_the_pooled_median(make_task, make_loader):
     play = Play(make_task(head=None, **ROBUST), loaders, send_counts=True).set_up()
     task = play.client.task
     play.client.receive(play.server.broadcast(0))
-    rows = torch.cat([task.features(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
+    rows = torch.cat([task(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
     distances = torch.cdist(rows, play.server.known["memory"]).topk(2, largest=False).values
     assert float(play.server.known["threshold"]) == pytest.approx(float(distances.median()), rel=0.05)
 
@@ -104,7 +110,7 @@ def test_identical_clients_equal_one_client(make_task, make_loader):
             client, Context(context.seed, context.round, 0)
         )
         play.set_up().round(1)
-    torch.testing.assert_close(many.server.known["mean"], one.server.known["mean"])
+    torch.testing.assert_close(many.server.statistics["mean"], one.server.statistics["mean"])
     # Every upload is the same set of slots: clustering with the last memory as seeds keeps them.
     ours = torch.cdist(many.server.known["memory"], one.server.known["memory"]).amin(1)
     assert float(ours.median()) < 0.2
@@ -150,7 +156,7 @@ def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
     play = Play(make_task(head=None), {0: make_loader()}, KMeansAggregation()).set_up()
     assert play.server.warnings() == []
     play.server.begin(Context(0, 7))
-    play.server._merge([{"memory": play.server.known["memory"] * 0.3}])
+    play.server.aggregate({0: Update({"memory": play.server.known["memory"] * 0.3}, 1)})
     assert play.server.warnings() == [
         "round 7: the memory is collapsing: its spread is 30% of what it was at first"
     ]

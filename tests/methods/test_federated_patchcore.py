@@ -26,7 +26,7 @@ def patches(make_task):
     task = make_task(head=None)
 
     def embed(*loaders):
-        return torch.cat([task.features(batch).flatten(0, 1) for loader in loaders for batch in loader])
+        return torch.cat([task(batch).flatten(0, 1) for loader in loaders for batch in loader])
 
     return embed
 
@@ -50,14 +50,14 @@ def patchcore(federate, make_task):
 
 def test_the_bank_is_part_of_the_union_and_as_large_as_its_slots(patchcore, make_loader, patches):
     data = {0: make_loader(3, 0), 1: make_loader(5, 1)}
-    bank = patchcore(data, slots=20).server.known["memory"]
+    bank = patchcore(data, slots=20).server.bank["memory"]
     assert len(rows(bank)) == 20
     assert rows(bank) < rows(patches(*data.values()))
 
 
 def test_a_small_union_is_the_bank(patchcore, make_loader, patches):
     data = {0: make_loader(1, 0), 1: make_loader(2, 1)}
-    bank = patchcore(data, slots=3 * PATCHES).server.known["memory"]
+    bank = patchcore(data, slots=3 * PATCHES).server.bank["memory"]
     assert len(bank) == 3 * PATCHES
     assert rows(bank) == rows(patches(*data.values()))
 
@@ -66,13 +66,13 @@ def test_a_client_sends_no_more_than_its_vectors(patchcore, make_loader):
     data = {0: make_loader(1, 0), 1: make_loader(2, 1)}
     played = patchcore(data, slots=3 * PATCHES, vectors=5)
     assert played.history[0].elements_up == {0: 5 * 8, 1: 5 * 8}
-    assert len(played.server.known["memory"]) == 10
+    assert len(played.server.bank["memory"]) == 10
 
 
 def test_one_client_keeps_its_own_greedy_coreset(patchcore, make_loader, patches):
     """Each vector is, of all patches, the farthest from those before it (no projection at 8 channels)."""
     data = {0: make_loader(4)}
-    bank, every = patchcore(data, slots=24).server.known["memory"], patches(data[0])
+    bank, every = patchcore(data, slots=24).server.bank["memory"], patches(data[0])
     assert rows(bank) <= rows(every)
     for chosen in range(1, 24):
         nearest = torch.cdist(bank[chosen : chosen + 1].double(), bank[:chosen].double()).min()
@@ -83,14 +83,14 @@ def test_one_client_keeps_its_own_greedy_coreset(patchcore, make_loader, patches
 def test_permuted_clients_give_the_same_set(patchcore, make_loader):
     one, other = make_loader(1, 0), make_loader(2, 1)
     given, moved = (patchcore(data, slots=3 * PATCHES) for data in ({0: one, 1: other}, {0: other, 1: one}))
-    assert rows(given.server.known["memory"]) == rows(moved.server.known["memory"])
+    assert rows(given.server.bank["memory"]) == rows(moved.server.bank["memory"])
 
 
 def test_permuted_clients_cover_the_union_as_well(patchcore, make_loader, patches):
     """The coreset of a larger union begins at a random vector; greedy radii lie within twice the best one."""
     one, other = make_loader(2, 0), make_loader(3, 1)
     radii = [
-        radius(patches(one, other), patchcore(data, slots=30, vectors=3 * PATCHES).server.known["memory"])
+        radius(patches(one, other), patchcore(data, slots=30, vectors=3 * PATCHES).server.bank["memory"])
         for data in ({0: one, 1: other}, {0: other, 1: one})
     ]
     assert max(radii) <= 2 * min(radii)
@@ -99,7 +99,7 @@ def test_permuted_clients_cover_the_union_as_well(patchcore, make_loader, patche
 def test_identical_clients_cover_as_one_does(patchcore, make_loader, patches):
     loader = make_loader(3)
     many, one = (patchcore(dict.fromkeys(range(n), loader), slots=3 * PATCHES) for n in (3, 1))
-    assert rows(many.server.known["memory"]) == rows(one.server.known["memory"]) == rows(patches(loader))
+    assert rows(many.server.bank["memory"]) == rows(one.server.bank["memory"]) == rows(patches(loader))
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -122,14 +122,14 @@ def test_the_bank_comes_down_once(patchcore, make_loader, rounds):
 def test_training_rounds_change_nothing(patchcore, make_loader, exactly):
     data = {c: make_loader(2, c) for c in range(2)}
     short, long = (patchcore(data, slots=24, rounds=rounds) for rounds in (0, 2))
-    exactly(long.server.known, short.server.known)
+    exactly(long.server.bank, short.server.bank)
     exactly(long.history[-1].metrics, short.history[-1].metrics)
 
 
 def test_every_client_scores_with_the_bank(patchcore, make_loader, exactly):
     played = patchcore({c: make_loader(2, c) for c in range(2)}, slots=24)
     for client in (0, 1):
-        exactly(played.history[-1].metrics[client]["memory"], played.server.known["memory"])
+        exactly(played.history[-1].metrics[client]["memory"], played.server.bank["memory"])
 
 
 def test_a_task_without_a_bank_is_refused_in_one_line(make_classifier):

@@ -27,7 +27,7 @@ from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer, divergence
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 3, Encoder.width
+K, WIDTH = 3, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 QUICK = {"steps": 4, "labelled_batch": 5, "auxiliary_batch": 4, "learning_rate": 0.02}
 
@@ -179,7 +179,7 @@ def test_a_round_is_what_it_is_by_hand():
     updates, public, labelled = updates_of(1, 2), public_images(), labelled_images()
     settings = {"steps": 3, "learning_rate": 0.02, "temperature": 2.0}
     server = server_of(labelled_batch=50, auxiliary_batch=50, **settings)
-    server.merge(updates)
+    server.aggregate(updates)
 
     labels = torch.arange(K).repeat(3)
     own, auxiliary = (
@@ -244,7 +244,7 @@ def test_a_round_is_what_it_is_by_hand():
 def test_the_loss_of_fine_tuning_is_a_cross_entropy_by_hand():
     server = server_of(steps=1, labelled_batch=50)
     updates = updates_of(1)
-    server.merge(updates)
+    server.aggregate(updates)
     model, labelled = make(), labelled_images()
     model.load_state_dict(updates[0].message)
     model.train()
@@ -260,7 +260,7 @@ def test_teachers_look_once_at_each_image_that_is_drawn():
     server.task.encoder.register_forward_hook(
         lambda module, inputs, _: seen[module.training].append(len(inputs[0]))
     )
-    server.merge(updates_of(1, 2, 3))
+    server.aggregate(updates_of(1, 2, 3))
     auxiliary = seen[False][0] - 9
     assert 4 < auxiliary <= 16  # four steps of four of forty images, some of them twice
     assert seen[False] == [9 + auxiliary] * 4  # three clients, and the fine-tuned model
@@ -283,15 +283,15 @@ def test_a_step_sees_no_image_twice_and_each_round_other_ones():
 def test_the_order_of_clients_does_not_matter():
     updates = updates_of(1, 2, 3)
     one, other = server_of(), server_of()
-    one.merge(updates)
-    other.merge(dict(reversed(updates.items())))
+    one.aggregate(updates)
+    other.aggregate(dict(reversed(updates.items())))
     nearly(one.weights, other.weights)
 
 
 def test_messages_are_left_as_they_are(exactly):
     updates, server = updates_of(1, 2), server_of()
     before = deepcopy(updates)
-    server.merge(updates)
+    server.aggregate(updates)
     for client, update in updates.items():
         exactly(update.message, before[client].message)
     kept = deepcopy(server.weights)
@@ -304,7 +304,7 @@ def test_messages_are_left_as_they_are(exactly):
 def test_mixed_precision_learns_nearly_the_same():
     exact, mixed = server_of(), server_of(precision="bf16-mixed")
     for server in (exact, mixed):
-        server.merge(updates_of(1, 2))
+        server.aggregate(updates_of(1, 2))
     assert mixed.diagnostics() == pytest.approx(exact.diagnostics(), rel=0.05)
     assert mixed.diagnostics() != exact.diagnostics()
     assert all(entry.dtype == exact.weights[name].dtype for name, entry in mixed.weights.items())
@@ -412,7 +412,7 @@ def test_settings_out_of_range_are_refused(setting):
 
 def test_a_learning_rate_that_diverges_is_named():
     with pytest.raises(UserError, match=r"lower method\.server\.learning_rate"):
-        server_of(learning_rate=1e30).merge(updates_of(1, 2))
+        server_of(learning_rate=1e30).aggregate(updates_of(1, 2))
 
 
 def test_other_tasks_are_refused(make_linear):

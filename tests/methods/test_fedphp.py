@@ -199,7 +199,7 @@ def test_the_bank_that_scores_was_made_with_the_inherited_model(federate, make_t
         @torch.no_grad()
         def bank(weights, task=task, loader=loader):
             task.load_state_dict(weights, strict=False)
-            return torch.cat([task.features(batch).flatten(0, 1) for batch in loader])
+            return torch.cat([task(batch).flatten(0, 1) for batch in loader])
 
         scores = played.history[-1].metrics[client]["memory"]
         exactly(scores, bank(played.pool.get(client)["inherited"]))

@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.errors import UserError
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.local_training import fit
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedrep import FedRepClient
 
 HEAD = np.array([[1.0, 0.5, 0.25], [-0.5, 1.0, 0.0]])  # weight and bias, side by side
@@ -105,7 +106,7 @@ def test_three_rounds_are_the_papers(
     # Double precision: hand and machine differ in the order of sums only.
     np.testing.assert_allclose(side_by_side(played.server.weights, "layer"), shared, rtol=1e-12)
     for client in data:
-        own = played.pool.get(client)["task"]
+        own = played.pool.get(client)["own_entries"]
         np.testing.assert_allclose(side_by_side(own, "head"), heads[client], rtol=1e-12)
 
 
@@ -118,7 +119,7 @@ def test_a_head_step_and_a_base_step_in_numbers(fedrep):
     point = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
     played = fedrep({0: DataLoader([point])}, rounds=1, head_epochs=1, base_epochs=1)
     head = [[1.103125, 0.21875, 0.175], [0.11015625, -0.6640625, -0.44375]]
-    np.testing.assert_allclose(side_by_side(played.pool.get(0)["task"], "head"), head, rtol=1e-12)
+    np.testing.assert_allclose(side_by_side(played.pool.get(0)["own_entries"], "head"), head, rtol=1e-12)
     left = -0.6953125 * np.array([0.75, 4.4375])
     base = np.array([[0.5, -1.0, 0.125], [0.25, 2.0, -0.5]]) - 0.1 * np.outer(
         np.array(head)[:, :2].T @ left, [1, 2, 1]
@@ -130,7 +131,8 @@ def test_without_head_epochs_only_the_representation_trains(play, make_classifie
     played, start = play(head_epochs=0), make_classifier().state_dict()
     for client in (0, 1):
         exactly(
-            played.pool.get(client)["task"], {n: e for n, e in start.items() if n.startswith("classifier.")}
+            played.pool.get(client)["own_entries"],
+            {n: e for n, e in start.items() if n.startswith("classifier.")},
         )
     assert not torch.equal(played.server.weights["downsample.0.weight"], start["downsample.0.weight"])
 
@@ -142,7 +144,9 @@ def test_without_base_epochs_only_heads_train(play, make_classifier, exactly):
         {n: p.detach() for n, p in start.named_parameters() if n.startswith("downsample.")},
     )
     for client in (0, 1):
-        assert not torch.equal(played.pool.get(client)["task"]["classifier.weight"], start.classifier.weight)
+        assert not torch.equal(
+            played.pool.get(client)["own_entries"]["classifier.weight"], start.classifier.weight
+        )
 
 
 @pytest.mark.parametrize("base_first", [False, True])
@@ -150,14 +154,18 @@ def test_neither_part_moves_while_the_other_trains(make_classifier, make_points,
     """Not even by the momentum of its last step."""
     client = FedRepClient(make_classifier(), head_epochs=1, base_epochs=1, base_first=base_first)
     seen = []
-    client.on_train_batch_end = lambda *_: seen.append(
-        [client.task.classifier.weight.detach().clone(), client.task.downsample[0].weight.detach().clone()]
-    )
-    client.fit(make_points(4), Fabric(accelerator="cpu", devices=1))
+
+    def look(*_):
+        task = client.task
+        seen.append([task.classifier.weight.detach().clone(), task.downsample[0].weight.detach().clone()])
+
+    client.on_before_optimizer_step = look
+    fit(client, make_points(4), Fabric(accelerator="cpu", devices=1))
+    look()
     head, base = zip(*seen, strict=True)
     first, second = (base, head) if base_first else (head, base)
-    assert [torch.equal(a, b) for a, b in zip(first[1:], first, strict=False)] == [False, True, True]
-    assert [torch.equal(a, b) for a, b in zip(second[1:], second, strict=False)] == [True, False, False]
+    assert [torch.equal(a, b) for a, b in zip(first[1:], first, strict=False)] == [False, False, True, True]
+    assert [torch.equal(a, b) for a, b in zip(second[1:], second, strict=False)] == [True, True, False, False]
 
 
 def test_heads_never_cross(fedrep, points_by_hand, tap):
@@ -166,7 +174,7 @@ def test_heads_never_cross(fedrep, points_by_hand, tap):
     size = len(save({"layer.weight": torch.zeros(2, 2).double(), "layer.bias": torch.zeros(2).double()}))
     for report in played.history[-3:]:
         assert report.bytes_up == report.bytes_down == {0: size, 1: size}
-    one, other = (played.pool.get(client)["task"]["head.weight"] for client in points_by_hand)
+    one, other = (played.pool.get(client)["own_entries"]["head.weight"] for client in points_by_hand)
     assert not torch.equal(one, other)
 
 
@@ -175,15 +183,15 @@ def test_an_absent_client_keeps_its_head(fedrep, points_by_hand, exactly):
     (present,), (later,) = (report.participants for report in long.history[-2:])
     assert present != later
     exactly(long.pool.get(present), short.pool.get(present))
-    assert not np.array_equal(side_by_side(short.pool.get(present)["task"], "head"), HEAD)
-    exactly(side_by_side(short.pool.get(later)["task"], "head"), HEAD)
+    assert not np.array_equal(side_by_side(short.pool.get(present)["own_entries"], "head"), HEAD)
+    exactly(side_by_side(short.pool.get(later)["own_entries"], "head"), HEAD)
 
 
 def test_predicts_with_its_own_head_on_the_shared_representation(play, exactly):
     played = play()
     for client in (0, 1):
         predicts = played.history[-1].metrics[client]
-        known = {**played.server.weights, **played.pool.get(client)["task"]}
+        known = {**played.server.weights, **played.pool.get(client)["own_entries"]}
         exactly({name: predicts[name] for name in known}, known)
 
 
@@ -192,11 +200,11 @@ def test_the_server_s_model_has_the_mean_head(fedrep, hand, points_by_hand, exac
     played = fedrep(points_by_hand)
     _, heads = by_hand(hand, points_by_hand, 2, 1)
     before = {client: played.pool.get(client) for client in points_by_hand}
-    lent = played.lent(ROUNDS)
+    lent = played._lent(ROUNDS)
     np.testing.assert_allclose(side_by_side(lent, "head"), 3 / 5 * heads[0] + 2 / 5 * heads[1], rtol=1e-12)
-    found = played.ask(ROUNDS, played.evaluator.score, [0], lent)[0]
+    found = played.ask(ROUNDS, played.evaluator.score, [0], "server")[0]
     exactly(found, {**played.server.weights, **lent})
-    assert played.client.uniform_server
+    assert played.client.predictors.server_shared
     exactly({client: played.pool.get(client) for client in points_by_hand}, before)
 
 
@@ -210,8 +218,8 @@ def test_a_client_that_fails_at_its_head_leaves_the_next_one_whole(
             return super().training_step(batch, batch_idx)
 
     data = {c: make_points(4, c) for c in range(2)}
-    client, skip = {"head_epochs": 1}, Participation(on_failure="skip")
-    failed = federate(Failing, task=make_classifier(), data=data, rounds=1, client=client, participation=skip)
+    client, skip = {"head_epochs": 1}, ClientSampler(on_failure="skip")
+    failed = federate(Failing, task=make_classifier(), data=data, rounds=1, client=client, sampler=skip)
     alone = federate(FedRepClient, task=make_classifier(), data={1: data[1]}, rounds=1, client=client)
     assert list(failed.history[-1].failures) == [0]
     exactly(failed.server.weights, alone.server.weights)

@@ -22,7 +22,7 @@ from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, FedVCKServ
 from lit_fedad.models.convnet import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
-K, WIDTH = 4, Encoder.width
+K, WIDTH = 4, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 FABRIC = Fabric(accelerator="cpu", devices=1)
 CLIENT = {"condensation": Condensation(2, 4), "mean": MEAN, "std": STD, "least": 2, "minimum": 3}
@@ -206,7 +206,7 @@ def test_condensation_leaves_the_received_model_as_it_is(data, exactly, constrai
     client = FedVCKClient(task, **CLIENT, constraints=constraints)
     client.begin(Context(0, 1, 0))
     client.eval()
-    client.fit(data[0], FABRIC)
+    client.condense(data[0], FABRIC)
     exactly({**task.state_dict()}, {**make().state_dict()})
     assert not any(module.training for module in task.modules())
     assert all(p.requires_grad and p.grad is None for p in task.parameters())
@@ -235,7 +235,7 @@ def test_an_image_that_the_model_gets_wrong_is_drawn_more_often(watched, data):
     client = FedVCKClient(task, **{**CLIENT, "condensation": condensation})
     client.begin(Context(0, 1, 0))
     client.eval()
-    client.fit(DataLoader(rows, 4), FABRIC)
+    client.condense(DataLoader(rows, 4), FABRIC)
     [[chances]] = seen
     assert chances[1] > 1.2 * chances[0]
     assert chances[0] == chances[2]
@@ -418,7 +418,7 @@ def test_images_of_the_latest_rounds_are_trained_on(fedvck, tap, exactly, kept, 
     federation = fedvck(server={"rounds_kept": kept, "training": Watched(1, 8)}, rounds=3, channel=tap)
     sent = [message[IMAGES] for round in rounds for message in tap.uploads(round).values()]
     exactly(seen[-1], torch.cat(sent))
-    shared = federation.server.shared_images()
+    shared = federation.server.images_by_round()
     assert sorted(shared) == rounds
     exactly(torch.cat([images for images, _ in shared.values()]), torch.cat(sent))
 
@@ -531,7 +531,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
         before = {name: entry.clone() for name, entry in server.weights.items()}
         prototypes, knowledge = server.prototypes.clone(), {**server.knowledge}
         message, context = tap.uploads(report.round)[0], Context(0, report.round + 1)
-        found = federation.overhear(0, Update(message, 9)).task.state_dict()
+        found = federation.adversary_view(0, Update(message, 9)).task.state_dict()
         task = make()
         task.load_state_dict(before)
         labels = message[CLASSES].repeat_interleave(message[COUNTS])

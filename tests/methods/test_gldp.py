@@ -15,9 +15,10 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.evaluator import Evaluation, Evaluator
+from lit_fedad.federation.local_training import fit
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.participation import Participation
+from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods import gldp
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient
@@ -34,11 +35,13 @@ TASKS = [  # classes of each client's tasks; client 1 comes back to class 2
 
 
 class Encoder(nn.Module):
-    width = 3
+    num_features = 3
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, self.width), nn.BatchNorm1d(self.width), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Linear(4, self.num_features), nn.BatchNorm1d(self.num_features), nn.ReLU()
+        )
 
     def forward(self, images):
         return self.layers(images.flatten(1))
@@ -91,8 +94,8 @@ class Asker(Evaluator):
             prediction = client.predict_step(TEST)
         return {**prediction.others, "logits": prediction.logits}
 
-    def evaluate(self, federation, round):
-        return federation.ask(round, self.score, None, {})
+    def evaluate(self, interview, round):
+        return Evaluation(interview.ask(round, self.score, None, "server"))
 
 
 @pytest.fixture
@@ -115,7 +118,7 @@ def play(tmp_path, monkeypatch):
             "seed": 0,
             "checkpoints": Checkpoints(home / "checkpoints", "tiny"),
             "pool": ClientPool(client.personal_state(), home / "personal"),
-            "participation": Participation(),
+            "sampler": ClientSampler(),
             "channel": Channel(),
             "evaluate_every": 100,
         }
@@ -131,7 +134,7 @@ def play(tmp_path, monkeypatch):
 
 def weights(federation):
     """What the server has learnt, and each client's head."""
-    heads = {client: federation.pool.get(client)["task"] for client in federation.clients}
+    heads = {client: federation.pool.get(client)["own_entries"] for client in federation.clients}
     return federation.server.weights, heads
 
 
@@ -202,7 +205,7 @@ def test_identical_clients_are_one(federate, exactly):
     exactly(one.server.weights, three.server.weights)
     exactly(plain(one.server.prototypes), plain(three.server.prototypes))
     for client in range(3):
-        exactly(three.pool.get(client)["task"], one.pool.get(0)["task"])
+        exactly(three.pool.get(client)["own_entries"], one.pool.get(0)["own_entries"])
         exactly(plain(three.pool.get(client)["current"]), plain(one.pool.get(0)["current"]))
 
 
@@ -234,7 +237,9 @@ def test_order_of_clients_does_not_matter(federate):
     torch.testing.assert_close(forward.server.weights, backward.server.weights)
     torch.testing.assert_close(plain(forward.server.prototypes), plain(backward.server.prototypes))
     for client in range(3):
-        torch.testing.assert_close(forward.pool.get(client)["task"], backward.pool.get(2 - client)["task"])
+        torch.testing.assert_close(
+            forward.pool.get(client)["own_entries"], backward.pool.get(2 - client)["own_entries"]
+        )
 
 
 # ------------------------------------------------------------------------------------- what crosses, what is kept
@@ -248,7 +253,7 @@ def test_base_and_prototypes_cross_and_nothing_else(play, tap):
         for client, message in tap.uploads(round).items():
             own = TASKS[client][(round - 1) // 2]
             assert message[CLASSES].tolist() == sorted(own)
-            assert message[VECTORS].shape == (2, Encoder.width)
+            assert message[VECTORS].shape == (2, Encoder.num_features)
     assert [report.scalars["classes_known"] for report in played.history] == [4] * 6
     down = [message[CLASSES].tolist() for _, client, message in tap.sent if client is None]
     assert down[0] == []
@@ -259,7 +264,7 @@ def test_a_client_keeps_its_head_and_its_prototypes(play):
     played = play()
     for client in range(3):
         state = played.pool.get(client)
-        assert set(state["task"]) == {"classifier.weight", "classifier.bias"}
+        assert set(state["own_entries"]) == {"classifier.weight", "classifier.bias"}
         assert state["stage"] == 2
         classes = [set(own) for own in TASKS[client]]
         assert set(state["current"].pack()[1].tolist()) == classes[2]
@@ -269,7 +274,7 @@ def test_a_client_keeps_its_head_and_its_prototypes(play):
 @pytest.mark.parametrize("schedule", ["stage_major", "literal"])
 def test_interrupted_streams_end_as_uninterrupted_ones(play, exactly, schedule):
     """With clients that skip rounds, and now and then a whole task."""
-    parts = {"participation": Participation(fraction=0.34), "evaluate_every": 1}
+    parts = {"sampler": ClientSampler(fraction=0.34), "evaluate_every": 1}
     whole = play(**parts, data=make_stream(6, schedule))
     skipped = [
         set(range(3)) - {c for r in (a, a + 1) for c in whole.history[r].participants} for a in (0, 2, 4)
@@ -282,7 +287,7 @@ def test_interrupted_streams_end_as_uninterrupted_ones(play, exactly, schedule):
 
 def test_evaluation_leaves_no_trace(play, exactly):
     """Also where it looks at clients that have skipped a whole task."""
-    parts = {"participation": Participation(fraction=0.34)}
+    parts = {"sampler": ClientSampler(fraction=0.34)}
     often, seldom = play(**parts, evaluate_every=1), play(**parts, evaluate_every=6)
     exactly(outcome(often)[:2], outcome(seldom)[:2])
     before = outcome(often)[:2]
@@ -316,13 +321,13 @@ def test_at_first_the_head_predicts_and_after_the_first_fit_local_prototypes_do(
     assert torch.equal(first.others["lp"], first.logits)
     assert torch.equal(first.others["head"], first.logits)
     client.begin(Context(0, 1, client=0))
-    client.fit(loader, Fabric(accelerator="cpu", devices=1))
+    fit(client, loader, Fabric(accelerator="cpu", devices=1))
     client.send(loader)
     with torch.no_grad():
         found = client.predict_step(TEST)
     assert torch.equal(found.logits, found.others["head"])
     assert (found.others["lp"] == -torch.inf).any(0).tolist() == [False, False, False, True]
-    assert set(found.others) == set(client.classifiers)
+    assert set(found.others) == set(client.predictors.heads)
 
 
 # --------------------------------------------------------------------------------------------------- settings

@@ -74,7 +74,7 @@ def test_nothing_crosses(federate, make_task, make_loader, tap):
     assert tap.names == set()
     assert all(report.bytes_up == report.bytes_down == {0: 0, 1: 0} for report in played.history)
     assert played.server.weights == {}
-    assert set(played.pool.get(0)["task"]) == set(task.learned_state())
+    assert set(played.pool.get(0)["own_entries"]) == set(task.learned_state())
 
 
 def test_features_are_standardised_by_the_clients_own_data(federate, make_task, make_loader):
@@ -111,4 +111,6 @@ def test_an_absent_client_stands_still(federate, make_classifier, make_points, e
 
 
 def test_every_client_is_scored_with_its_own_model(make_linear, make_classifier, make_task):
-    assert not any(LocalClient(make()).uniform for make in (make_linear, make_classifier, make_task))
+    assert not any(
+        LocalClient(make()).predictors.shared for make in (make_linear, make_classifier, make_task)
+    )

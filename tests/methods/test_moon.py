@@ -194,7 +194,7 @@ def test_the_models_compared_with_use_their_running_statistics(make_classifier, 
     references = [make_classifier(seed) for seed in (0, 1)]
     references[1].backbone = references[0].backbone
     for reference in references:
-        reference.features(batch)  # statistics that are neither the batch's nor the initial ones
+        reference(batch)  # statistics that are neither the batch's nor the initial ones
         reference.eval()
     client._received, client.previous = ({**reference.learned_state()} for reference in references)
     before = [reference.downsample[1].running_mean.clone() for reference in references]
@@ -202,8 +202,8 @@ def test_the_models_compared_with_use_their_running_statistics(make_classifier, 
     outputs = client.train().training_step(batch)
 
     with torch.no_grad():
-        own = client.task.train().features(batch).numpy()
-        expected = contrast_by_hand(own, *(reference.features(batch).numpy() for reference in references))
+        own = client.task.train()(batch).numpy()
+        expected = contrast_by_hand(own, *(reference(batch).numpy() for reference in references))
     assert outputs["contrast"].item() == pytest.approx(expected, rel=1e-5)
     after = [state["downsample.1.running_mean"] for state in (client._received, client.previous)]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))

@@ -191,7 +191,7 @@ def test_nothing_from_local_data_or_the_frozen_backbone_crosses(play, make_task,
 def test_what_crosses_is_as_declared(play, make_classifier, make_points, tap):
     """Names, shapes and types; both ways alike."""
     federation = play(make_classifier(), {0: make_points(4), 1: make_points(6, seed=1)}, channel=tap)
-    down, up = federation.server.download_payload(), federation.server.upload_payload()
+    down, up = federation.client.broadcast_spec(), federation.client.upload_spec()
     assert down == up
     for _, _, message in tap.sent:
         assert {name: (spec.shape, spec.dtype) for name, spec in up.items()} == {

@@ -54,7 +54,7 @@ def assert_as_by_hand(hand, played, expected) -> None:
     np.testing.assert_allclose(hand.theta(played.server.weights), x, **close)
     np.testing.assert_allclose(hand.theta(played.server.control), c, **close)
     for client, control in own.items():
-        np.testing.assert_allclose(hand.theta(played.pool.get(client)["control"]), control, **close)
+        np.testing.assert_allclose(hand.theta(played.pool.get(client)["own"]), control, **close)
 
 
 # ------------------------------------------------------------------------------------------ by hand
@@ -106,7 +106,7 @@ def test_with_half_of_the_clients_the_control_moves_half_as_far(scaffold, make_l
 def test_the_common_control_is_the_mean_of_all_clients_own(scaffold, make_linear, make_points, hand):
     data = {client: make_points(2 + client, seed=client) for client in range(4)}
     played = scaffold(make_linear(), data, rounds=5, fraction=0.5)
-    mean = np.mean([hand.theta(played.pool.get(client)["control"]) for client in data], axis=0)
+    mean = np.mean([hand.theta(played.pool.get(client)["own"]) for client in data], axis=0)
     np.testing.assert_allclose(hand.theta(played.server.control), mean, rtol=1e-12)
 
 
@@ -115,7 +115,7 @@ def test_an_absent_client_keeps_its_control(scaffold, make_linear, make_points, 
     controls: dict = {0: [{n: torch.zeros_like(p) for n, p in make_linear().named_parameters()}] * 3}
 
     def keep(federation, report):
-        controls[report.round] = [federation.pool.get(client)["control"] for client in data]
+        controls[report.round] = [federation.pool.get(client)["own"] for client in data]
 
     played = scaffold(make_linear(), data, rounds=4, fraction=0.34, after_round=keep)
     for report in played.history:
@@ -222,7 +222,7 @@ def test_twice_the_bytes_of_fedavg_on_memory_banks(federate, scaffold, make_task
 
 def test_nothing_crosses_while_clients_prepare(scaffold, make_task, make_loader):
     prepare = scaffold(make_task(), {0: make_loader(5), 1: make_loader(3, seed=1)}, rounds=1).history[0]
-    assert prepare.phase == "prepare"
+    assert prepare.exchange == "prepare"
     assert prepare.bytes_up == prepare.bytes_down == {0: 0, 1: 0}
 
 

@@ -11,7 +11,7 @@ from lit_fedad.models.convnet import ConvNet
 @pytest.mark.parametrize("norm", ["batch", "instance"])
 def test_parameters_with_a_linear_head(norm):
     encoder = ConvNet(image_size=28, norm=norm)
-    head = nn.Linear(encoder.width, 9)
+    head = nn.Linear(encoder.num_features, 9)
     assert sum(p.numel() for module in (encoder, head) for p in module.parameters()) == 317_961
 
 
@@ -26,7 +26,7 @@ def test_grey_images():
 @pytest.mark.parametrize(("size", "width"), [(28, 2048), (32, 2048), (16, 512), (64, 8192)])
 def test_width(size, width):
     encoder = ConvNet(size)
-    assert encoder.width == width
+    assert encoder.num_features == width
     assert encoder(torch.randn(2, 3, size, size)).shape == (2, width)
 
 

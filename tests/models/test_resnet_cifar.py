@@ -27,7 +27,7 @@ def test_features_are_the_mean_of_the_last_map(stem, size, side):
     features = encoder(torch.randn(2, 3, size, size))
     assert maps[0].shape == (2, 512, side, side)
     torch.testing.assert_close(features, maps[0].mean((2, 3)))
-    assert features.shape == (2, encoder.width)
+    assert features.shape == (2, encoder.num_features)
 
 
 def test_with_the_original_stem_it_is_torchvisions():

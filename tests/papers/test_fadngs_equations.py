@@ -10,8 +10,8 @@ from torch import nn
 from lit_fedad.contracts import Context, Update
 from lit_fedad.memory.density import estimate_densities
 from lit_fedad.memory.kmeans import plus_plus_seeds
-from lit_fedad.methods.ensemble_distillation import attend, distillation_loss
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
+from lit_fedad.methods.parts.ensemble_distillation import attend, distillation_loss
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
@@ -22,11 +22,11 @@ TAU = 0.5
 class Encoder(nn.Module):
     """Mean colours, mixed."""
 
-    width = 6
+    num_features = 6
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(3, self.width, 3)
+        self.mix = nn.Conv2d(3, self.num_features, 3)
 
     def forward(self, images):
         return self.mix(images).relu().mean((2, 3))
@@ -206,7 +206,7 @@ def test_equation_10():
     server.begin(Context(0, 1))
     sizes = {0: 5, 1: 20, 2: 15}
     messages = {c: {k: rows(*v.shape, seed=c).float() for k, v in server.weights.items()} for c in sizes}
-    server.merge({c: Update(messages[c], sizes[c]) for c in sizes})
+    server.aggregate({c: Update(messages[c], sizes[c]) for c in sizes})
     assert server.weights.keys() == messages[0].keys()
     for name, merged in server.weights.items():
         expected = sum(sizes[c] / 40 * messages[c][name].double().numpy() for c in sizes)

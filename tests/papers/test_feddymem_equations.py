@@ -6,6 +6,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, KMeansAggregation
 from lit_fedad.tasks.memory_bank import HingeLoss, Softmin
@@ -59,7 +60,7 @@ def generated(task, row: np.ndarray, place: np.ndarray) -> np.ndarray:
 def maps_of(task, loader) -> np.ndarray:
     """All memory features [n, GRID * GRID, C]."""
     with torch.no_grad():
-        return torch.cat([task.features(batch) for batch in loader]).double().numpy()
+        return torch.cat([task(batch) for batch in loader]).double().numpy()
 
 
 def test_equation_8(literal, make_loader):
@@ -77,7 +78,7 @@ def test_equations_9_to_11(literal, make_loader):
     assert places[0].tolist() == [-0.75, -0.75]
     assert places[1].tolist() == [-0.25, -0.75]  # x first
     expected = [generated(literal, row, place) for row, place in zip(rows, places, strict=True)]
-    np.testing.assert_allclose(literal.features(batch)[0].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(literal(batch)[0].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_equation_12(literal, make_loader):
@@ -134,7 +135,7 @@ def test_algorithm_5_trains_against_the_last_memory_and_keeps_heads(literal, mak
         client.receive(server.broadcast(0))
         if round:
             assert torch.equal(literal.memory, memories[-1])
-            client.fit(loader, Fabric(accelerator="cpu", devices=1))
+            fit(client, loader, Fabric(accelerator="cpu", devices=1))
         server.aggregate({0: Update(client.send(loader), 6)})
         memories.append(server.known["memory"])
         heads.append({name: p.detach().clone() for name, p in literal.head.named_parameters()})

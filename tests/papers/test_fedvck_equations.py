@@ -33,7 +33,7 @@ def softmax(x):
 class Encoder(nn.Sequential):
     """Two convolutions, each with batch normalisation; 6 features."""
 
-    width = 6
+    num_features = 6
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.federation.client_pool import detached
+from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
 from lit_fedad.methods.gldp import (
     CLASSES,
@@ -27,7 +28,7 @@ FABRIC = Fabric(accelerator="cpu", devices=1)
 class Encoder(nn.Module):
     """tanh(W x + b) of images of four numbers."""
 
-    width = WIDTH
+    num_features = WIDTH
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ def test_equations_3_and_4(relation, lam):
     base = descended(lambda mu: objective([*mu, *head], head), base)
     for _ in range(2):
         head = descended(lambda nu, teacher=head: objective([*base, *nu], teacher), head)
-    client.fit(images, FABRIC)
+    fit(client, images, FABRIC)
     for found, expected in zip(parameters(client), [*base, *head], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
@@ -200,7 +201,7 @@ def test_equation_5(weighted):
     sizes = {0: 5, 3: 20, 4: 15}
     bases = {c: {k: draw.normal(size=v.shape) for k, v in server.weights.items()} for c in sizes}
     none = {VECTORS: torch.zeros(0, WIDTH), CLASSES: torch.zeros(0, dtype=torch.int64)}
-    server.merge(
+    server.aggregate(
         {c: Update({**{k: torch.tensor(v) for k, v in bases[c].items()}, **none}, sizes[c]) for c in sizes}
     )
     assert server.weights.keys() == {"encoder.layer.weight", "encoder.layer.bias"}
@@ -263,7 +264,7 @@ def test_equation_9(beta):
     old, current = some(0, 1, seed=5), some(1, 2, seed=6)
     client.old, client.current = packed(old), packed(current)
     client.begin(Context(0, 2, client=0, stage=1))
-    client.adapt(make_images(LABELS))
+    client.refresh(make_images(LABELS))
     assert_known(client.old, moved(old, current, beta))
     assert_known(client.current, {})
 
@@ -299,7 +300,7 @@ def test_equation_11(beta):
     for client, known in own.items():
         vectors, classes = packed(known, torch.float32).pack()
         updates[client] = Update({**server.weights, VECTORS: vectors, CLASSES: classes}, sizes[client])
-    server.merge(updates)
+    server.aggregate(updates)
     holders = {n: [known[n] for known in own.values() if n in known] for n in range(KINDS)}
     mean = {n: sum(held) / len(held) for n, held in holders.items() if held}
     assert_known(server.prototypes, moved(before, mean, beta))
@@ -382,12 +383,12 @@ def test_algorithm_1(rounds, beta):
                 np.testing.assert_allclose(found, expected, rtol=1e-12)
             assert_known(client.common_prototypes, common)
             loader = TASKS[number][stage]
-            client.adapt(loader)
+            client.refresh(loader)
             if stage != last[number]:
                 old[number] = moved(old[number], current[number], beta)
                 last[number] = stage
             assert_known(client.old, old[number])
-            client.fit(loader, FABRIC)
+            fit(client, loader, FABRIC)
             message = client.send(loader)
             x, y = arrays(loader)
             bases[number] = parameters(client)[:2]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lit_fedad.report import console
-from lit_fedad.report.console import Display, human_bytes, human_seconds
+from lit_fedad.report.console import Display
 
 NAN = math.nan
 METRICS = {"I-AUROC": 0.849, "P-AUROC": 0.911, "PRO": 0.77}
@@ -39,7 +39,7 @@ def out(capsys):
 
 
 def one_round(display, number=3, rounds=6, loss=0.0123, metrics=METRICS, up=2_290_000, seconds=1.84, **rest):
-    rest.setdefault("eta_s", 12.2)
+    rest = {"eta_s": 12.2, "name": "train"} | rest
     display.round_line(number, rounds, loss, metrics, up, 2_290_000, seconds, **rest)
 
 
@@ -87,14 +87,13 @@ def test_a_loss_of_any_size_is_short(out, loss, text):
     assert out()[0].split("  I-AUROC")[0].endswith(f" {text}")
 
 
-def test_set_up_rounds_are_counted_apart_or_named(out):
+def test_set_up_exchanges_are_named(out):
     display = Display()
-    for number in (-2, -1, 0):
-        one_round(display, number=number, setup_rounds=3)
+    one_round(display, number=-1, name="statistics")
     one_round(display, number=0, name="k-means")
     one_round(display, number=1, name="train")
     labels = [line.split("  loss")[0].rstrip() for line in out()]
-    assert labels == ["set-up 1/3", "set-up 2/3", "set-up 3/3", "k-means", "round  1/6"]
+    assert labels == ["statistics", "k-means", "round  1/6"]
 
 
 def test_a_round_without_evaluation_keeps_the_place_of_the_metrics(out):
@@ -111,11 +110,6 @@ def test_without_an_estimate_nothing_is_said_of_the_time_left(out):
     assert out()[0].endswith("1.8 s")
 
 
-def test_notes_end_the_line(out):
-    one_round(Display(), metrics={"PRO": 0.5}, notes=["3 of 5 clients", "best"])
-    assert out()[0].endswith("left 0:12  3 of 5 clients  best")
-
-
 def test_eighty_columns_cost_the_lesser_fields_first(out, terminal):
     terminal(80)
     one_round(Display())
@@ -125,37 +119,30 @@ def test_eighty_columns_cost_the_lesser_fields_first(out, terminal):
 @pytest.mark.parametrize(
     ("columns", "kept"),
     [
-        (110, ["I-AUROC", "P-AUROC", "PRO", "up", "s", "left", "note", "more"]),
-        (90, ["I-AUROC", "P-AUROC", "PRO", "left", "note", "more"]),
-        (76, ["I-AUROC", "P-AUROC", "PRO", "note", "more"]),
-        (75, ["I-AUROC", "P-AUROC", "PRO", "note"]),
-        (69, ["I-AUROC", "P-AUROC", "PRO"]),
+        (108, ["I-AUROC", "P-AUROC", "PRO", "up", "down", "s", "left"]),
+        (107, ["I-AUROC", "P-AUROC", "PRO", "up", "down", "left"]),
+        (100, ["I-AUROC", "P-AUROC", "PRO", "up", "s", "left"]),
+        (87, ["I-AUROC", "P-AUROC", "PRO", "up", "left"]),
+        (81, ["I-AUROC", "P-AUROC", "PRO", "left"]),
+        (70, ["I-AUROC", "P-AUROC", "PRO"]),
         (58, ["I-AUROC", "P-AUROC"]),
         (40, ["I-AUROC"]),
     ],
 )
 def test_what_does_not_fit_is_left_out_the_lesser_first(out, terminal, columns, kept):
     terminal(columns)
-    one_round(Display(), notes=["note", "more"])
+    one_round(Display())
     (line,) = out()
     assert re.findall(r"[A-Za-z][A-Za-z-]*", line.replace("MB", "")) == ["round", "loss", *kept]
     assert len(line) <= columns
-
-
-def test_a_note_too_long_to_fit_costs_nothing_else(out):
-    one_round(Display(), notes=["a long note " * 20])
-    one_round(Display())
-    with_note, without = out()
-    assert with_note == without
 
 
 def test_no_line_is_wider_than_120_columns(out, terminal):
     for columns in (None, 300):
         if columns:
             terminal(columns)
-        one_round(
-            Display(), rounds=1000, up=22_480_000, seconds=3700, eta_s=90_000, notes=["a note " * 9] * 2
-        )
+        metrics = METRICS | {f"metric {number}": 0.5 for number in range(9)}
+        one_round(Display(), rounds=1000, metrics=metrics, up=22_480_000, seconds=3700, eta_s=90_000)
         assert all(60 < len(line) <= 120 for line in out())
 
 
@@ -316,38 +303,6 @@ def test_an_error_passes_through_progress(terminal):
         pretend()
         with pytest.raises(KeyError), Display().progress("reading"):
             raise KeyError
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1000, "1.00 kB"),
-        (2_290_000, "2.29 MB"),
-        (22_478_848, "22.48 MB"),
-        (999_994, "999.99 kB"),
-        (999_996, "1.00 MB"),
-        (4_500_000_000, "4.50 GB"),
-        (7 * 10**15, "7000.00 TB"),
-    ],
-)
-def test_bytes_are_decimal(count, text):
-    assert human_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1:00"),
-        (60, "1:00"),
-        (3599.6, "1:00:00"),
-        (90061, "25:01:01"),
-    ],
-)
-def test_durations_are_short(seconds, text):
-    assert human_seconds(seconds) == text
 
 
 def test_a_warning_during_a_live_bar_gets_a_line_of_its_own(monkeypatch):

@@ -15,7 +15,6 @@ from lit_fedad.report.tables import (
     caption,
     costs_table,
     markdown,
-    markdown_table,
     results_table,
     runs_frame,
 )
@@ -219,11 +218,6 @@ def test_the_whole_report(runs):
     only_ours = markdown(TABLE, ["Ours"], BOTH, runs)
     assert only_ours.count("| Ours") == 2
     assert "FedDyMem" not in only_ours
-
-
-def test_markdown_lines_are_of_one_width():
-    text = markdown_table(pd.DataFrame({"a": ["±", "longer"], "b": ["", "x"]}))
-    assert text.splitlines() == ["| a      | b |", "|--------|---|", "| ±      |   |", "| longer | x |"]
 
 
 def test_figure_has_a_line_a_column_and_gaps_where_nothing_is_known(runs):

@@ -31,9 +31,9 @@ def start():
     """Starts a worker in a process of its own."""
     processes = []
 
-    def begin(words, play):
+    def begin(options, play):
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=sweep, args=(words, Display(quiet=True), play))
+        process = context.Process(target=sweep, args=(options, Display(quiet=True), play))
         process.start()
         processes.append(process)
         return process

@@ -127,10 +127,10 @@ class Server:
         self.call("pg_ctl", "-m", "immediate", "stop")
         shutil.rmtree(self.home)
 
-    def call(self, command, *words):
+    def call(self, command, *arguments):
         binary = shutil.which(command, path=self.path)
         done = subprocess.run(
-            [*self.prefix, binary, "-D", str(self.home / "data"), *words],
+            [*self.prefix, binary, "-D", str(self.home / "data"), *arguments],
             cwd="/",
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -154,8 +154,8 @@ def steps(trial, plan, folder, leaving):
 
 def heartbeat_passes_trials_on(url, study_file, tmp_path, start):
     out = tmp_path / "study"
-    words = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
-    first, second = start(words, steps), start(words, steps)
+    options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
+    first, second = start(options, steps), start(options, steps)
     end = time.monotonic() + 120
     while sum(len(log.read_text().split()) for log in out.glob("trial_*/steps.txt")) < 6:
         assert time.monotonic() < end

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "sweeps" / "slurm" / "sweep.sbatch"
 WORKER = """\
 #!/usr/bin/env bash
-printf '%s\\n' "$@" > {log}/words
+printf '%s\\n' "$@" > {log}/arguments
 trap 'echo gave back > {log}/gave_back; exit 0' USR1
 touch {log}/started
 for _ in $(seq {tenths}); do sleep 0.1; done
@@ -57,14 +57,14 @@ def test_shellcheck_finds_nothing():
     assert subprocess.run(["shellcheck", str(SCRIPT)], check=False).returncode == 0
 
 
-def test_environment_becomes_the_worker_s_words(cluster, tmp_path):
+def test_environment_becomes_the_worker_s_options(cluster, tmp_path):
     job = cluster(
         STUDY="feddymem_th", STORAGE="postgresql://u:p@h/db?a=b", OUT="/x y", ARGS="rounds=3 grid=8"
     )
     assert job.wait(30) == 0
-    words = (tmp_path / "words").read_text().splitlines()
-    assert words[:2] == ["sweep", "study=feddymem_th"]
-    assert sorted(words[2:]) == sorted(
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[:2] == ["sweep", "study=feddymem_th"]
+    assert sorted(arguments[2:]) == sorted(
         ["out=/x y", "storage=postgresql://u:p@h/db?a=b", "rounds=3", "grid=8"]
     )
     assert not (tmp_path / "requeued").exists()

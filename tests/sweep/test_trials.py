@@ -4,9 +4,10 @@ import optuna
 import pytest
 
 from lit_fedad.errors import UserError
-from lit_fedad.experiment import train as experiment
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.loop import Federation, RoundReport
+from lit_fedad.experiment.stopping import RunStoppedError
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.command import Plan, sweep
 from lit_fedad.sweep.storage import open_storage
@@ -40,40 +41,40 @@ def test_bad_trial_is_pruned_and_a_good_one_and_the_default_are_not(study):
     default.set_user_attr("default", True)
     for trial, value in ((good, 0.7), (default, 0.1)):
         watch = _Watch(trial, plan(), lambda: False)
-        watch(report(0, value))
-        watch(report(1, value))
+        watch.on_checkpoint(None, report(0, value))
+        watch.on_checkpoint(None, report(1, value))
         assert study.trials[trial.number].intermediate_values == {0: value, 1: value}
         assert trial.user_attrs["round"] == 1
-    with pytest.raises(experiment.RunStoppedError):
-        _Watch(bad, plan(), lambda: False)(report(0, 0.1))
+    with pytest.raises(RunStoppedError):
+        _Watch(bad, plan(), lambda: False).on_checkpoint(None, report(0, 0.1))
 
 
 def test_worst_client_may_be_the_objective(study):
     trial = study.ask()
     trial.set_user_attr("default", True)
-    _Watch(trial, plan("pro/worst"), lambda: False)(report(0, 0.9))
+    _Watch(trial, plan("pro/worst"), lambda: False).on_checkpoint(None, report(0, 0.9))
     assert study.trials[trial.number].intermediate_values == {0: 0.0}
 
 
 def test_divergence_and_a_wrong_objective_are_told_apart(study):
     with pytest.raises(UserError, match="pro is undefined after round 2"):
-        _Watch(study.ask(), plan(), lambda: False)(report(2, float("nan")))
+        _Watch(study.ask(), plan(), lambda: False).on_checkpoint(None, report(2, float("nan")))
     with pytest.raises(PlanError, match="objective 'accuracy' is not measured here; one of pro, bytes"):
-        _Watch(study.ask(), plan("accuracy"), lambda: False)(report(0, 0.5))
+        _Watch(study.ask(), plan("accuracy"), lambda: False).on_checkpoint(None, report(0, 0.5))
 
 
 def test_trial_that_another_worker_has_is_left(study):
     trial = study.ask()
     study.tell(trial, state=optuna.trial.TrialState.FAIL)
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        _Watch(trial, plan(), lambda: False)(report(0, 0.5))
+        _Watch(trial, plan(), lambda: False).on_checkpoint(None, report(0, 0.5))
 
 
 @pytest.mark.slow
 def test_real_trial_is_given_back_continues_and_can_be_pruned(study_file, tmp_path, capsys, monkeypatch):
     """Two real runs: the default leaves after round 1 and goes on at round 2; the other is pruned after round 0."""
-    words = [f"study={study_file}", f"out={tmp_path / 'study'}", "n_trials=2", "fabric.accelerator=cpu"]
-    words += [f"data.root={tmp_path / 'data'}", "data.size=64", f"cache.folder={tmp_path / 'cache'}"]
+    options = [f"study={study_file}", f"out={tmp_path / 'study'}", "n_trials=2", "fabric.accelerator=cpu"]
+    options += [f"data.root={tmp_path / 'data'}", "data.size=64", f"cache.folder={tmp_path / 'cache'}"]
     played = []
     play = Federation.play
     monkeypatch.setattr(Federation, "play", lambda self, n: (played.append(n), play(self, n))[1])
@@ -86,7 +87,7 @@ def test_real_trial_is_given_back_continues_and_can_be_pruned(study_file, tmp_pa
         monkeypatch.setattr(optuna.Trial, "should_prune", lambda self: True)
         return play_trial(trial, plan, folder, leaving, {})
 
-    sweep(words, Display(), real)
+    sweep(options, Display(), real)
     study = optuna.load_study(study_name="study", storage=open_storage("journal", tmp_path / "study", 60))
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "PRUNED"]
     folders = [trial.user_attrs["folder"] for trial in study.trials]

@@ -50,7 +50,7 @@ def steps(trial, plan, folder, leaving):
 
 
 @pytest.fixture
-def words(study_file, tmp_path):
+def options(study_file, tmp_path):
     return [f"study={study_file}", f"out={tmp_path / 'study'}"]
 
 
@@ -69,9 +69,11 @@ def wait_for(condition, seconds=60):
         time.sleep(0.02)
 
 
-def test_one_worker_plays_the_default_first_and_shows_the_best(words, tmp_path, opened, capsys, monkeypatch):
+def test_one_worker_plays_the_default_first_and_shows_the_best(
+    options, tmp_path, opened, capsys, monkeypatch
+):
     monkeypatch.setattr(command, "write_results", write_results)
-    sweep([*words, "n_trials=5"], Display(), neighbours)
+    sweep([*options, "n_trials=5"], Display(), neighbours)
     trials = opened().trials
     assert [trial.number for trial in trials] == list(range(5))
     assert trials[0].params == {"task.loss.neighbours": 3, "task.learning_rate": 1e-4}
@@ -86,14 +88,14 @@ def test_one_worker_plays_the_default_first_and_shows_the_best(words, tmp_path, 
     }
     # The same command adds nothing; a look at it needs no trial; another base does not fit in.
     for count in ("n_trials=5", "n_trials=0"):
-        sweep([*words, count], Display(quiet=True), neighbours)
+        sweep([*options, count], Display(quiet=True), neighbours)
         assert len(opened().trials) == 5
     with pytest.raises(UserError, match="another base, search space or objective"):
-        sweep([*words, "rounds=7"], Display(quiet=True), neighbours)
+        sweep([*options, "rounds=7"], Display(quiet=True), neighbours)
 
 
-def test_three_workers_share_the_trials_exactly(words, start, opened, tmp_path):
-    processes = [start([*words, "n_trials=13"], neighbours) for _ in range(3)]
+def test_three_workers_share_the_trials_exactly(options, start, opened, tmp_path):
+    processes = [start([*options, "n_trials=13"], neighbours) for _ in range(3)]
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
@@ -105,12 +107,12 @@ def test_three_workers_share_the_trials_exactly(words, start, opened, tmp_path):
     assert len(set(drawn)) == 13  # workers with the same seed would have drawn the same numbers
 
 
-def test_killed_worker_s_trial_goes_on_where_it_was(words, start, opened, tmp_path):
-    first = start([*words, "n_trials=2"], steps)
+def test_killed_worker_s_trial_goes_on_where_it_was(options, start, opened, tmp_path):
+    first = start([*options, "n_trials=2"], steps)
     log = tmp_path / "study" / "trial_0" / "steps.txt"
     wait_for(lambda: log.exists() and len(log.read_text().split()) == 2)
     os.kill(first.pid, signal.SIGKILL)  # and nobody has asked how it ended: it is still among the processes
-    sweep([*words, "n_trials=2"], Display(quiet=True), steps)
+    sweep([*options, "n_trials=2"], Display(quiet=True), steps)
     study = opened()
     assert log.read_text().split() == list("01234")  # nothing was done twice
     trials = standing(study)
@@ -121,8 +123,8 @@ def test_killed_worker_s_trial_goes_on_where_it_was(words, start, opened, tmp_pa
     assert {path.name for path in (tmp_path / "study").glob("trial_*")} == {"trial_0", "trial_1"}
 
 
-def test_worker_asked_to_leave_gives_its_trial_back(words, start, opened, tmp_path):
-    process = start([*words, "n_trials=1"], steps)
+def test_worker_asked_to_leave_gives_its_trial_back(options, start, opened, tmp_path):
+    process = start([*options, "n_trials=1"], steps)
     log = tmp_path / "study" / "trial_0" / "steps.txt"
     wait_for(log.exists)
     os.kill(process.pid, signal.SIGUSR1)
@@ -130,7 +132,7 @@ def test_worker_asked_to_leave_gives_its_trial_back(words, start, opened, tmp_pa
     assert process.exitcode == 0
     assert [trial.state.name for trial in opened().trials] == ["FAIL", "WAITING"]
     assert 0 < len(log.read_text().split()) < 5
-    sweep([*words, "n_trials=1"], Display(quiet=True), steps)
+    sweep([*options, "n_trials=1"], Display(quiet=True), steps)
     assert log.read_text().split() == list("01234")
     assert standing(opened())[0].user_attrs["given_back"] == 1
 
@@ -147,7 +149,7 @@ def test_trial_that_kills_its_workers_is_given_up(study_file, tmp_path):
     assert len(study.trials) == storage.RETRIES + 1
 
 
-def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(words, opened):
+def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(options, opened):
     def mixed(trial, plan, folder, leaving):
         match trial.number:
             case 1:
@@ -158,31 +160,31 @@ def test_failures_are_recorded_with_their_cause_and_pruned_ones_as_such(words, o
                 raise RuntimeError("out of memory")
         return [1.0]
 
-    sweep([*words, "n_trials=5"], Display(quiet=True), mixed)
+    sweep([*options, "n_trials=5"], Display(quiet=True), mixed)
     trials = opened().trials
     assert [t.state.name for t in trials] == ["COMPLETE", "FAIL", "PRUNED", "FAIL", "COMPLETE"]
     assert trials[1].user_attrs["cause"] == "task.loss.neighbours=9 must be at most 8"
     assert trials[3].user_attrs["cause"] == "RuntimeError: out of memory"
 
 
-def test_study_whose_first_trials_all_fail_ends(words, opened):
+def test_study_whose_first_trials_all_fail_ends(options, opened):
     def refused(trial, plan, folder, leaving):
         raise UserError("data.root=/nowhere does not exist")
 
     with pytest.raises(UserError, match="all 3 trials so far failed; the last: data.root=/nowhere"):
-        sweep([*words, "n_trials=9"], Display(quiet=True), refused)
+        sweep([*options, "n_trials=9"], Display(quiet=True), refused)
     assert len(opened().trials) == 3
 
 
-def test_sqlite_serves_one_host_and_one_folder(words, tmp_path, monkeypatch):
-    words = [*words, f"storage=sqlite:///{tmp_path}/study.db", "n_trials=1"]
-    sweep(words, Display(quiet=True), neighbours)
-    other = [word if not word.startswith("out=") else f"out={tmp_path}/elsewhere/study" for word in words]
+def test_sqlite_serves_one_host_and_one_folder(options, tmp_path, monkeypatch):
+    options = [*options, f"storage=sqlite:///{tmp_path}/study.db", "n_trials=1"]
+    sweep(options, Display(quiet=True), neighbours)
+    other = [*options, f"out={tmp_path}/elsewhere/study"]
     with pytest.raises(UserError, match="all workers of a study share one"):
         sweep(other, Display(quiet=True), neighbours)
     monkeypatch.setattr(command.socket, "gethostname", lambda: "node-2")
     with pytest.raises(UserError, match="storage=sqlite: this study belongs to host"):
-        sweep(words, Display(quiet=True), neighbours)
+        sweep(options, Display(quiet=True), neighbours)
 
 
 def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
@@ -200,21 +202,23 @@ def test_worker_of_another_host_lives_by_its_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("option", "message"),
     [
         ("storage=oracle://db", "storage=oracle: give one of journal, "),
         ("storage=journl", "storage=journl: give one of journal, "),
         ("storage=sqlite:////nowhere/at/all.db", "storage=sqlite://... cannot be opened"),
-        ("n_trials=many", "n_trials=many must be a whole number"),
+        ("n_trials=many", "sweep.n_trials='many' must be int or null"),
+        ("n_trials=-1", "n_trials=-1 must be at least 0"),
+        ("seed=-1", "seed=-1 must be at least 0"),
         ("n_trial=3", "sweep has no key 'n_trial'; did you mean 'n_trials'?"),
-        ("patience=1", "patience=1 must be at least 4 seconds"),
+        ("patience=1", "patience=1 must be at least 4"),
         ("n_trials=0", "there is no study to show"),
     ],
 )
-def test_bad_words_end_in_a_line(words, word, message, monkeypatch):
-    monkeypatch.setattr(command, "read_plan", lambda study, words: PLAN)
+def test_bad_options_end_in_a_line(options, option, message, monkeypatch):
+    monkeypatch.setattr(command, "read_plan", lambda study, overrides: PLAN)
     with pytest.raises(UserError) as error:
-        sweep([*words, word], Display(quiet=True), neighbours)
+        sweep([*options, option], Display(quiet=True), neighbours)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -234,7 +238,7 @@ def test_heartbeat_of_a_database_passes_a_trial_on(tmp_path):
     study = optuna.create_study(storage=database)
     space = {"x": optuna.distributions.FloatDistribution(0, 2)}
     trial = study.ask(space)
-    database.record_heartbeat(trial._trial_id)
+    storage.record_heartbeat(database, study, trial.number)
     trial.report(0.25, 1)
     optuna.storages.fail_stale_trials(study)
     assert trial.number == 0

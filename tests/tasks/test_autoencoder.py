@@ -121,7 +121,7 @@ def test_encoder_and_decoder_make_up_the_state():
     assert torch.equal(expected.image_score, actual.image_score)
     assert {name.partition(".")[0] for name in task.learned_state()} == {"encoder", "decoder"}
     assert task.output_modules == ("decoder",)
-    assert task.features(batch).shape == (4, task.width)
+    assert task(batch).shape == (4, task.num_features)
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])

@@ -40,7 +40,7 @@ def trainer(epochs: int) -> L.Trainer:
 @torch.no_grad()
 def test_objective_is_the_cross_entropy():
     task = make()
-    features, labels = torch.randn(5, task.width), torch.tensor([0, 1, 2, 0, 1])
+    features, labels = torch.randn(5, task.num_features), torch.tensor([0, 1, 2, 0, 1])
     logits = (features @ task.classifier.weight.T + task.classifier.bias).double()
     probabilities = logits.exp() / logits.exp().sum(1, keepdim=True)
     outputs = task.objective(features, {"label": labels})

@@ -19,11 +19,11 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
 
 class Encoder(nn.Module):
-    width = 6
+    num_features = 6
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(3, self.width, 3)
+        self.mix = nn.Conv2d(3, self.num_features, 3)
 
     def forward(self, images):
         return self.mix(images).relu().mean((2, 3))
@@ -72,7 +72,7 @@ def whole(loader: DataLoader) -> dict:
 @torch.no_grad()
 def test_projections_have_length_one_and_are_made_of_features():
     task, batch = make(), whole(make_loader(5))
-    features = task.features(batch)
+    features = task(batch)
     hidden = features @ task.projection[0].weight.T + task.projection[0].bias
     z = (hidden.clamp(min=0) @ task.projection[2].weight.T + task.projection[2].bias).double().numpy()
     torch.testing.assert_close(features, task.encoder(batch["image"]))
@@ -80,7 +80,7 @@ def test_projections_have_length_one_and_are_made_of_features():
         task.project(features).numpy(), z / np.linalg.norm(z, axis=1, keepdims=True), rtol=1e-4, atol=1e-6
     )
     assert task.projection[0].weight.shape == (6, 6)
-    assert task.width == 6
+    assert task.num_features == 6
 
 
 def test_views_are_drawn_from_images_in_unit_range_and_normalised_again():
@@ -145,7 +145,7 @@ def test_prepare_estimates_own_densities_and_selects_in_one_pass():
     task.prepare(loader, Context(0, 1, 0))
     assert len(calls) == len(loader)
     batch = whole(loader)
-    z = task.project(task.features(batch)).double()
+    z = task.project(task(batch)).double()
     centred = z - z.mean(0)
     sample = (centred.T @ centred / 20).numpy()
     covariance = 0.9 * sample + 0.1 * np.trace(sample) / 4 * np.eye(4)
@@ -175,7 +175,7 @@ def test_embedding_looks_at_every_image_once_and_unaugmented():
     z, index = task.embed(loader)
     batch = whole(loader)
     with torch.no_grad():
-        torch.testing.assert_close(z, task.project(task.features(batch)))
+        torch.testing.assert_close(z, task.project(task(batch)))
     assert index.tolist() == batch["index"].tolist()
     assert not z.requires_grad
 
@@ -222,7 +222,7 @@ def test_the_warm_up_has_a_loss_and_views_of_its_own(round, warm):
     view = task.view(batch)
     assert len(view["views"]) == (2 if warm else 8)
     with torch.no_grad():
-        features = task.features(view)
+        features = task(view)
         found = task.objective(features, view)["loss"]
         z = task.projection(features).view(-1, 5, 4)
         torch.testing.assert_close(found, (SimCLR() if warm else CRAD())(z, view)["loss"])

@@ -45,7 +45,7 @@ def test_training_step_is_the_loss_of_all_patches(make_task, make_loader):
     task = make_task(residual=False)
     task.load_memory(torch.randn(16, 8))
     batch = next(iter(make_loader()))
-    rows = task.features(batch).flatten(0, 1)
+    rows = task(batch).flatten(0, 1)
     distances = torch.cdist(rows, task.memory).topk(2, largest=False).values
     output = task.training_step(batch)
     torch.testing.assert_close(output["loss"], (distances - 0.01).clamp(min=0).mean())
@@ -80,7 +80,7 @@ def test_prediction_is_the_maximum_of_the_smoothed_map(make_task, make_loader):
     batch = next(iter(make_loader()))
     with torch.no_grad():
         prediction = task.predict_step(batch)
-        nearest = torch.cdist(task.features(batch), task.memory).amin(2).reshape(-1, 4, 4)
+        nearest = torch.cdist(task(batch), task.memory).amin(2).reshape(-1, 4, 4)
     assert prediction.anomaly_map.shape == (4, 32, 32)
     torch.testing.assert_close(prediction.anomaly_map, task.draw_map(nearest), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(prediction.image_score, prediction.anomaly_map.flatten(1).amax(1))
@@ -98,7 +98,7 @@ def test_channel_moments_are_those_of_all_patches(make_task, make_loader):
 def test_standardised_features_have_mean_0_and_variance_1(make_task, make_loader):
     task = make_task(head=None, standardise=True)
     task.prepare(make_loader(), HERE)
-    rows = torch.cat([task.features(batch) for batch in make_loader()]).flatten(0, 1)
+    rows = torch.cat([task(batch) for batch in make_loader()]).flatten(0, 1)
     torch.testing.assert_close(rows.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
     torch.testing.assert_close(rows.std(0, correction=0), torch.ones(8), rtol=1e-3, atol=0)
 
@@ -107,7 +107,7 @@ def test_median_threshold(make_task, make_loader):
     task = make_task(head=None, loss=HingeLoss("median", neighbours=2))
     assert task.threshold.isnan()
     task.prepare(make_loader(), HERE)
-    rows = torch.cat([task.features(batch) for batch in make_loader()]).flatten(0, 1)
+    rows = torch.cat([task(batch) for batch in make_loader()]).flatten(0, 1)
     distances = torch.cdist(rows, task.memory).topk(2, largest=False).values
     assert float(task.threshold) == pytest.approx(float(distances.median()), rel=0.1)
 

@@ -1,4 +1,4 @@
-"""The pictures of a run whose clients shared images: what was condensed, and where it lies among real images."""
+"""Figures of condensed images: what was condensed, and where it lies among real images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from lit_fedad.contracts import Client
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.processes import share
+from lit_fedad.methods.feddm import FedDMServer, Knowledge
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.knowledge_plane import knowledge_plane
 from lit_fedad.report.knowledge_sheet import evenly, knowledge_sheet
@@ -22,20 +23,30 @@ from lit_fedad.report.representations import embed
 _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in the plane at most
 
 
-def draw_knowledge(federation: Federation, data: Data, fabric: Fabric, folder: Path) -> None:
-    """Draws images that clients have shared, by class and round, and among test images; nothing where there are none.
+class CondensedImages(RunCallback):
+    """Draws them after the last round, unless ``evaluation.pictures`` is 0."""
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Draws them."""
+        if run.config["evaluation"]["pictures"]:
+            draw_condensed(run.federation, run.data, run.fabric, run.folder.path)
+
+
+def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: Path) -> None:
+    """Draws images that clients have condensed, by class and round, and among test images; nothing if there are none.
 
     Features are those of the first client, as it predicts after the last round, laid out with t-SNE.
 
     Args:
-        federation: After its last round.
+        federation: After its last round, of a method whose clients condense images.
         data: The test images.
         fabric: Moves batches and sets precision.
         folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
-    shared = federation.server.shared_images()
+    assert isinstance(federation.server, FedDMServer)
+    shared = federation.server.images_by_round()
     count = len(data.images.categories)
-    chosen = share(fabric, _chosen(shared, count))
+    chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:
         return
     assert isinstance(data.images, LabelledSet)
@@ -48,7 +59,7 @@ def draw_knowledge(federation: Federation, data: Data, fabric: Fabric, folder: P
     def answer(client: Client, number: int) -> Tensor:
         with torch.inference_mode(), fabric.autocast():
             parts = [
-                client.task.features({"image": part.to(fabric.device)}).flatten(1).float().cpu()
+                client.task({"image": part.to(fabric.device)}).flatten(1).float().cpu()
                 for part in images.split(data.module.eval_batch_size)
             ]
         return torch.cat(parts)
@@ -68,7 +79,7 @@ def draw_knowledge(federation: Federation, data: Data, fabric: Fabric, folder: P
     save_figure(plane, folder / "figures" / "knowledge_tsne.png")
 
 
-def _chosen(shared: Mapping[int, tuple[Tensor, Tensor]], classes: int) -> tuple[Tensor, Tensor] | None:
+def _chosen(shared: Mapping[int, Knowledge], classes: int) -> tuple[Tensor, Tensor] | None:
     """Images of all rounds, and their labels."""
     if not shared:
         return None

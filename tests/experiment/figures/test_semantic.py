@@ -34,7 +34,13 @@ from lit_fedad.report.console import Display
 from lit_fedad.report.representations import embed as embed_in_the_plane
 
 SMALL = [
-    *("experiment=semantic_small", "rounds=2", "warmup=1", "queue=32", "encoder.channels=4"),
+    *(
+        "experiment=semantic_small",
+        "rounds=2",
+        "task.warmup=1",
+        "distillation.queue=32",
+        "encoder.channels=4",
+    ),
     *("data.train_per_class=16", "data.test_per_class=5", "data.train_per_set=2", "data.test_per_set=8"),
     *("partition.clients=3", "partition.size=14", "partition.contamination=0", "batch_size=8"),
     *("evaluation.every=2", "tracking=off", "fabric.accelerator=cpu"),
@@ -161,6 +167,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
         "method=fedavg",
         "task=autoencoder",
         *SMALL,
+        "~task.warmup",
         "rounds=1",
         "task.encoder.depth=18",
         "task.decoder.channels=16",
@@ -169,7 +176,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
     _, features, owners, decisions, *_ = drawn["draw_representations"]
     task = federation.client.task
     with torch.no_grad():
-        expected = task.encode({"image": data.images.test_images[laid_out(data)] / 255})
+        expected = task({"image": data.images.test_images[laid_out(data)] / 255})
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     assert decisions.all()  # errors are above 0
     assert len(owners) == len(features)
@@ -311,7 +318,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
             tmp_path / "in" / f"{place:02}.png"
         )
     Image.new("RGB", (50, 40), "red").save(tmp_path / "in" / "wide.jpg")
-    with predict(str(folder), str(tmp_path / "in"), client="1", out=str(tmp_path / "out")).open() as file:
+    with predict(str(folder), str(tmp_path / "in"), client=1, out=str(tmp_path / "out")).open() as file:
         rows = list(csv.DictReader(file))
     threshold = RunFolder(folder).thresholds()[1]
     assert [row["decision"] for row in rows] == [

@@ -13,7 +13,7 @@ from torch import nn
 
 from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
-from lit_fedad.methods.ensemble_distillation import (
+from lit_fedad.methods.parts.ensemble_distillation import (
     EnsembleDistillation,
     InstanceQueues,
     as_batch,
@@ -170,12 +170,12 @@ def test_a_teacher_of_constant_scores_counts_nothing():
 
 
 class Encoder(nn.Module):
-    width = 6
+    num_features = 6
 
     def __init__(self, normalise: bool = False) -> None:
         super().__init__()
-        self.mix = nn.Conv2d(3, self.width, 3)
-        self.norm = nn.BatchNorm2d(self.width) if normalise else nn.Identity()
+        self.mix = nn.Conv2d(3, self.num_features, 3)
+        self.norm = nn.BatchNorm2d(self.num_features) if normalise else nn.Identity()
 
     def forward(self, images):
         return self.norm(self.mix(images)).relu().mean((2, 3))

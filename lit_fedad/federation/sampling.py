@@ -11,34 +11,32 @@ from lit_fedad.errors import UserError
 
 
 @dataclass(frozen=True)
-class Participation:
-    """Picks the clients of a round and decides about failures.
+class ClientSampler:
+    """Samples the clients of a round, and decides whether a round with failures stands.
 
     Attributes:
         fraction: Share of the clients that a training round takes in, in (0, 1]; set-up exchanges take in all.
-        min_clients: Fewest clients a round needs, picked and finished.
+        min_clients: Fewest clients a round needs, sampled and finished.
         on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
             round as long as `min_clients` remain.
-        hold: Rounds in a row for which the same clients are picked.
+        resample_every: Rounds in a row for which the same clients are sampled.
     """
 
     fraction: float = 1.0
     min_clients: int = 1
     on_failure: Literal["fail", "skip"] = "fail"
-    hold: int = 1
+    resample_every: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise UserError(f"federation.participation.fraction={self.fraction} must be in (0, 1]")
-        if self.hold < 1:
-            raise UserError(f"federation.participation.hold={self.hold} must be at least 1")
+            raise UserError(f"federation.sampler.fraction={self.fraction} must be in (0, 1]")
+        if self.resample_every < 1:
+            raise UserError(f"federation.sampler.resample_every={self.resample_every} must be at least 1")
         if self.on_failure not in ("fail", "skip"):
-            raise UserError(
-                f"federation.participation.on_failure='{self.on_failure}' must be 'fail' or 'skip'"
-            )
+            raise UserError(f"federation.sampler.on_failure='{self.on_failure}' must be 'fail' or 'skip'")
 
-    def pick(self, clients: Sequence[int], context: Context) -> list[int]:
-        """The clients of a round, ascending.
+    def sample(self, clients: Sequence[int], context: Context) -> list[int]:
+        """Samples the clients of a round, ascending.
 
         Args:
             clients: All clients that hold data.
@@ -52,11 +50,11 @@ class Participation:
         count = max(self.min_clients, round(self.fraction * len(clients)))
         if context.round <= 0 or count >= len(clients):
             return sorted(clients)
-        first = replace(context, round=context.round - (context.round - 1) % self.hold)
+        first = replace(context, round=context.round - (context.round - 1) % self.resample_every)
         order = torch.randperm(len(clients), generator=first.generator("participation"))
         return sorted(clients[i] for i in order[:count].tolist())
 
-    def settle(self, finished: int, failures: dict[int, str], round: int) -> None:
+    def check_failures(self, finished: int, failures: dict[int, str], round: int) -> None:
         """Decides whether a round with failures stands.
 
         Args:

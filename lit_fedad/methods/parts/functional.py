@@ -1,4 +1,4 @@
-"""A task with other weights in its place, for methods that look at several models of the same form."""
+"""Tasks as functions: of other weights, in evaluation mode, over whole loaders."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Task
 
@@ -46,6 +48,23 @@ def evaluating(task: Task) -> Iterator[None]:
         yield
     finally:
         task.train(training)
+
+
+def map_batches(
+    module: L.LightningModule, loader: DataLoader, function: Callable[[Mapping[str, Any]], T]
+) -> Iterator[T]:
+    """Calls a function of every batch of a loader, moved to a module's device.
+
+    Args:
+        module: Names the device.
+        loader: Batches.
+        function: Called with each batch.
+
+    Yields:
+        Its values, in the order of the batches.
+    """
+    for batch in loader:
+        yield function(module.transfer_batch_to_device(batch, module.device, 0))
 
 
 @torch.no_grad()

@@ -1,22 +1,22 @@
 """What an observer hears of a round, and that listening changes nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import AttackableServer, Context
 from lit_fedad.errors import UserError
 
 
 def test_updates_come_before_the_server_takes_them_in(toy):
     heard = []
-    federation = toy()
 
-    def listen(context: Context, updates):
+    def listen(federation, context: Context, updates):
         weights = {c: (float(update.message["w"]), update.num_samples) for c, update in updates.items()}
         heard.append((context.round, float(federation.server.w), weights))
 
-    federation.on_updates = listen
-    history = federation.run()
+    history = toy(callbacks=[SimpleNamespace(on_updates=listen)]).run()
     merged = [report.scalars["weight"] for report in history]
     assert [before for _, before, _ in heard] == pytest.approx([0.0, *merged[:-1]])
     assert [round for round, _, _ in heard] == [1, 2, 3]
@@ -24,33 +24,37 @@ def test_updates_come_before_the_server_takes_them_in(toy):
         assert after == pytest.approx(sum(w * n for w, n in updates.values()) / 4)
 
 
-def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, tmp_path, monkeypatch):
+def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, toy_server, tmp_path):
     plain = toy(folder=tmp_path / "plain").run()
-    federation = toy(folder=tmp_path / "heard")
     seen = []
+
+    class Observed(toy_server, AttackableServer):
+        def adversary_view(self, update, client):
+            observe(update, client)
 
     def observe(update, client):
         seen.append((client.context.client, client.visits, float(client.task.w.detach())))
         client.task.w.data.copy_(update.message["w"])
 
-    def listen(context, updates):
+    def listen(federation, context, updates):
         before = float(federation.server.w)
         for number, update in updates.items():
-            client = federation.overhear(number, update)
+            client = federation.adversary_view(number, update)
             assert float(client.task.w.detach()) == float(update.message["w"])
             assert seen[-1] == (number, 0, before)
 
-    monkeypatch.setattr(federation.server, "observe", observe)
-    federation.on_updates = listen
-    history = federation.run()
+    listener = SimpleNamespace(on_updates=listen)
+    history = toy(folder=tmp_path / "heard", server=Observed(), callbacks=[listener]).run()
     assert len(seen) == 6
     assert [r.scalars for r in history] == [r.scalars for r in plain]
     assert history[-1].metrics == plain[-1].metrics
 
 
 def test_method_that_says_nothing_of_images_is_refused(toy):
-    federation = toy()
-    federation.on_updates = lambda context, updates: federation.overhear(0, updates[0])
+    def attack(federation, context, updates):
+        federation.adversary_view(0, updates[0])
+
+    federation = toy(callbacks=[SimpleNamespace(on_updates=attack)])
     with pytest.raises(UserError, match="ToyClient: .* nothing to attack"):
         federation.run()
     assert torch.equal(federation.server.w, torch.zeros(1))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_fedad.methods.stateless import evaluating, pooled, trainable, with_weights
+from lit_fedad.methods.parts.functional import evaluating, pooled, trainable, with_weights
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_entries_that_are_not_given_stay(make_classifier, batch):
     task = make_classifier().eval()
     zero = {name: torch.zeros_like(p) for name, p in task.named_parameters() if name.startswith("classifier")}
     assert not with_weights(task, zero, lambda task: task.predict_step(batch).logits).any()
-    assert torch.equal(with_weights(task, zero, lambda task: task.features(batch)), task.features(batch))
+    assert torch.equal(with_weights(task, zero, lambda task: task(batch)), task(batch))
 
 
 def test_gradients_reach_the_weights_given_and_no_others(make_classifier, batch, others):
@@ -70,9 +70,7 @@ def test_buffers_can_be_put_in_place_too(make_classifier, batch):
     statistics = {"downsample.1.running_mean": torch.full((3,), 2.0)}
     expected = make_classifier().eval()
     expected.load_state_dict(statistics, strict=False)
-    assert torch.equal(
-        with_weights(task, statistics, lambda task: task.features(batch)), expected.features(batch)
-    )
+    assert torch.equal(with_weights(task, statistics, lambda task: task(batch)), expected(batch))
     assert not task.downsample[1].running_mean.any()
 
 
@@ -80,8 +78,8 @@ def test_evaluating_uses_and_leaves_running_statistics(make_classifier, batch, e
     task = make_classifier().train()
     before = state_of(task)
     with evaluating(task):
-        features = task.features(batch)
-    assert torch.equal(features, make_classifier().eval().features(batch))
+        features = task(batch)
+    assert torch.equal(features, make_classifier().eval()(batch))
     exactly(state_of(task), before)
 
 

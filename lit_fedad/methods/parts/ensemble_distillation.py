@@ -90,7 +90,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def attend(z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The similarity distribution over a queue (FADngs, Eq. 11 and 12), by what distillation needs of it.
+    """The similarity distribution over a queue (FADngs Eq. 11 and FADngs Eq. 12), by what distillation needs of it.
 
     Args:
         z: Unit vectors [B, D].
@@ -121,7 +121,7 @@ def distillation_loss(
     student_temperature: float,
     own_key: bool = False,
 ) -> Tensor:
-    """Eq. 13 of FADngs: the weighted cross-entropy between the teachers' and the student's distributions.
+    """FADngs Eq. 13: the weighted cross-entropy between the teachers' and the student's distributions.
 
     The logarithm of Q_c is linear in the keys but for its normaliser, so that P_c enters through the mean of its
     keys alone: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. Nothing of size B x Q
@@ -132,8 +132,8 @@ def distillation_loss(
         teachers: Those of every teacher [C, B, D].
         queues: Of every teacher [C, Q, D].
         weights: w_c [C].
-        teacher_temperature: tau of Eq. 11.
-        student_temperature: tau of Eq. 12.
+        teacher_temperature: tau of FADngs Eq. 11.
+        student_temperature: tau of FADngs Eq. 12.
         own_key: Whether a teacher's own embedding of an image is one more key, as in the released code.
 
     Returns:
@@ -180,9 +180,9 @@ class EnsembleDistillation:
         decay: Whether it falls over the rounds as the clients' does, or stays.
         momentum: SGD's.
         weight_decay: SGD's.
-        teacher_temperature: tau of Eq. 11. At the paper's 0.5 a distribution over tens of thousands of instances is
-            all but uniform, and teaches nothing.
-        student_temperature: tau of Eq. 12.
+        teacher_temperature: tau of FADngs Eq. 11. At the paper's 0.5 a distribution over tens of thousands of
+            instances is all but uniform, and teaches nothing.
+        student_temperature: tau of FADngs Eq. 12.
         weighting: w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no scores to
             correlate, and weights are uniform.
         own_key: Whether a teacher's own embedding of an image is one more key.
@@ -227,7 +227,7 @@ class EnsembleDistillation:
         Args:
             task: The student's form; its densities are those that teachers are weighed by. It is left with the
                 student's weights.
-            start: The averaged weights, where the student starts (Eq. 10).
+            start: The averaged weights, where the student starts (FADngs Eq. 10).
             teachers: The weights of each client.
             public: Public images uint8 [P, 3, S, S].
             context: The round.
@@ -263,7 +263,7 @@ class EnsembleDistillation:
                 if len(batch) == 1 and not self.freeze_normalisation:  # it has no statistics
                     continue
                 with _precision(fabric):
-                    student = task.project(task.features(as_batch(task, images[batch])))
+                    student = task.project(task(as_batch(task, images[batch])))
                 loss = distillation_loss(
                     student,
                     embeddings[:, batch],
@@ -300,9 +300,7 @@ class EnsembleDistillation:
         for weights in teachers:
             task.load_state_dict(weights, strict=False)
             with _precision(fabric):
-                z = torch.cat(
-                    [task.project(task.features(as_batch(task, part))) for part in images.split(500)]
-                )
+                z = torch.cat([task.project(task(as_batch(task, part))) for part in images.split(500)])
             rows.append(z)
             scores.append(task.densities(z) if len(task.densities) else torch.zeros(len(z), device=z.device))
         if self.weighting == "uniform":

@@ -1,0 +1,100 @@
+"""The commands that use a finished run: ``evaluate``, ``predict`` and ``export``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lit_fedad.options import read
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of ``lit-fedad evaluate``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+    """
+
+    run: str
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of ``lit-fedad predict``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+        images: Folder of images, or one image.
+        client: Whose detector scores them; None for the client with most training images.
+        out: Folder of the scores; None for ``predictions`` in the run's folder.
+    """
+
+    run: str
+    images: str
+    client: int | None = None
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of ``lit-fedad export``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+        client: Whose detector is written; None for the client with most training images.
+        format: ``onnx``, ``pt2`` (`torch.export`), or both.
+        images: Folder of images that live and exported detector are compared on; None for random ones alone.
+        out: Folder of the files; None for ``export/client_N`` in the run's folder.
+    """
+
+    run: str
+    client: int | None = None
+    format: tuple[str, ...] = ("onnx", "pt2")
+    images: str | None = None
+    out: str | None = None
+
+
+def evaluate(options: Sequence[str]) -> None:
+    """Recomputes a finished run's metrics from its last checkpoint.
+
+    Args:
+        options: Those of `EvaluateOptions`, and overrides such as ``data.root=DIR``.
+
+    Raises:
+        UserError: For bad input.
+    """
+    chosen, overrides = read(EvaluateOptions, options, "evaluate")
+    from lit_fedad.deployment import predict
+
+    predict.evaluate(chosen.run, overrides)
+
+
+def predict(options: Sequence[str]) -> None:
+    """Scores new images with a trained client.
+
+    Args:
+        options: Those of `PredictOptions`, and overrides such as ``backbone.weights=FILE``.
+
+    Raises:
+        UserError: For bad input, and at the end, if an image could not be read.
+    """
+    chosen, overrides = read(PredictOptions, options, "predict")
+    from lit_fedad.deployment import predict
+
+    predict.predict(chosen.run, chosen.images, chosen.client, chosen.out, overrides)
+
+
+def export(options: Sequence[str]) -> None:
+    """Writes a trained client's detector as files, and checks them.
+
+    Args:
+        options: Those of `ExportOptions`, and overrides such as ``backbone.weights=FILE``.
+
+    Raises:
+        UserError: For bad input, or if a file computes something else than the client.
+    """
+    chosen, overrides = read(ExportOptions, options, "export")
+    from lit_fedad.deployment import export
+
+    export.export(chosen.run, chosen.client, chosen.format, chosen.images, chosen.out, overrides)

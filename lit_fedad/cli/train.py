@@ -1,0 +1,80 @@
+"""The commands about training: ``train``, ``options`` (of its configuration) and ``sync`` (of its records)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lit_fedad.config import choices, compose, conf_folder
+from lit_fedad.errors import UserError
+from lit_fedad.options import read
+from lit_fedad.report.console import Display
+
+
+def train(overrides: Sequence[str]) -> None:
+    """Trains, continues or shows an experiment; with ``--cfg``, prints its configuration instead.
+
+    Args:
+        overrides: Of the configuration; ``--cfg`` may stand among them.
+
+    Raises:
+        UserError: For bad input.
+    """
+    config = compose([override for override in overrides if override != "--cfg"])
+    if "--cfg" in overrides:
+        import yaml
+
+        print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
+        return
+    # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
+    from lit_fedad.experiment.train import train
+
+    train(config)
+
+
+def list_choices(groups: Sequence[str]) -> None:
+    """Prints the choices of configuration groups.
+
+    Args:
+        groups: Names of groups; all of them if there are none.
+
+    Raises:
+        UserError: If there is no such group.
+    """
+    known = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and choices(path.name))
+    for group in groups or known:
+        if group not in known:
+            raise UserError(f"no group '{group}'; one of {', '.join(known)}")
+        print(f"{group:<12} {'  '.join(choices(group))}")  # noqa: T201
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """Options of ``lit-fedad sync``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+    """
+
+    run: str
+
+
+def sync(options: Sequence[str]) -> None:
+    """Sends tracking records that MLflow could not take in time.
+
+    Args:
+        options: Those of `SyncOptions`.
+
+    Raises:
+        UserError: If there is no such run, or MLflow still takes no records.
+    """
+    chosen, _ = read(SyncOptions, options, "sync", overrides=False)
+    from lit_fedad.experiment.run_folder import RunFolder
+    from lit_fedad.tracking.sender import deliver
+
+    delivery = deliver(RunFolder.find(chosen.run).path)
+    if delivery.pending:
+        raise UserError(f"{delivery.pending} records still wait: {delivery.error}")
+    if delivery.error:
+        raise UserError(delivery.error)
+    Display().note(f"everything is delivered: MLflow run {delivery.run_id}")

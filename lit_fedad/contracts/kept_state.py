@@ -1,0 +1,35 @@
+"""State that a class declares by name, instead of reading and writing it by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def kept_names(holder: object) -> tuple[str, ...]:
+    """Lists the attributes that the classes of an object declare in ``kept``, base classes first."""
+    classes = reversed(type(holder).__mro__)
+    return tuple(dict.fromkeys(name for cls in classes for name in vars(cls).get("kept", ())))
+
+
+def read_kept(holder: object) -> dict[str, Any]:
+    """Reads the declared attributes: of modules copies of their state, of others the value itself."""
+    values = {name: getattr(holder, name) for name in kept_names(holder)}
+    return {
+        name: {key: entry.detach().clone() for key, entry in value.state_dict().items()}
+        if isinstance(value, nn.Module)
+        else value
+        for name, value in values.items()
+    }
+
+
+def write_kept(holder: object, state: Mapping[str, Any]) -> None:
+    """Writes what `read_kept` returned; a property with a setter decides itself what writing means."""
+    for name in kept_names(holder):
+        value, current = state[name], getattr(holder, name)
+        if isinstance(current, nn.Module):
+            current.load_state_dict(value)
+        else:
+            setattr(holder, name, dict(value) if isinstance(value, dict) else value)

@@ -1,0 +1,117 @@
+"""What the user reads while a run goes on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import ExitStack
+
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.report.console import Display
+from lit_fedad.report.constant_predictions import constant_predictions
+
+# Other metrics have their rows in the closing table; a fourth would crowd the bytes out of the line.
+_LINE = (
+    *("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr"),
+    *("selection_accuracy", "global_accuracy", "local_accuracy"),
+)
+
+
+class Progress(FederationCallback):
+    """Shows how many turns of clients have been played, between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._show = lambda done, total: None
+
+    def start(self, display: Display, title: str) -> None:
+        """Shows progress from here on.
+
+        Args:
+            display: Where.
+            title: What is being done.
+        """
+        self._show = self._open.enter_context(display.progress(title))
+
+    def stop(self) -> None:
+        """Shows no more."""
+        self._open.close()
+        self._show = lambda done, total: None
+
+    def on_client_end(self, done: int, total: int) -> None:
+        """Shows how far the process is."""
+        self._show(done, total)
+
+
+class Console(RunCallback):
+    """Prints what runs, a line a round, and warnings."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._durations: list[float] = []
+
+    def on_run_start(self, run: Run) -> None:
+        """Prints what runs, and starts to show progress."""
+        self._display, self._last = run.display, time.perf_counter()
+        run.display.header(describe(run))
+        self._progress = Progress()
+        self._progress.start(run.display, "Clients trained and scored")
+
+    def on_client_end(self, done: int, total: int) -> None:
+        """Shows how far the process is."""
+        if self._progress is not None:
+            self._progress.on_client_end(done, total)
+
+    def on_round_end(self, federation: Federation, report: RoundReport) -> None:
+        """Prints the round's line and its warnings."""
+        now = time.perf_counter()
+        if report.round > 0:
+            self._durations.append(now - self._last)
+        self._last = now
+        left = federation.rounds - max(report.round, 0)
+        self._display.round_line(
+            round=report.round,
+            rounds=federation.rounds,
+            loss=report.scalars.get("loss"),
+            metrics={name: v["mean"] for name, v in (report.metrics or {}).items() if name in _LINE},
+            bytes_up=sum(report.bytes_up.values()),
+            bytes_down=sum(report.bytes_down.values()),
+            seconds=report.seconds,
+            eta_s=left * statistics.mean(self._durations) if self._durations else None,
+            name=report.exchange,
+        )
+        for line in report.warnings:
+            self._display.warn(line)
+        if constant := constant_predictions(report.metrics or {}):
+            self._display.warn(f"round {report.round}: {constant}")
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Shows progress no more."""
+        self._stop()
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Shows progress no more."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def describe(run: Run) -> dict[str, str]:
+    """Describes a run in a few words a line, by what they are about."""
+    config, data, backbone = run.config, run.data, run.model.provenance
+    sizes = data.partition.sizes
+    return {
+        "method": f"{config['method']['name']} ({config['method']['paper']})",
+        "task": type(run.model.task).__name__,
+        "data": f"{data.images.name}: {len(data.images.train)} training, {len(data.images.test)} test images",
+        "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
+        "backbone": f"{backbone['name']}, weights {backbone['taken']}",
+        "rounds": f"{config['rounds']} (seed {config['seed']})",
+        "files": str(run.folder.path),
+    }

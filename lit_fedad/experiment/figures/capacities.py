@@ -1,0 +1,130 @@
+"""FADngs Fig. 8: how far normal images and anomalies are apart under averaged, distilled and local models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lit_fedad.contracts import Client, Message
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.figures.embedding import (
+    density_scores,
+    draw_some,
+    embed_images,
+    generator_of,
+    last_exchange,
+    loader_of,
+)
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.loop import Federation
+from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
+from lit_fedad.report.score_boxes import draw_score_boxes
+
+_A_BOX = 200  # test images behind one box
+
+
+class Capacities(RunCallback):
+    """Draws ``capacities.png`` after the last round of FADngs, unless ``evaluation.pictures`` is 0."""
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Draws it."""
+        if run.config["evaluation"]["pictures"]:
+            show_capacities(run.federation, run.data, run.fabric, run.folder.path / "figures")
+
+
+class _Look(NamedTuple):
+    """A client's densities under one model, and its embedded normal and anomalous test images."""
+
+    mean: Tensor
+    covariance: Tensor
+    normal: Tensor
+    anomalous: Tensor
+
+
+def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures: Path) -> None:
+    """Draws how far each client's normal images and anomalies are apart under several models (FADngs Fig. 8).
+
+    Models are the average of the last round, the global one that was distilled from it, and each client's own as it
+    was sent for averaging; without distillation the average is the global one. A run that was resumed after its last
+    round has only the global one left. Under every model each client estimates densities anew, of its own training
+    images: the averaged and the global model score against those of all clients (if densities are shared at all), a
+    local one against those of its client alone. A client's images are normal test images of the class that it has
+    most of, and an equal share of the anomalous ones, in which no two clients have a part in common.
+
+    Args:
+        federation: Of FADngs, after its last round.
+        data: Of a `SemanticSet`.
+        fabric: Moves batches and sets precision.
+        figures: Folder of ``capacities.png``.
+    """
+    assert isinstance(federation.server, FADngsServer)
+    assert isinstance(federation.client, FADngsClient)
+    chosen = _test_images_by_client(federation, data)
+    # Only the first process has the server's memory.
+    averaged, local = fabric.broadcast(_models_beside(federation.server))
+
+    def answer(client: Client, number: int) -> dict[str, _Look]:
+        assert isinstance(client, FADngsClient)
+        weights = {"averaged": averaged, "global": client.shared_state(), "local": local.get(number)}
+        return {name: look(client, number, state) for name, state in weights.items() if state is not None}
+
+    def look(client: FADngsClient, number: int, weights: Message) -> _Look:
+        client.task.load_state_dict(weights, strict=False)
+        z = embed_images(client.task, data.module.client_loader(number, torch.Generator(), shuffle=False))
+        normal, anomalous = (
+            embed_images(client.task, loader_of(data.module.test, indices, data)) if len(indices) else z[:0]
+            for indices in chosen[number]
+        )
+        found = client.task.estimate(z, last_exchange(client))
+        return _Look(found.mean, found.covariance, normal, anomalous)
+
+    answers = federation.ask(federation.rounds, answer)
+    if not fabric.is_global_zero:
+        return
+    scores: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name in dict.fromkeys(name for looks in answers.values() for name in looks):
+        looks = {client: answers[client][name] for client in answers if name in answers[client]}
+        alone = name == "local" or not federation.client.share_densities
+        joined = (
+            torch.cat([look.mean for look in looks.values()]),
+            torch.cat([look.covariance for look in looks.values()]),
+        )
+        scores[name] = []
+        for client in answers:
+            if client not in looks:  # it took no part in the last round
+                scores[name].append((torch.empty(0), torch.empty(0)))
+                continue
+            mean, covariance, normal, anomalous = looks[client]
+            judge = (mean, covariance) if alone else joined
+            scores[name].append((density_scores(*judge, normal), density_scores(*judge, anomalous)))
+    draw_score_boxes(figures / "capacities.png", scores, list(answers))
+
+
+def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, Message]]:
+    """The average, if distillation has put another model in its place, and the local models of the last round."""
+    if server.last_merge is None:
+        return None, {}
+    averaged, local = server.last_merge
+    return (None if averaged is server.weights else averaged), local
+
+
+def _test_images_by_client(federation: Federation, data: Data) -> dict[int, tuple[Tensor, Tensor]]:
+    """Positions of each client's normal and anomalous test images."""
+    assert isinstance(data.images, SemanticSet)
+    draw, labels = generator_of(federation, "capacities"), data.images.test_labels
+    counts = data.partition.counts(data.images)[:, : data.images.normal_classes]
+    anomalous = (labels >= data.images.normal_classes).nonzero()[:, 0]
+    anomalous = anomalous[torch.randperm(len(anomalous), generator=draw)]
+    return {
+        client: (
+            draw_some((labels == int(counts[client].argmax())).nonzero()[:, 0], _A_BOX, draw),
+            anomalous[place :: len(federation.clients)][:_A_BOX],
+        )
+        for place, client in enumerate(federation.clients)
+    }

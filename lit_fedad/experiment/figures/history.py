@@ -1,0 +1,71 @@
+"""Figures of how a run went: its partition, its curves, its communication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.report.communication import Point, communication_figure
+from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
+
+
+class History(RunCallback):
+    """Draws the partition before the first round, and curves after the last; on the first process."""
+
+    def on_run_start(self, run: Run) -> None:
+        """Draws ``partition.png``."""
+        if run.fabric.is_global_zero:
+            draw_partition(run.data, run.folder.path)
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Draws a figure of each metric's curves, and ``communication.png``."""
+        if run.fabric.is_global_zero:
+            draw_curves(run.federation.history, run.folder.path)
+            metric = run.federation.evaluator.metrics[0]
+            draw_communication(run.federation.history, metric, run.folder.path)
+
+
+def draw_partition(data: Data, folder: Path) -> None:
+    """Who holds how much of what (FedDyMem, Fig. 5), and when where images come task after task."""
+    partition, images = data.partition, data.images
+    if partition.stages is None:
+        figure = partition_figure(partition.counts(images), images.categories)
+    else:
+        figure = stages_figure(partition.stage_counts(images), images.categories)
+    save_figure(figure, folder / "figures" / "partition.png")
+
+
+def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
+    """Loss and metrics of each client over the rounds."""
+    curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    for report in history:
+        values = {name: (report.metrics or {}).get(name, {}).get("per_client", {}) for name in METRIC_TITLES}
+        values["loss"] = {c: scalars["loss"] for c, scalars in report.per_client.items() if "loss" in scalars}
+        for name, by_client in values.items():
+            for client, value in by_client.items():
+                curves.setdefault(name, {}).setdefault(client, []).append((report.round, value))
+    for name, by_client in curves.items():
+        figure = curves_figure(by_client, METRIC_TITLES.get(name, f"training {name}"))
+        save_figure(figure, folder / "figures" / f"{name}.png")
+
+
+def draw_communication(history: Sequence[RoundReport], metric: str, folder: Path) -> None:
+    """A metric over all that was sent so far; nothing where no client sends anything.
+
+    Args:
+        history: One report an exchange.
+        metric: Its mean over clients is drawn.
+        folder: The run's.
+    """
+    sent = list(accumulate(sum(report.bytes_up.values()) for report in history))
+    values = [(report.metrics or {}).get(metric, {}).get("mean", math.nan) for report in history]
+    points = [Point(r.round, s, v) for r, s, v in zip(history, sent, values, strict=True) if math.isfinite(v)]
+    if points and points[-1].sent:
+        figure = communication_figure(points, metric_title(metric))
+        save_figure(figure, folder / "figures" / "communication.png")

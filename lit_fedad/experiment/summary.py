@@ -1,0 +1,63 @@
+"""The content of a run's ``result.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lit_fedad.experiment.run import Run
+from lit_fedad.federation.round_report import RoundReport
+
+
+def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
+    """Summarises a run after its last round.
+
+    Args:
+        run: The run, on the first process.
+        peak_rss_bytes: Largest resident memory of its processes.
+    """
+    config, data, history = run.config, run.data, run.federation.history
+    evaluated = [report for report in history if report.metrics is not None]
+    names = run.federation.evaluator.metrics
+    best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
+    chosen = {"first": evaluated[0], "last": evaluated[-1], "best": best}
+    return {
+        "method": config["method"]["name"],
+        "task": type(run.model.task).__name__,
+        "data": data.images.name,
+        "partition": {
+            "strategy": config["partition"]["_target_"].rpartition(".")[2],
+            "sizes": list(data.partition.sizes),
+            "counts": data.partition.counts(data.images).tolist(),
+            "products": data.images.categories,
+            "stage_sizes": [list(map(len, stages)) for stages in data.partition.by_stage],
+        },
+        "backbone": run.model.provenance,
+        "seed": config["seed"],
+        "rounds": config["rounds"],
+        **{which: {"round": r.round, **_metrics(r, names)} for which, r in chosen.items()},
+        "milestones": sorted(data.module.milestones),
+        "exchanges": [r.round for r in history],
+        "bytes_up": [sum(r.bytes_up.values()) for r in history],
+        "bytes_down": [sum(r.bytes_down.values()) for r in history],
+        "elements_up": [sum(r.elements_up.values()) for r in history],
+        "seconds_per_round": [r.seconds for r in history],
+        "scalars": [r.scalars for r in history],
+        "metrics": {
+            r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
+        },
+        "peak_rss_bytes": peak_rss_bytes,
+        "config": config,
+        "tracking_run_id": None,
+        "privacy": None,
+        **run.extras,
+    }
+
+
+def _metrics(report: RoundReport, names: Sequence[str]) -> dict[str, Any]:
+    undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
+    return {name: (report.metrics or {}).get(name, undefined) for name in names}
+
+
+def _sortable(value: float) -> float:
+    return value if value == value else float("-inf")

@@ -1,0 +1,129 @@
+"""A run's record in MLflow: parameters, data, metrics by round, and its files as artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.stopping import RunStoppedError
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.tracking.tracker import Tracker
+
+
+class Tracking(RunCallback):
+    """Tracks a run, where the configuration enables it; the first process alone does."""
+
+    _tracker: Tracker | None = None
+
+    def on_run_start(self, run: Run) -> None:
+        """Begins the record, or goes on with that of a resumed run."""
+        if run.fabric.is_global_zero:
+            self._tracker = open_tracker(run)
+
+    def on_round_end(self, federation: Federation, report: RoundReport) -> None:
+        """Records the round's numbers."""
+        if self._tracker is not None:
+            self._tracker.metrics(flat_metrics(report), step=report.round)
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Records what other callbacks have measured of privacy."""
+        if self._tracker is None:
+            return
+        run.extras["tracking_run_id"] = self._tracker.run_id
+        if privacy := run.extras.get("privacy"):
+            values = {f"privacy/{name}": value for name, value in privacy.items()}
+            self._tracker.metrics(values, run.federation.rounds)
+
+    def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
+        """Records the run's files, and ends the record."""
+        if self._tracker is not None:
+            track_files(self._tracker, run.folder.path)
+        self._close(run, "FINISHED")
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Ends the record: as killed where the run was stopped on purpose, with the cause as a tag."""
+        stopped = isinstance(error, RunStoppedError)
+        if stopped and self._tracker is not None:
+            self._tracker.tags({"stopped": str(error)})
+        self._close(run, "KILLED" if stopped else "FAILED")
+
+    def _close(self, run: Run, status: str) -> None:
+        if self._tracker is None:
+            return
+        delivery = self._tracker.close(status)
+        if delivery.pending:
+            run.display.warn(
+                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.folder.path}"
+            )
+
+
+def open_tracker(run: Run) -> Tracker:
+    """Opens a run's record, with its parameters, tags and data."""
+    config, data, backbone = run.config, run.data, run.model.provenance
+    settings, path = config["tracking"], run.folder.path
+    tracker = Tracker(
+        path,
+        experiment=settings["experiment"] or data.images.name,
+        run_name=path.name,
+        tags={
+            "method": config["method"]["name"],
+            "paper": config["method"]["paper"],
+            "task": type(run.model.task).__name__,
+            "data": data.images.name,
+            "backbone": backbone["name"],
+            "weights": backbone["taken"],
+            "seed": str(config["seed"]),
+            "lit_fedad.out": str(path.resolve()),
+        },
+        uri=settings["uri"],
+        enabled=settings["enabled"],
+        parent_run_id=settings["parent"],
+    )
+    untracked = ("out", "tracking", "fresh", "callbacks")
+    tracker.params({key: value for key, value in config.items() if key not in untracked})
+    counts = data.partition.counts(data.images)
+    tracker.dataset(
+        name=data.images.name,
+        source=str(config["data"].get("root") or config["data"]["_target_"]),
+        digest=digest(data),
+        profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
+        context="training",
+    )
+    return tracker
+
+
+def flat_metrics(report: RoundReport) -> dict[str, float]:
+    """Flattens a round's report into one batch of numbers for the tracker."""
+    flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
+    for client, scalars in report.per_client.items():
+        flat |= {f"{name}/client_{client}": value for name, value in scalars.items()}
+    for name, values in (report.metrics or {}).items():
+        flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
+        flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
+    traffic = {
+        "bytes/up": report.bytes_up,
+        "bytes/down": report.bytes_down,
+        "elements/up": report.elements_up,
+    }
+    flat |= {name: float(sum(by_client.values())) for name, by_client in traffic.items()}
+    return {**flat, "participants": len(report.participants), "seconds": report.seconds}
+
+
+def digest(data: Data) -> str:
+    """Hashes the names of the training images, client by client."""
+    names = [[data.images.train[i].name for i in client] for client in data.partition.clients]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+
+
+def track_files(tracker: Tracker, folder: Path) -> None:
+    """Records a run's files as artifacts; the last checkpoint is the trained model with its memory."""
+    for name in ("config.yaml", "partition.json", "thresholds.json", "result.json"):
+        if (folder / name).exists():
+            tracker.artifact(folder / name)
+    for name in ("figures", "checkpoints"):
+        tracker.artifact(folder / name, folder=name)

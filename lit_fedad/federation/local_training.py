@@ -1,0 +1,98 @@
+"""Training on a client: the loop over its batches, and the exchange that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Exchange, Message, MessageSpec, Server, Update
+from lit_fedad.errors import UserError
+
+
+def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+    """Trains a client locally: E epochs of its ``training_step``.
+
+    Of Lightning's hooks the client's ``on_train_start``, ``on_train_epoch_start``, ``on_before_optimizer_step`` and
+    ``on_train_end`` are called; the task's are left to a plain ``Trainer``.
+
+    Args:
+        client: The live client.
+        loader: Its training batches.
+        fabric: Moves batches, scales precision and runs the backward pass.
+
+    Returns:
+        Means over all steps of the loss and of the other scalars that ``training_step`` returned; nothing where the
+        task has nothing to train.
+
+    Raises:
+        UserError: If training diverges.
+    """
+    task = client.task
+    if not any(parameter.requires_grad for parameter in task.parameters()):
+        return {}
+    configured = client.configure_optimizers()
+    if client.optimizer_state is not None:
+        configured.load_state_dict(client.optimizer_state)
+    module, optimizer = fabric.setup(client, configured)
+    module.mark_forward_method("training_step")
+    totals: dict[str, float] = {}
+    steps = 0
+    task.train()
+    client.on_train_start()
+    for _ in range(client.local_epochs):
+        client.on_train_epoch_start()
+        for index, batch in enumerate(loader):
+            batch = fabric.to_device(batch)
+            outputs = module.training_step(batch, index)
+            if not torch.isfinite(outputs["loss"]):
+                raise UserError("the loss is not finite: training has diverged; lower the learning rate")
+            optimizer.zero_grad()
+            fabric.backward(outputs["loss"])
+            client.on_before_optimizer_step(configured)
+            optimizer.step()
+            for name, value in outputs.items():
+                totals[name] = totals.get(name, 0.0) + float(value.detach())
+            steps += 1
+    client.on_train_end()
+    task.eval()
+    if client.keep_optimizer:
+        client.optimizer_state = configured.state_dict()
+    return {name: total / steps for name, total in totals.items()}
+
+
+class Train(Exchange[Client, Server]):
+    """The exchange of most methods' rounds: what `Server.broadcast` sends, clients train with, and send back."""
+
+    name = "train"
+    trains = True
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        """Returns what the server sends."""
+        return server.broadcast(client_id)
+
+    def broadcast_spec(self, client: Client) -> MessageSpec:
+        """Declares what the client receives."""
+        return client.broadcast_spec()
+
+    def receive(self, client: Client, message: Message) -> None:
+        """Hands it to the client."""
+        client.receive(message)
+
+    def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains by `fit`."""
+        return fit(client, loader, fabric)
+
+    def send(self, client: Client, loader: DataLoader) -> Message:
+        """Returns what the client sends."""
+        return client.send(loader)
+
+    def upload_spec(self, client: Client) -> MessageSpec:
+        """Declares what the client sends."""
+        return client.upload_spec()
+
+    def aggregate(self, server: Server, updates: Mapping[int, Update]) -> None:
+        """Hands it to the server."""
+        server.aggregate(updates)

@@ -1,0 +1,100 @@
+"""Names and numbers as they are shown: titles of metrics, sizes and durations."""
+
+METRIC_TITLES = {
+    "i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR",
+    "accuracy": "accuracy", "own_accuracy": "own accuracy", "balanced_accuracy": "balanced accuracy",
+    "predicted_classes": "classes predicted",
+    "auroc": "AUROC", "fe": "FE", "me": "ME",
+    "fe_train": "FE train", "me_train": "ME train",
+    "selection_accuracy": "A_sel", "global_accuracy": "A_glo", "local_accuracy": "A_loc",
+    "incremental_accuracy": "A_inc", "forgetting": "forgetting",
+}  # fmt: skip
+"""Title of each metric, by its name in results; in the order of tables."""
+
+
+def metric_title(name: str) -> str:
+    """Returns the title of a metric; for one of a single anomaly set, its family's title and the set.
+
+    Args:
+        name: Name of the metric in results.
+
+    Returns:
+        The title; the name itself for a metric that has none.
+
+    Example:
+        >>> metric_title("fe"), metric_title("fe_train_svhn"), metric_title("auroc_svhn")
+        ('FE', 'FE train svhn', 'AUROC svhn')
+    """
+    if name in METRIC_TITLES:
+        return METRIC_TITLES[name]
+    family = metric_family(name)
+    return name if family is None else f"{METRIC_TITLES[family]} {name.removeprefix(f'{family}_')}"
+
+
+def metric_family(name: str) -> str | None:
+    """Returns the metric of which a name stands for the value on a single anomaly set.
+
+    Args:
+        name: Name of a metric in results.
+
+    Returns:
+        Name of the metric over all sets; None for a name that is no single set's.
+
+    Example:
+        >>> metric_family("fe_train_svhn"), metric_family("fe_train")
+        ('fe_train', None)
+    """
+    if name in METRIC_TITLES:
+        return None
+    return max((known for known in METRIC_TITLES if name.startswith(f"{known}_")), key=len, default=None)
+
+
+def human_bytes(count: int) -> str:
+    """Formats a number of bytes in decimal units.
+
+    Args:
+        count: Number of bytes.
+
+    Returns:
+        Whole bytes, or two decimals of the unit that leaves less than 1,000.
+
+    Example:
+        >>> human_bytes(999), human_bytes(22_478_848), human_bytes(999_999)
+        ('999 B', '22.48 MB', '1.00 MB')
+    """
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if round(value, 2) < 1000:
+            return f"{value:.2f} {unit}"
+    return f"{value / 1000:.2f} TB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Formats a duration.
+
+    Args:
+        seconds: Duration in seconds.
+
+    Returns:
+        Seconds with one decimal below a minute, else as `clock`.
+
+    Example:
+        >>> human_seconds(1.84), human_seconds(75), human_seconds(7384)
+        ('1.8 s', '1:15', '2:03:04')
+    """
+    return f"{seconds:.1f} s" if round(seconds, 1) < 60 else clock(seconds)
+
+
+def clock(seconds: float) -> str:
+    """Formats a duration in seconds as minutes:seconds or hours:minutes:seconds.
+
+    Example:
+        >>> clock(7), clock(7384)
+        ('0:07', '2:03:04')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

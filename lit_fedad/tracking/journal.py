@@ -1,0 +1,99 @@
+"""The journal of a run: an append-only file of records, which is both queue and memory."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lit_fedad.tracking.records import MAX_ITEMS, Record
+
+
+def tracking_folder(folder: Path) -> Path:
+    """Returns the subfolder of a run's folder that holds the files of its tracking."""
+    return folder / "tracking"
+
+
+def journal_file(folder: Path) -> Path:
+    """Returns the path of the journal in a run's folder."""
+    return tracking_folder(folder) / "journal.jsonl"
+
+
+def complete_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines from the file's position on; stops and stays before a last line without its end."""
+    while (line := file.readline()).endswith(b"\n"):
+        yield line
+    file.seek(-len(line), os.SEEK_CUR)
+
+
+class Journal:
+    """The append-only file of one run's records, and an index of what it holds.
+
+    The values of a record are named. A name is known within its kind and scope (the step of metrics, the folder of
+    an artifact, the context of a data set).
+
+    Args:
+        folder: The run's folder; a journal that lies there is continued.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = journal_file(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab+")
+        self._known: dict[tuple[str, str | int | None, str], Any] = {}
+        self._file.seek(0)
+        for line in complete_lines(self._file):
+            # A damaged line is reported by the sender.
+            with contextlib.suppress(ValueError):
+                self._remember(json.loads(line))
+        # A killed process can leave half a line behind.
+        self._file.truncate()
+
+    def append_new(self, kind: str, values: Mapping[str, Any], scope: str | int | None) -> bool:
+        """Appends those values that the journal does not hold yet.
+
+        Args:
+            kind: Kind of record.
+            values: Named values. A metric or parameter that is known keeps its value; others are appended again
+                if their value changed.
+            scope: Scope of the names.
+
+        Returns:
+            Whether anything was appended.
+        """
+        # MLflow would draw a second value of a metric at its step, and refuse that of a parameter.
+        once = kind in ("metrics", "params")
+        new = [
+            (name, value)
+            for name, value in values.items()
+            if (kind, scope, name) not in self._known
+            or (not once and self._known[kind, scope, name] != value)
+        ]
+        size = MAX_ITEMS.get(kind, 1)
+        for start in range(0, len(new), size):
+            self.append(kind, dict(new[start : start + size]), scope)
+        return bool(new)
+
+    def append(self, kind: str, values: Mapping[str, Any], scope: str | int | None = None) -> None:
+        """Appends one record with the current time, and returns when it is on the disk.
+
+        Args:
+            kind: Kind of record.
+            values: Named values.
+            scope: Scope of the names.
+        """
+        record = {"kind": kind, "scope": scope, "values": values, "time": time.time_ns() // 1_000_000}
+        self._remember(record)
+        self._file.write(json.dumps(record).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _remember(self, record: Record) -> None:
+        for name, value in record["values"].items():
+            self._known[record["kind"], record["scope"], name] = value

@@ -1,0 +1,146 @@
+"""Runs as the tracking server knows them: their folders, parameters, metrics and artifacts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_fedad.errors import UserError
+from lit_fedad.tracking.server import FOLDER_TAG, connect, connect_existing, destination, one_line
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as MLflow knows it.
+
+    Attributes:
+        run_id: Its id.
+        experiment_id: Id of its experiment.
+        experiment: Name of its experiment.
+        name: Its name.
+        status: ``FINISHED``, ``RUNNING``, ``FAILED`` or ``KILLED``.
+        started: Time of its start, in milliseconds since 1970.
+        tags: Its tags.
+        params: Its parameters.
+        metrics: The last value of each metric.
+    """
+
+    run_id: str
+    experiment_id: str
+    experiment: str
+    name: str
+    status: str
+    started: int
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder that its files were written to; None for a run that is not lit-fedad's."""
+        return Path(self.tags[FOLDER_TAG]) if FOLDER_TAG in self.tags else None
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the run that it is listed under."""
+        return self.tags.get("mlflow.parentRunId")
+
+
+def find_run_folder(run_id: str) -> Path:
+    """Returns the folder that an MLflow run was written to.
+
+    Args:
+        run_id: Id of the MLflow run, on the server that ``MLFLOW_TRACKING_URI`` names.
+
+    Raises:
+        UserError: The server does not know the run, or the folder is not on this machine.
+    """
+    uri = destination(None)
+    client = connect_existing(uri, f"MLflow run {run_id}")
+    try:
+        tags = client.get_run(run_id).data.tags
+    except Exception as cause:
+        raise UserError(f"MLflow run {run_id} was not found at {uri}: {one_line(cause)}") from cause
+    if FOLDER_TAG not in tags:
+        raise UserError(f"MLflow run {run_id} at {uri} has no tag {FOLDER_TAG}: it is no run of lit-fedad")
+    folder = Path(tags[FOLDER_TAG])
+    if not folder.is_dir():
+        raise UserError(f"MLflow run {run_id} was written to {folder}, which is not there; name its folder")
+    return folder
+
+
+def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> list[TrackedRun]:
+    """Returns the runs of some experiments, or of all, ordered by their start.
+
+    Args:
+        experiments: Names of MLflow experiments; none for all.
+        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
+
+    Raises:
+        UserError: The server does not answer, or has no such experiment.
+    """
+    uri = destination(uri)
+    client = connect_existing(uri, "tracked runs")
+    try:
+        named = {experiment.name: experiment.experiment_id for experiment in client.search_experiments()}
+        for name in experiments:
+            if name not in named:
+                raise UserError(f"experiment={name}: {uri} has none of this name, only {', '.join(named)}")
+        names = {named[name]: name for name in experiments or named}
+        found, token = [], None
+        while names:
+            page = client.search_runs(list(names), order_by=["attributes.start_time"], page_token=token)
+            found += list(page)
+            if not (token := page.token):
+                break
+    except UserError:
+        raise
+    except Exception as cause:
+        raise UserError(f"{uri}: {one_line(cause)}") from cause
+    return [
+        TrackedRun(
+            run.info.run_id,
+            run.info.experiment_id,
+            names[run.info.experiment_id],
+            run.info.run_name,
+            run.info.status,
+            run.info.start_time,
+            run.data.tags,
+            run.data.params,
+            run.data.metrics,
+        )
+        for run in found
+    ]
+
+
+def metric_history(run_id: str, metric: str, uri: str | None = None) -> list[tuple[int, float]]:
+    """Returns the values of one metric of a run over its steps.
+
+    Args:
+        run_id: Id of the MLflow run.
+        metric: Name of the metric.
+        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
+
+    Returns:
+        Pairs (step, value), steps ascending; of several values at a step the last that was logged.
+    """
+    points = connect(destination(uri)).get_metric_history(run_id, metric)
+    return sorted({point.step: point.value for point in points}.items())
+
+
+def fetch_artifacts(run_id: str, names: Sequence[str], into: Path, uri: str | None = None) -> Path:
+    """Copies some of a run's artifacts from the server; folders with all that they hold.
+
+    Args:
+        run_id: Id of the MLflow run.
+        names: Names of files or folders at the top of the run's artifacts; those it does not have are left out.
+        into: An existing folder.
+        uri: Tracking URI, as for `lit_fedad.tracking.tracker.Tracker`.
+
+    Returns:
+        ``into``.
+    """
+    client = connect(destination(uri))
+    for artifact in client.list_artifacts(run_id):
+        if artifact.path in names:
+            client.download_artifacts(run_id, artifact.path, str(into))
+    return into

@@ -1,0 +1,234 @@
+"""Delivery of a journal to the tracking server, in the background or later."""
+
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.errors import UserError
+from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
+from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
+
+_logger = logging.getLogger(__name__)
+
+_TRIES = 3
+_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """State of the delivery of a run's records.
+
+    Attributes:
+        run_id: Id of the MLflow run; None if no server has created it yet.
+        pending: Number of records in the journal that were not delivered yet.
+        error: Why records are pending or were refused, in one line; None if there are neither.
+    """
+
+    run_id: str | None
+    pending: int
+    error: str | None
+
+
+def deliver(folder: Path) -> Delivery:
+    """Sends what an earlier process left in a run's journal, and tries the refused records once more.
+
+    The records go to ``MLFLOW_TRACKING_URI``, or if it is not set to the server that the run was logged to. A
+    server that does not have the run receives all records.
+
+    Args:
+        folder: The run's folder.
+
+    Returns:
+        State of the delivery.
+
+    Raises:
+        UserError: The folder holds no journal.
+    """
+    if not journal_file(folder).is_file():
+        raise UserError(f"{folder}: no tracking/journal.jsonl to send; name the folder of a tracked run")
+    return Sender(folder.resolve(), destination(None, _read_sent(folder).get("uri"))).drain()
+
+
+class Sender:
+    """Reader of one journal that sends its records in order and keeps account of what was delivered.
+
+    Args:
+        folder: The run's folder, absolute.
+        uri: Tracking URI, from `lit_fedad.tracking.server.destination`.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._appended = threading.Event()  # there may be new records
+        self._closing = threading.Event()  # no further record will be appended
+        self._abandoned = threading.Event()  # the caller stopped waiting: no file is changed from now on
+        self._thread = threading.Thread(target=self._deliver, name="tracking", daemon=True)
+        self._folder = folder
+        self._files = tracking_folder(folder)
+        self._uri = uri
+        sent = _read_sent(folder)
+        same = sent.get("uri") == uri
+        self.run_id: str | None = sent.get("run_id") if same else None
+        self._delivered: int = sent.get("delivered", 0) if same else 0
+        self._position = 0
+        self._error: str | None = None
+        self._warned = False
+
+    def start(self) -> None:
+        """Starts to deliver in a daemon thread; the journal must have its first record."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Announces that records were appended to the journal."""
+        self._appended.set()
+
+    def finish(self, timeout_s: float) -> Delivery:
+        """Waits until the thread has delivered all records, or has given up.
+
+        Args:
+            timeout_s: Longest wait in seconds; what is not sent by then stays in the journal.
+
+        Returns:
+            State of the delivery.
+        """
+        self._closing.set()
+        self._appended.set()
+        self._thread.join(timeout_s)
+        self._abandoned.set()
+        return self._delivery()
+
+    def drain(self) -> Delivery:
+        """Delivers the journal in the caller's thread.
+
+        Returns:
+            State of the delivery.
+        """
+        self._closing.set()
+        self._deliver()
+        return self._delivery()
+
+    def save(self) -> None:
+        """Writes the server's address and the number of delivered records to ``sent.json``."""
+        sent = {"uri": self._uri, "run_id": self.run_id, "delivered": self._delivered}
+        self._replace(self._files / "sent.json", json.dumps(sent))
+
+    def _deliver(self) -> None:
+        """Delivers until closing with nothing left, or until closing with a server that keeps failing."""
+        run: ServerRun | None = None
+        failures = 0
+        while not self._abandoned.is_set():
+            self._appended.clear()
+            before = self._delivered
+            last = self._closing.is_set()
+            try:
+                run = run or self._open_run()
+                self._deliver_journal(run)
+                if last:
+                    self._deliver_rejected(run)
+                    return
+                failures = 0
+                self._appended.wait()
+            except Exception as cause:
+                failures = failures + 1 if self._delivered == before else 1
+                self._report(cause, failures)
+                if last and failures >= _TRIES:
+                    return
+                pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
+                if last:
+                    time.sleep(pause)
+                else:
+                    self._closing.wait(pause)
+
+    def _delivery(self) -> Delivery:
+        with journal_file(self._folder).open("rb") as file:
+            pending = sum(1 for _ in complete_lines(file)) - self._delivered
+        error = (self._error or f"{self._uri} has not answered yet") if pending else None
+        if error is None and self._rejected.is_file():
+            error = f"{self._uri} refused records, see {self._rejected}"
+        return Delivery(self.run_id, max(pending, 0), error)
+
+    @property
+    def _rejected(self) -> Path:
+        return self._files / "rejected.jsonl"
+
+    def _open_run(self) -> ServerRun:
+        """Opens the run, and finds the position in the journal behind what the server has of it."""
+        with journal_file(self._folder).open("rb") as file:
+            run = open_run(self._uri, self.run_id, json.loads(file.readline()))
+            if run.run_id != self.run_id:
+                self.run_id, self._delivered = run.run_id, 0
+                self.save()
+                # The refused records are in the journal too, and all of it is sent.
+                self._replace(self._rejected, "")
+            file.seek(0)
+            self._position = sum(len(file.readline()) for _ in range(self._delivered))
+        return run
+
+    def _deliver_journal(self, run: ServerRun) -> None:
+        with journal_file(self._folder).open("rb") as file:
+            file.seek(self._position)
+            for line in complete_lines(file):
+                self._deliver_line(run, line)
+                if self._abandoned.is_set():
+                    return
+                self._position += len(line)
+                self._delivered += 1
+                self.save()
+        self._error = None
+
+    def _deliver_line(self, run: ServerRun, line: bytes) -> None:
+        """Sends one record; one that fails while the server accepts others is put aside."""
+        for attempt in range(_TRIES):
+            try:
+                run.send(json.loads(line), self._folder)
+                return
+            except Exception as error:
+                cause = one_line(error)
+            # If this fails too, the server is at fault and not the record.
+            run.probe()
+            time.sleep(0.1 * 2**attempt)
+        if not self._abandoned.is_set():
+            with self._rejected.open("a") as file:
+                file.write(json.dumps({"cause": cause, "record": line.decode(errors="replace")}) + "\n")
+            _logger.warning("tracking: %s refused a record, kept in %s: %s", self._uri, self._rejected, cause)
+
+    def _deliver_rejected(self, run: ServerRun) -> None:
+        """Tries the refused records once more and keeps those that are refused again."""
+        if not self._rejected.is_file():
+            return
+        left = []
+        for line in self._rejected.read_text().splitlines():
+            try:
+                run.send(json.loads(json.loads(line)["record"]), self._folder)
+            except Exception:
+                left.append(line + "\n")
+        self._replace(self._rejected, "".join(left))
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Replaces a file in one step; removes it if there is no text."""
+        if self._abandoned.is_set():
+            return
+        if not text:
+            path.unlink(missing_ok=True)
+        else:
+            draft = path.with_name(f"{path.name}.{os.getpid()}")
+            draft.write_text(text)
+            draft.replace(path)
+
+    def _report(self, cause: Exception, failures: int) -> None:
+        self._error = f"{self._uri}: {one_line(cause)}"
+        # One failure is often a database that another run holds locked for a moment.
+        if failures > 1 and not self._warned:
+            self._warned = True
+            _logger.warning("tracking: %s; records are kept in %s and sent later", self._error, self._files)
+
+
+def _read_sent(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((tracking_folder(folder) / "sent.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}

@@ -1,0 +1,214 @@
+"""The MLflow server: its address, a client for it, and a run there that takes records.
+
+This is the only module that imports MLflow, and it does so only when a function is called.
+"""
+
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.errors import UserError
+from lit_fedad.tracking.records import Record
+
+_logger = logging.getLogger(__name__)
+
+FOLDER_TAG = "lit_fedad.out"
+"""Tag that names the folder a run was written to."""
+
+_JOURNAL_TAG = "lit_fedad.journal"
+_PROBE_TAG = "lit_fedad.probe"
+
+_SQLITE = "sqlite:///"
+_DEFAULT_URI = f"{_SQLITE}mlflow.db"
+
+# Set unless the user did: a request fails soon, and the sender repeats it.
+_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def destination(uri: str | None, fallback: str | None = None) -> str:
+    """Returns the tracking URI; that of a database file does not depend on the working directory.
+
+    Args:
+        uri: Tracking URI; None for ``MLFLOW_TRACKING_URI``.
+        fallback: URI for the case that neither is set; None for MLflow's own default ``sqlite:///mlflow.db``.
+    """
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or fallback or _DEFAULT_URI
+    database = _database(uri)
+    return f"{_SQLITE}{database.resolve()}" if database else uri
+
+
+def connect(uri: str) -> Any:
+    """Returns an MLflow client that prints nothing; creates the database of an SQLite URI if there is none.
+
+    Args:
+        uri: Tracking URI, from `destination`.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from filelock import FileLock
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    database = _database(uri)
+    if database is None:
+        return MlflowClient(tracking_uri=uri)
+    # MLflow creates the tables here. Two processes that do so at once, or one that is killed meanwhile, leave a
+    # database that no later run can use: it is made beside its place, one at a time, and moved there complete.
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{database}-lock"):
+        if not database.exists():
+            draft = database.with_name(f"{database.name}-draft")
+            draft.unlink(missing_ok=True)
+            MlflowClient(tracking_uri=f"{_SQLITE}{draft}")
+            draft.replace(database)
+        return MlflowClient(tracking_uri=uri)
+
+
+def connect_existing(uri: str, what: str) -> Any:
+    """Returns an MLflow client for a server or database that exists.
+
+    Args:
+        uri: Tracking URI, from `destination`.
+        what: What is wanted of it, for the message.
+
+    Raises:
+        UserError: There is no such database.
+    """
+    database = _database(uri)
+    if database and not database.is_file():
+        raise UserError(f"{what}: there is no database {database}; set MLFLOW_TRACKING_URI")
+    return connect(uri)
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """A run on the tracking server.
+
+    Attributes:
+        client: MLflow client.
+        run_id: Id of the MLflow run.
+    """
+
+    client: Any
+    run_id: str
+
+    def send(self, record: Record, folder: Path) -> None:
+        """Sends one record in one request.
+
+        Args:
+            record: Record of a journal.
+            folder: The run's folder, to which names of artifacts are relative.
+
+        Raises:
+            Exception: The server did not answer, or refused the record.
+            ValueError: The record's kind is unknown.
+        """
+        from mlflow import entities
+
+        client, run_id = self.client, self.run_id
+        values, scope, stamp = record["values"], record["scope"], record["time"]
+        match record["kind"]:
+            case "start":
+                client.update_run(run_id, status="RUNNING", name=values["run_name"])
+            case "params":
+                client.log_batch(run_id, params=[entities.Param(*item) for item in values.items()])
+            case "tags":
+                client.log_batch(run_id, tags=[entities.RunTag(*item) for item in values.items()])
+            case "metrics":
+                points = [entities.Metric(name, value, stamp, scope) for name, value in values.items()]
+                client.log_batch(run_id, metrics=points)
+            case "artifact":
+                for name in values:
+                    path = folder / name
+                    if path.is_dir():
+                        client.log_artifacts(run_id, str(path), scope or None)
+                    elif path.exists():
+                        client.log_artifact(run_id, str(path), scope or None)
+                    else:
+                        _logger.warning("tracking: artifact %s is gone and was not sent", path)
+            case "dataset":
+                context = entities.InputTag("mlflow.data.context", scope)
+                for name, facts in values.items():
+                    source = json.dumps({"uri": facts["source"]})
+                    dataset = entities.Dataset(
+                        name, facts["digest"], "local", source, profile=facts["profile"]
+                    )
+                    client.log_inputs(run_id, [entities.DatasetInput(dataset, [context])])
+            case "end":
+                client.set_terminated(run_id, status=values["status"], end_time=stamp)
+            case kind:
+                raise ValueError(f"unknown kind of record: {kind}")
+
+    def probe(self) -> None:
+        """Sends a request that every working server accepts.
+
+        Raises:
+            Exception: The server did not answer.
+        """
+        self.client.set_tag(self.run_id, _PROBE_TAG, str(time.time_ns()))
+
+
+def open_run(uri: str, run_id: str | None, start: Record) -> ServerRun:
+    """Opens the run of a journal on the server, and creates it if the server does not have it.
+
+    Args:
+        uri: Tracking URI, from `destination`.
+        run_id: Id under which the run was opened before; None if it was not.
+        start: The first record of the journal.
+
+    Returns:
+        The run; under another id if the former one was deleted.
+
+    Raises:
+        Exception: The server did not answer.
+    """
+    client = connect(uri)
+    if run_id is None or not _is_active(client, run_id):
+        run_id = _find_or_create(client, start)
+    return ServerRun(client, run_id)
+
+
+def _is_active(client: Any, run_id: str) -> bool:
+    try:
+        return client.get_run(run_id).info.lifecycle_stage == "active"
+    except Exception as cause:
+        if getattr(cause, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+
+
+def _find_or_create(client: Any, start: Record) -> str:
+    """Returns the id of the journal's run; where an earlier answer was lost, no second run is made."""
+    name, identity = start["values"]["experiment"], start["values"]["journal"]
+    experiment = client.get_experiment_by_name(name)
+    # Where two runs create it at once, the one that fails finds it at its next try.
+    # The tag makes MLflow's pages open as those of model training, not of language models.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, tags=tags)
+    found = client.search_runs([experiment_id], f"tags.`{_JOURNAL_TAG}` = '{identity}'")
+    if found:
+        return found[0].info.run_id
+    run = client.create_run(
+        experiment_id, start["time"], {_JOURNAL_TAG: identity}, start["values"]["run_name"]
+    )
+    return run.info.run_id
+
+
+def one_line(cause: Exception) -> str:
+    """Returns the first line of an exception's message, or its name if it has none."""
+    return (f"{cause}".strip() or repr(cause)).splitlines()[0]
+
+
+def _database(uri: str) -> Path | None:
+    """Returns the file of an SQLite database; None for any other server."""
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None

@@ -1,0 +1,63 @@
+"""A method is one file, one YAML, one test: the example of docs/extend.md, added from a folder of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.pairs import TASKS, refusal
+
+from lit_fedad import config
+from lit_fedad.errors import UserError
+
+DOCS = Path(__file__).parents[2] / "docs" / "extend.md"
+
+
+def block(kind: str, beginning: str) -> str:
+    """The code block of the docs that holds some words."""
+    found = [
+        text for text in re.findall(rf"```{kind}\n(.*?)```", DOCS.read_text(), re.DOTALL) if beginning in text
+    ]
+    assert found, f"docs/extend.md has no {kind} block with {beginning!r}"
+    return found[0].replace("lit_fedad.methods.fedavgm", "fedavgm")
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """The file and the YAML, in place; nothing else changes."""
+    code, conf = tmp_path / "code", tmp_path / "conf"
+    code.mkdir()
+    (code / "fedavgm.py").write_text(block("python", "class FedAvgMServer"))
+    shutil.copytree(config.conf_folder(), conf)
+    (conf / "method" / "fedavgm.yaml").write_text(block("yaml", "fedavgm"))
+    monkeypatch.syspath_prepend(str(code))
+    monkeypatch.setattr(config, "conf_folder", lambda: conf)
+    yield code
+    sys.modules.pop("fedavgm", None)
+
+
+def test_its_test_passes(added):
+    """As it stands in the docs."""
+    (added / "test_fedavgm.py").write_text(block("python", "def test_three_rounds_by_hand"))
+    assert pytest.main([str(added / "test_fedavgm.py"), "-q", "-p", "no:cacheprovider"]) == 0
+
+
+def test_no_task_is_refused(added):
+    assert [refusal("fedavgm", task) for task in TASKS] == [None] * 4
+
+
+def test_it_is_offered_and_names_its_nearest(added):
+    assert "fedavgm" in config.choices("method")
+    with pytest.raises(UserError, match="did you mean 'fedavgm'"):
+        config.compose(["method=fedavgn"])
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[] if task == "classifier" else pytest.mark.slow) for task in TASKS]
+)
+def test_it_plays_all_of_its_pairs(added, play_pair, task):
+    """Half of the clients a round, one that fails, an interruption, and new images, as every method is tested."""
+    play_pair("fedavgm", task)

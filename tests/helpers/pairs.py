@@ -1,0 +1,77 @@
+"""Which method works with which task, and small settings for the pairs; derived from what both declare."""
+
+from __future__ import annotations
+
+import functools
+
+import yaml
+
+from lit_fedad import config
+from lit_fedad.config import choices, locate
+from lit_fedad.errors import UserError
+from lit_fedad.methods.feddm import FedDMClient
+
+
+def target(group, name, *keys):
+    """The class that a file of the configuration names, or the file that it builds on; composing would take seconds."""
+    content = yaml.safe_load((config.conf_folder() / group / f"{name}.yaml").read_text())
+    node = content
+    for key in (*keys, "_target_"):
+        node = node.get(key, {}) if isinstance(node, dict) else {}
+    if node:
+        return locate(node)
+    base = next(base for base in content["defaults"] if isinstance(base, str) and base != "_self_")
+    return target(group, base, *keys)
+
+
+TASKS = {name: target("task", name) for name in ("memory_bank", "classifier", "autoencoder", "contrastive")}
+
+
+@functools.cache
+def client_class(method):
+    return target("method", method, "method", "client")
+
+
+def refusal(method, task):
+    """Why a method does not work with a task, as its client says; None where it does."""
+    try:
+        client_class(method).check_task(TASKS[task])
+    except UserError as error:
+        return str(error)
+    return None
+
+
+# Derived from what methods and tasks declare: a new method is played through all of its pairs by being there.
+PAIRS = {(method, task): refusal(method, task) for method in choices("method") for task in TASKS}
+SHARES_IMAGES = [name for name in choices("method") if issubclass(client_class(name), FedDMClient)]
+# Classifiers' own methods play in stages, but for those that share images.
+IN_STAGES = [
+    name
+    for name in choices("method")
+    if client_class(name).needs is TASKS["classifier"] and name not in SHARES_IMAGES
+]
+CONTRASTIVE_ONLY = [name for name in choices("method") if client_class(name).needs is TASKS["contrastive"]]
+OWN = {
+    **{m: ["public.count=8", "method.server.distillation.queue=64"] for m in CONTRASTIVE_ONLY},
+    "gldp": ["method.client.base_epochs=1", "method.client.head_epochs=2"],
+    "creff": ["method.client.local_epochs=1", "method.server.retraining_epochs=2"],
+    "fedic": [
+        "method.client.local_epochs=1",
+        "method.server.steps=2",
+        "public.count=8",
+        "partition.server_labelled=2",
+    ],
+    **{
+        m: [
+            "partition=iid",
+            "method.client.least=1",
+            "method.client.minimum=2",
+            "method.client.condensation.steps=2",
+            "method.client.condensation.batch=4",
+            "method.server.training.epochs=2",
+        ]
+        for m in SHARES_IMAGES
+    },
+}
+# Classes that come stage after stage, for methods that are about them.
+STREAM = ["partition=task_stream", "partition.classes=2", "partition.stages=2", "partition.imbalance=1"]

@@ -1,0 +1,133 @@
+"""README and docs name only what exists: links, files, Python names, Make targets, commands, configuration."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.cli.main import USAGE
+from lit_fedad.config import choices, compose, conf_folder
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+FOLDERS = ("benchmarks", "conf", "docs", "lit_fedad", "scripts", "sweeps", "tests")
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.M | re.S)
+OF_MAKE = {"METHOD": "method", "DATA": "data", "TABLE": "table"}
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def code(page: str) -> list[str]:
+    """Lines of code blocks, continued ones joined, without their comments; and inline code."""
+    blocks = [block for _, block in FENCE.findall(read(page))]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", read(page)))
+    return [line.partition(" #")[0].strip() for line in lines + inline]
+
+
+def made(page: str) -> set[str]:
+    """Names of the files that a page tells its reader to write: a path on a line that a block of code follows."""
+    return {Path(path).stem for path in re.findall(r"`([\w./-]+\.(?:py|yaml))`.*:\n\n```", read(page))}
+
+
+def commands(page: str, start: str) -> list[list[str]]:
+    """The words after ``start`` of commands in code, placeholders and all."""
+    lines = [line for line in code(page) if line.startswith(start + " ") and "..." not in line]
+    return [shlex.split(line.removeprefix(start)) for line in lines]
+
+
+def trainings(page: str) -> list[list[str]]:
+    """Overrides of the commands that train."""
+    found = [words for words in commands(page, "lit-fedad train") if "--cfg" not in words]
+    for target, *words in commands(page, "make"):
+        if target == "train":
+            given = dict(word.split("=", 1) for word in words)
+            chosen = [f"{OF_MAKE[key]}={given[key]}" for key in ("METHOD", "DATA") if key in given]
+            found.append([*chosen, *shlex.split(given.get("ARGS", ""))])
+    return found
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", read(page)))
+    for link in links:
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            target = (ROOT / page).parent / path if path else ROOT / page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_files_exist(page):
+    files = [path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
+    for word in {word for line in code(page) for word in line.split()}:
+        rooted = word.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+        if (
+            (rooted or word.endswith(".py"))
+            and re.fullmatch(r"[\w./-]+", word)
+            and Path(word).stem not in made(page)
+        ):
+            assert (ROOT / word).exists() or any(file.endswith(f"/{word}") for file in files), word
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_python_objects_exist(page):
+    for name in set(re.findall(r"\blit_fedad(?:\.\w+)+", read(page))):
+        if made(page).isdisjoint(name.split(".")):
+            pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page):
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    for line in code(page):
+        if re.match(r"make [a-z]", line):
+            assert line.split()[1] in targets, line
+        if re.match(r"lit-fedad [a-z]", line):
+            assert f"\n  {line.split()[1]} " in USAGE, line
+        if match := re.match(r"(?:\S*python\S*) -m benchmarks (\w+)", line):
+            assert (ROOT / "benchmarks" / f"{match[1]}.py").exists(), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_choices_of_configuration_groups_exist(page):
+    choices = {folder.name: choices(folder.name) for folder in conf_folder().iterdir()}
+    choices["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
+    given = re.findall(r"(?<![\w.])(\w+)=([a-z]\w*(?:,\w+)*)", "\n".join(code(page)))
+    for group, chosen in given:
+        group = group.lower() if group.isupper() else group
+        for name in chosen.split(",") if group in choices else ():
+            assert name in {*choices[group], "null", *made(page)}, f"{group}={name}"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[1:])]
+)
+def test_trainings_compose(page):
+    for overrides in trainings(page):
+        if not any(word.partition("=")[2] in made(page) for word in overrides):
+            compose(overrides)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_equations_are_found_by_paper_and_number(page):
+    text = read(page)
+    assert not re.findall(r"Eqs\.|Eq\. \d+(?:-| to |, )\d+", text)
+    assert not re.findall(r".{0,30}(?<!FedDyMem )(?<!FADngs )(?<!FedVCK )(?<!GLDP )Eq\. \d+", text)
+
+
+def test_the_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 200

@@ -1,0 +1,47 @@
+import math
+
+from lit_fedad.tracking.journal import Journal
+from lit_fedad.tracking.sender import Delivery, deliver
+from lit_fedad.tracking.tracker import Tracker
+
+
+def test_only_new_values_are_appended(tmp_path, journal):
+    for _ in range(2):  # the second time from what the file holds
+        file = Journal(tmp_path)
+        first = file.append_new("metrics", {"loss": 1.0}, 1)
+        assert not file.append_new("metrics", {"loss": 2.0}, 1)
+        file.append_new("metrics", {"loss": 2.0, "auroc": 0.5}, 2)
+        file.append_new("tags", {"state": "new"}, None)
+        assert file.append_new("tags", {"state": "resumed"}, None)
+        file.close()
+    assert not first
+    assert [(record["kind"], record["scope"], record["values"]) for record in journal(tmp_path)] == [
+        ("metrics", 1, {"loss": 1.0}),
+        ("metrics", 2, {"loss": 2.0, "auroc": 0.5}),
+        *[("tags", None, {"state": "new"}), ("tags", None, {"state": "resumed"})] * 2,
+    ]
+
+
+def test_half_written_last_line_is_forgotten(tmp_path, history):
+    tracker = Tracker(tmp_path, "kill", "run")
+    tracker.metrics({"loss": 1.0}, 1)
+    run_id = tracker.close(timeout_s=120).run_id
+    with (tmp_path / "tracking/journal.jsonl").open("ab") as file:
+        file.write(b'{"kind": "metrics", "scope": 2, "values": {"lo')
+    assert deliver(tmp_path) == Delivery(run_id, 0, None)
+
+    tracker = Tracker(tmp_path, "kill", "run")
+    tracker.metrics({"loss": 0.5}, 2)
+    assert tracker.close(timeout_s=120) == Delivery(run_id, 0, None)
+    assert history(run_id, "loss") == [(1, 1.0), (2, 0.5)]
+
+
+def test_values_that_are_not_finite_are_dropped(tmp_path, client, journal):
+    tracker = Tracker(tmp_path, "finite", "run")
+    tracker.metrics({"loss": math.nan, "score": math.inf, "kept": 1.0}, step=1)
+    tracker.metrics({"loss": math.nan}, step=2)
+    delivery = tracker.close(timeout_s=120)
+    assert client.get_run(delivery.run_id).data.metrics == {"kept": 1.0}
+    assert [record["values"] for record in journal(tmp_path) if record["kind"] == "metrics"] == [
+        {"kept": 1.0}
+    ]
