@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.cli.main import USAGE
+from lit_fedad.cli.main import usage
 from lit_fedad.config import choices, compose, conf_folder
 
 ROOT = Path(__file__).parents[1]
@@ -37,17 +37,17 @@ def made(page: str) -> set[str]:
 
 
 def commands(page: str, start: str) -> list[list[str]]:
-    """The words after ``start`` of commands in code, placeholders and all."""
+    """The arguments after ``start`` of commands in code, placeholders and all."""
     lines = [line for line in code(page) if line.startswith(start + " ") and "..." not in line]
     return [shlex.split(line.removeprefix(start)) for line in lines]
 
 
 def trainings(page: str) -> list[list[str]]:
     """Overrides of the commands that train."""
-    found = [words for words in commands(page, "lit-fedad train") if "--cfg" not in words]
-    for target, *words in commands(page, "make"):
+    found = [overrides for overrides in commands(page, "lit-fedad train") if "--cfg" not in overrides]
+    for target, *variables in commands(page, "make"):
         if target == "train":
-            given = dict(word.split("=", 1) for word in words)
+            given = dict(variable.split("=", 1) for variable in variables)
             chosen = [f"{OF_MAKE[key]}={given[key]}" for key in ("METHOD", "DATA") if key in given]
             found.append([*chosen, *shlex.split(given.get("ARGS", ""))])
     return found
@@ -97,20 +97,20 @@ def test_commands_exist(page):
         if re.match(r"make [a-z]", line):
             assert line.split()[1] in targets, line
         if re.match(r"lit-fedad [a-z]", line):
-            assert f"\n  {line.split()[1]} " in USAGE, line
+            assert f"\n  {line.split()[1]} " in usage(), line
         if match := re.match(r"(?:\S*python\S*) -m benchmarks (\w+)", line):
             assert (ROOT / "benchmarks" / f"{match[1]}.py").exists(), line
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_choices_of_configuration_groups_exist(page):
-    choices = {folder.name: choices(folder.name) for folder in conf_folder().iterdir()}
-    choices["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
+    known = {folder.name: choices(folder.name) for folder in conf_folder().iterdir()}
+    known["study"] = [path.stem for path in (ROOT / "sweeps").glob("*.yaml")]
     given = re.findall(r"(?<![\w.])(\w+)=([a-z]\w*(?:,\w+)*)", "\n".join(code(page)))
     for group, chosen in given:
         group = group.lower() if group.isupper() else group
-        for name in chosen.split(",") if group in choices else ():
-            assert name in {*choices[group], "null", *made(page)}, f"{group}={name}"
+        for name in chosen.split(",") if group in known else ():
+            assert name in {*known[group], "null", *made(page)}, f"{group}={name}"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_choices_of_configuration_groups_exist(page):
 )
 def test_trainings_compose(page):
     for overrides in trainings(page):
-        if not any(word.partition("=")[2] in made(page) for word in overrides):
+        if not any(override.partition("=")[2] in made(page) for override in overrides):
             compose(overrides)
 
 

@@ -19,6 +19,7 @@ from lit_fedad.contracts import (
     Update,
     nothing_to_attack,
 )
+from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.channel import Channel
@@ -35,24 +36,24 @@ T = TypeVar("T")
 
 
 class Federation:
-    """Runs the rounds of any method, with all clients in the processes of one Fabric.
+    """A federation of all clients in the processes of one Fabric, which runs the rounds of any method.
 
     Args:
         server: The method's server side.
         client: The method's client side; one live object for all clients of this process.
         data: Training data by client.
         evaluator: Scores clients.
-        fabric: Launched; its callbacks may have the hooks of `FederationCallback`.
+        fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
         rounds: Training rounds T.
         seed: The experiment's seed.
-        checkpoints: Where the run's state is kept.
-        pool: Personal states.
-        sampler: Samples the clients of a round, and decides what a failure means.
-        channel: Carries the messages.
-        evaluate_every: Evaluate after round 0, every so many rounds, and after the last.
+        checkpoints: Store of the run's state.
+        pool: Store of the clients' personal states.
+        sampler: Samples the clients of a round, and accepts or rejects a round with failures.
+        channel: Encodes, checks and counts messages.
+        evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
 
     Raises:
-        UserError: If there is no exchange to play.
+        UserError: If there is no exchange to run.
     """
 
     def __init__(
@@ -87,10 +88,10 @@ class Federation:
         self._turns = self._turns_done = 0
 
     def run(self) -> list[RoundReport]:
-        """Plays all rounds that are not in the last checkpoint.
+        """Runs all rounds after the last checkpoint.
 
         Returns:
-            One report a round, also of those before a resumption. Complete on the first process only.
+            One report per round, including rounds before the run was resumed. Complete on the first process only.
 
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
@@ -109,7 +110,7 @@ class Federation:
         return self.history
 
     def play(self, round: int) -> RoundReport:
-        """Plays one round: one or several exchanges between the server and the clients sampled for it."""
+        """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
         self.server.begin(context)
@@ -124,7 +125,7 @@ class Federation:
         return report
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
-        """Scores the clients after a round, the last one played; returns metrics on the first process only."""
+        """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         asked = self.evaluator.asked(self.client, self.clients)
         self._turns = max(self._turns, self._turns_done + len(self.mine.intersection(asked)))
         found = self.evaluator.evaluate(self, round)
@@ -141,16 +142,16 @@ class Federation:
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
     ) -> dict[int, T]:
-        """Calls a function of clients, as they predict after a round with what the server would send them next.
+        """Calls a function with clients as they predict after a round, with the server's next message to them.
 
         Args:
-            round: The last round played.
-            question: Called with the live client and its number.
-            clients: Which clients; None for all.
-            which: Whether clients predict by their own predictor, or as the server's model does.
+            round: The last finished round.
+            question: The function, of the live client and its number.
+            clients: Client numbers; None for all clients.
+            which: Whether clients predict with their own model or with the server's.
 
         Returns:
-            Values by client, on the first process only.
+            Values by client; empty on all processes but the first.
         """
         lent = self._lent(round) if which == "server" else {}
 
@@ -160,20 +161,23 @@ class Federation:
             client.refresh(ordered_loader(self.data.at(round), number))
             if round == self.rounds and which == "own":
                 # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
-                self.pool.put(number, client.personal_state())
+                self.pool.put(number, read_kept(client))
             return question(client, number)
 
         return self._ask(round, deploy_and_ask, self.clients if clients is None else clients)
 
     def adversary_view(self, client: int, update: Update) -> Client:
-        """Turns the live model into what an observer of an upload makes of it (`AttackableServer`).
+        """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
 
         Args:
-            client: Who sent it in this exchange.
-            update: What it sent.
+            client: Number of the client that sent the upload in this exchange.
+            update: The upload.
+
+        Returns:
+            The live client.
 
         Raises:
-            UserError: If uploads of this method score no image.
+            UserError: If uploads of this method cannot score images.
         """
         if not isinstance(self.server, AttackableServer):
             raise nothing_to_attack(self.client)
@@ -187,7 +191,7 @@ class Federation:
         return self.client
 
     def over_processes(self, value: T) -> list[T]:
-        """Gathers a value of every process, on the first one only."""
+        """Gathers the value of every process in a list on the first process; empty on the others."""
         return list(gather(self.fabric, {self.fabric.global_rank: value}).values())
 
     def resume(self) -> int:
@@ -200,13 +204,13 @@ class Federation:
         if latest is None:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
-        self.server.load_state_dict(state["server"])
+        write_kept(self.server, state["server"])
         self.history = state["history"]
         self.pool.restore(latest, self.mine)
         return round + 1
 
     def save(self, round: int) -> None:
-        """Writes a checkpoint: every process its clients, the first one the server."""
+        """Writes a checkpoint: every process writes its clients' states, the first also the server's."""
         previous = self.checkpoints.latest()
         if self.fabric.is_global_zero:
             self.checkpoints.begin(round)
@@ -214,16 +218,14 @@ class Federation:
         self.pool.save(folder, previous)
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            state = {"server": self.server.state_dict(), "history": self.history}
+            state = {"server": read_kept(self.server), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
-        """Plays one exchange. Clients that fail in it are left out of the round's later ones."""
+        """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
         self.server.begin(context)
-        blobs = self.fabric.broadcast(
-            self._broadcast(exchange, report.participants, context) if self.fabric.is_global_zero else {}
-        )
+        blobs = self._broadcast_everywhere(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
         results = {}
         for client in report.participants:
@@ -237,11 +239,30 @@ class Federation:
                 self._collect(exchange, report, results)
             except UserError as error:
                 refusal = str(error)
-        # Only the first process knows the outcome: a refused round must end all of them.
+        # The error is raised on the first process only, but a refused round must end all processes.
         refusal = self.fabric.broadcast(refusal)
         if refusal:
             raise UserError(refusal)
         report.participants = self.fabric.broadcast(report.participants)
+
+    def _broadcast_everywhere(
+        self, exchange: Exchange, clients: list[int], context: Context
+    ) -> dict[int, bytes]:
+        """Serialises the server's messages on the first process, for every process.
+
+        Raises:
+            UserError: On every process, if a message differs from its declared form.
+        """
+        blobs, refusal = {}, None
+        if self.fabric.is_global_zero:
+            try:
+                blobs = self._broadcast(exchange, clients, context)
+            except UserError as error:
+                refusal = str(error)
+        blobs, refusal = self.fabric.broadcast((blobs, refusal))
+        if refusal:
+            raise UserError(refusal)
+        return blobs
 
     def _broadcast(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""
@@ -259,14 +280,14 @@ class Federation:
         return blobs
 
     def _play_turn(self, exchange: Exchange, context: Context, blob: bytes) -> ClientResult:
-        """Plays one client's turn; a failure is returned, not raised, so that the sampler's policy can decide."""
+        """Runs one client's turn; a failure is returned, not raised, so that the sampler's policy applies."""
         assert context.client is not None
         client, data = context.client, self.data.at(context.round)
         context = replace(context, stage=data.stages[client])
         try:
             self.turn.activate(exchange, context, self.pool.get(client), blob)
             result = self.turn.play(exchange, data)
-            self.pool.put(client, self.client.personal_state())
+            self.pool.put(client, read_kept(self.client))
             scored = exchange.trains and self.evaluator.after_fit and self.client.predictors.own
             if scored and self._last_before_evaluation(client, context.round):
                 self.client.deploy()
@@ -278,7 +299,7 @@ class Federation:
         return result
 
     def _collect(self, exchange: Exchange, report: RoundReport, results: dict[int, ClientResult]) -> None:
-        """Checks what clients sent, and has the server merge it."""
+        """Checks the clients' messages and merges them on the server."""
         sizes, spec = self.data.at(report.round).sizes, exchange.upload_spec(self.client)
         updates: dict[int, Update] = {}
         for client, result in results.items():
@@ -306,7 +327,7 @@ class Federation:
             report.per_client = scalars
 
     def _lent(self, round: int) -> Message:
-        """Returns the mean over what clients lend to the server's model after a round, on every process."""
+        """Returns the clients' mean of `Predictors.lent` after a round, on every process."""
         names = self.client.predictors.lent
         if not names:
             return {}
@@ -323,13 +344,11 @@ class Federation:
         return self.fabric.broadcast(mean)
 
     def _ask(self, round: int, question: Callable[[Client, int], T], clients: list[int]) -> dict[int, T]:
-        """Calls a function of clients that have just received what the server would send them next."""
+        """Calls a function with clients that have just received the server's next message to them."""
         context = Context(self.seed, round + 1)
         self.server.begin(context)
         exchange, data = self.exchanges.at(context), self.data.at(round)
-        blobs = self.fabric.broadcast(
-            self._broadcast(exchange, clients, context) if self.fabric.is_global_zero else {}
-        )
+        blobs = self._broadcast_everywhere(exchange, clients, context)
         values = {}
         for client in sorted(self.mine.intersection(clients)):
             own = replace(context, client=client, stage=data.stages[client])
@@ -358,7 +377,7 @@ class Federation:
         )
 
     def _last_before_evaluation(self, client: int, round: int) -> bool:
-        """Tells whether a client is not sampled again before the next evaluation."""
+        """Returns whether a client is not sampled once more before the next evaluation."""
         while not self._evaluation_due(round):
             round += 1
             if client in self.sampler.sample(self.clients, Context(self.seed, round)):
@@ -367,10 +386,10 @@ class Federation:
 
 
 def weighted_means(scalars: Mapping[int, Mapping[str, float]], sizes: Mapping[int, int]) -> dict[str, float]:
-    """Averages the clients' scalars, weighted by their images.
+    """Averages the clients' scalars by name, weighted by their numbers of images.
 
     Args:
-        scalars: By client; one that lacks a name does not count for it.
+        scalars: Scalars by client and name; clients without a name are left out of its mean.
         sizes: Training images by client.
     """
     means = {}

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, StandardisedTask
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
@@ -308,8 +309,8 @@ class MemoryBank(StandardisedTask):
         """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
         shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
-        for batch in loader:
-            patches = self.embed(self._to_device(batch)).flatten(0, 1).double().cpu()
+        for features in map_batches(self, loader, self.embed):
+            patches = features.flatten(0, 1).double().cpu()
             # Sums around the first batch's mean keep the variance exact for channels far from zero.
             shift = patches.mean(0) if count == 0 else shift
             count += len(patches)
@@ -328,18 +329,18 @@ class MemoryBank(StandardisedTask):
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
-        for batch in loader:
-            self.reduce.update(self(self._to_device(batch)).float())
+        for features in map_batches(self, loader, self):
+            self.reduce.update(features.float())
         return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
     @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
         """Computes `QUANTILES` of the distances to the K nearest slots, and how many distances there are."""
-        distances = []
-        for batch in loader:
-            patches = self(self._to_device(batch)).flatten(0, 1).float()
-            distances.append(nearest(patches, self.memory, self.loss.neighbours)[0].flatten().cpu())
-        ordered = torch.cat(distances).sort().values
+        distances = (
+            nearest(features.flatten(0, 1).float(), self.memory, self.loss.neighbours)[0].flatten().cpu()
+            for features in map_batches(self, loader, self)
+        )
+        ordered = torch.cat(list(distances)).sort().values
         at = torch.linspace(0, len(ordered) - 1, QUANTILES).round().long()
         return ordered[at], len(ordered)
 
@@ -373,9 +374,6 @@ class MemoryBank(StandardisedTask):
 
     def _draw(self, scores: Tensor) -> Tensor:
         return self.draw_map(scores.reshape(-1, self.grid, self.grid))
-
-    def _to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self.transfer_batch_to_device(dict(batch), self.device, 0)
 
     # ----------------------------------------------------------------------------- under a plain Trainer
 

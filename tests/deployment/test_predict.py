@@ -97,7 +97,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     rows = table(predict(str(tiny_run), str(photos), client=0, out=str(tmp_path / "out")))
     config = RunFolder(tiny_run).config()
     model = build_model(config, ["a", "b"])
-    model.restore(tiny_run, config, 0)
+    model.restore(tiny_run, config, 0, make_fabric(accelerator="cpu"))
     samples = [Sample(photos / row["path"], "new") for row in rows]
     dataset = ImageDataset(samples, ImageTransform(**config["image"]))
     module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
@@ -231,10 +231,10 @@ def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
             return prediction_of(torch.full((len(batch["image"]),), math.nan))
 
     fabric = make_fabric(accelerator="cpu")
-    judge = prediction._Detect(
+    scorer = prediction._Detect(
         Broken(), fabric, ImageTransform(32), 1.0, tmp_path, photos, prediction.Display(quiet=True)
     )
-    row = judge([photos / "top.bmp"])[0]
+    row = scorer([photos / "top.bmp"])[0]
     assert (row["decision"], row["heatmap"]) == ("anomalous", "")
 
 

@@ -52,7 +52,7 @@ def test_no_task_is_refused(added):
 def test_it_is_offered_and_names_its_nearest(added):
     assert "fedavgm" in config.choices("method")
     with pytest.raises(UserError, match="did you mean 'fedavgm'"):
-        config.compose(["method=fedavgn"])
+        config.compose(["method=fedavgmm"])
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_fedad.experiment.train import _Reporter
-from lit_fedad.federation.loop import RoundReport
+from lit_fedad.experiment.console import Console
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 
 
-class Tracker:
-    """Takes what it is told."""
-
-    def metrics(self, values, step):
-        self.last = values, step
+def print_round(report):
+    console = Console()
+    console._display, console._last = Display(quiet=True), 0.0
+    console.on_round_end(SimpleNamespace(rounds=5), report)
 
 
 @pytest.mark.parametrize(("predicted", "warned"), [(1.0, True), (2.0, False)])
@@ -22,7 +21,7 @@ def test_a_constant_prediction_is_said_in_a_line_of_its_round(predicted, warned,
     classes = {"mean": 2.0, "worst": 1.0, "pooled": 3.0, "per_client": {0: 3.0, 2: predicted}}
     report = RoundReport(3, "train", [0, 2], metrics={"accuracy": values, "predicted_classes": classes})
     report.warnings.append("round 3: client 1 left out")
-    _Reporter(SimpleNamespace(rounds=5), Display(quiet=True), Tracker())(report)
+    print_round(report)
     first, *others = capsys.readouterr().err.splitlines()
     assert first == "warning: round 3: client 1 left out"
     line = "client 2 predicts a single class for every test image; its accuracy is that class's share"
@@ -30,5 +29,5 @@ def test_a_constant_prediction_is_said_in_a_line_of_its_round(predicted, warned,
 
 
 def test_rounds_without_an_evaluation_say_nothing_of_it(capsys):
-    _Reporter(SimpleNamespace(rounds=5), Display(quiet=True), Tracker())(RoundReport(3, "train", [0]))
+    print_round(RoundReport(3, "train", [0]))
     assert capsys.readouterr().err == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from lightning.fabric import Fabric
@@ -18,7 +19,7 @@ from lit_fedad.methods.feddm import FedDMServer, Knowledge
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.knowledge_plane import knowledge_plane
 from lit_fedad.report.knowledge_sheet import evenly, knowledge_sheet
-from lit_fedad.report.representations import embed
+from lit_fedad.report.tsne import tsne_layout
 
 _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in the plane at most
 
@@ -43,8 +44,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
         fabric: Moves batches and sets precision.
         folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
-    assert isinstance(federation.server, FedDMServer)
-    shared = federation.server.images_by_round()
+    shared = cast("FedDMServer", federation.server).images_by_round()
     count = len(data.images.categories)
     chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:
@@ -71,7 +71,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
     sheet = {round: (own.numpy(), kinds.numpy()) for round, (own, kinds) in shared.items()}
     save_figure(knowledge_sheet(sheet, data.images.classes), folder / "figures" / "knowledge.png")
     plane = knowledge_plane(
-        embed(features),
+        tsne_layout(features),
         torch.cat([labels, data.images.test_labels[real]]),
         torch.arange(len(images)) < len(condensed),
         data.images.classes,

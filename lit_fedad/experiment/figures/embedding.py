@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lit_fedad.contracts import Client, Context, Task
+from lit_fedad.contracts.batches import map_batches
 from lit_fedad.experiment.build import Data
 from lit_fedad.federation.loop import Federation
 from lit_fedad.memory.density import DensitySet
-from lit_fedad.methods.parts.functional import map_batches, pooled
+from lit_fedad.methods.parts.functional import pooled
 from lit_fedad.tasks.contrastive import Contrastive
 
 

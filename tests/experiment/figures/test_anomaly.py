@@ -11,10 +11,12 @@ from lit_fedad.config import build
 from lit_fedad.contracts import Prediction
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_data, build_federation, build_model, build_partition
-from lit_fedad.experiment.figures import anomaly as gallery
+from lit_fedad.experiment.figures import anomaly
+from lit_fedad.experiment.figures import history as history_figures
+from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.loop import RoundReport
 from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
@@ -26,13 +28,14 @@ def drawn(monkeypatch):
     calls = {}
     figures = ("partition_figure", "stages_figure", "curves_figure", "score_figure", "heatmap_sheet")
     for name in (*figures, "communication_figure"):
-        original = getattr(gallery, name)
+        module = anomaly if hasattr(anomaly, name) else history_figures
+        original = getattr(module, name)
 
         def record(*given, name=name, original=original):
             calls.setdefault(name, []).append(given)
             return original(*given)
 
-        monkeypatch.setattr(gallery, name, record)
+        monkeypatch.setattr(module, name, record)
     return calls
 
 
@@ -50,6 +53,12 @@ def restored(tiny_run):
     return federation, data, fabric
 
 
+def run_of(federation, data, fabric, folder, pictures, thresholds, quantile=0.99):
+    config = {"evaluation": {"pictures": pictures, "threshold_quantile": quantile}}
+    display = Display(quiet=True)
+    return Run(config, RunFolder(folder), None, data, federation, fabric, display, thresholds)
+
+
 def pictures(folder):
     found = {path.name: np.asarray(Image.open(path)) for path in (folder / "figures").iterdir()}
     assert all(image.std() > 1 for image in found.values()), "a blank picture"
@@ -64,7 +73,7 @@ def test_a_run_leaves_all_pictures(tiny_run):
 
 def test_the_partition_shows_every_image(restored, drawn, tmp_path):
     _, data, _ = restored
-    gallery.draw_partition(data, tmp_path)
+    history_figures.draw_partition(data, tmp_path)
     counts, products = drawn["partition_figure"][0]
     assert counts.sum() == len(data.images.train)
     assert list(products) == list(data.images.categories)
@@ -76,7 +85,7 @@ def test_images_that_come_task_after_task_are_drawn_by_task(restored, drawn, tmp
     _, data, _ = restored
     products = [sample.category for sample in data.images.train]
     partition = Partition.in_stages([[[0], [1, len(products) - 1]], [[2]]])
-    gallery.draw_partition(SimpleNamespace(partition=partition, images=data.images), tmp_path)
+    history_figures.draw_partition(SimpleNamespace(partition=partition, images=data.images), tmp_path)
     ((counts, names),) = drawn["stages_figure"]
     expected = [[[0], [1, -1]], [[2]]]
     assert [own.tolist() for own in counts] == [
@@ -97,7 +106,7 @@ def test_curves_join_what_was_measured(drawn, tmp_path):
         report(1, {1: 2.0}),
         report(2, {0: 3.0, 1: 1.0}, {0: 0.7, 1: 0.8}),
     ]
-    gallery.draw_curves(history, tmp_path)
+    history_figures.draw_curves(history, tmp_path)
     assert drawn["curves_figure"] == [
         ({0: [(0, 0.5), (2, 0.7)], 1: [(0, 0.6), (2, 0.8)]}, "I-AUROC"),
         ({1: [(1, 2.0), (2, 1.0)], 0: [(2, 3.0)]}, "training loss"),
@@ -116,20 +125,20 @@ def test_accuracy_is_drawn_over_all_that_was_sent(drawn, tmp_path):
         report(2, {1: 50}),
         report(3, {}, 0.75),
     ]
-    gallery.draw_communication(history, "accuracy", tmp_path)
+    history_figures.draw_communication(history, "accuracy", tmp_path)
     assert drawn["communication_figure"] == [([(1, 311, 0.5), (3, 361, 0.75)], "accuracy")]
     assert pictures(tmp_path) == {"communication.png"}
 
 
 def test_where_nothing_is_sent_there_is_no_such_picture(tmp_path):
     silent = RoundReport(1, "train", [0], bytes_up={0: 0}, metrics={"accuracy": {"mean": 0.5}})
-    gallery.draw_communication([silent], "accuracy", tmp_path)
-    gallery.draw_communication([RoundReport(1, "train", [0], bytes_up={0: 9})], "accuracy", tmp_path)
+    history_figures.draw_communication([silent], "accuracy", tmp_path)
+    history_figures.draw_communication([RoundReport(1, "train", [0], bytes_up={0: 9})], "accuracy", tmp_path)
     assert not (tmp_path / "figures").exists()
 
 
 def test_nothing_measured_draws_nothing(tmp_path):
-    gallery.draw_curves([RoundReport(0, "memory", [0])], tmp_path)
+    history_figures.draw_curves([RoundReport(0, "memory", [0])], tmp_path)
     assert not (tmp_path / "figures").exists()
 
 
@@ -137,13 +146,13 @@ def test_the_largest_clients_scores_and_cases_with_its_threshold(restored, drawn
     federation, data, fabric = restored
     sizes = data.partition.sizes
     largest = int(np.argmax(sizes))
-    gallery.draw_heatmaps(federation, data, fabric, tmp_path, 2, {largest: 5.25, 1 - largest: 99.0})
+    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 2, {largest: 5.25, 1 - largest: 99.0}))
     scores, labels, threshold = drawn["score_figure"][0]
     assert threshold == 5.25
     assert labels == [sample.label for sample in data.images.test]
     metrics = federation.ask(
         federation.rounds,
-        lambda client, _: gallery.image_scores(client, data.module.test_dataloader(), fabric),
+        lambda client, _: anomaly.image_scores(client, data.module.test_dataloader(), fabric),
     )
     torch.testing.assert_close(scores, metrics[largest])
     cases, title = drawn["heatmap_sheet"][0]
@@ -161,12 +170,12 @@ def test_a_task_that_does_not_localise_still_has_its_scores(restored, monkeypatc
     monkeypatch.setattr(
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
-    gallery.draw_heatmaps(federation, data, fabric, tmp_path, 1, {})
+    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, {}))
     assert pictures(tmp_path) == {"scores.png"}
 
 
 def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
     federation, data, fabric = restored
     elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, ask=lambda *_: {})
-    gallery.draw_heatmaps(elsewhere, data, fabric, tmp_path, 1, {})
+    anomaly.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, {}))
     assert drawn == {}

@@ -12,7 +12,7 @@ from lit_fedad.config import compose
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.figures import condensed as knowledge_gallery
-from lit_fedad.experiment.figures.condensed import draw_knowledge
+from lit_fedad.experiment.figures.condensed import draw_condensed
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 
@@ -43,10 +43,10 @@ def scene():
 
         def ask(round, question, clients):
             asked.append((round, clients))
-            client = SimpleNamespace(task=SimpleNamespace(features=lambda batch: batch["image"]))
+            client = SimpleNamespace(task=lambda batch: batch["image"])
             return {clients[0]: question(client, clients[0])}
 
-        server = SimpleNamespace(shared_images=lambda: shared)
+        server = SimpleNamespace(images_by_round=lambda: shared)
         federation = SimpleNamespace(server=server, ask=ask, rounds=2, clients=[0, 1])
         return federation, SimpleNamespace(images=images, module=module), asked
 
@@ -58,7 +58,7 @@ def embedded(monkeypatch):
     """Features that were to be laid out, and what was drawn of them; two of them stand for the plane."""
     seen = {}
     plane = knowledge_gallery.knowledge_plane
-    monkeypatch.setattr(knowledge_gallery, "embed", lambda z: seen.setdefault("features", z)[:, :2])
+    monkeypatch.setattr(knowledge_gallery, "tsne_layout", lambda z: seen.setdefault("features", z)[:, :2])
     monkeypatch.setattr(
         knowledge_gallery, "knowledge_plane", lambda *given: plane(*seen.setdefault("plane", given))
     )
@@ -70,7 +70,7 @@ def test_condensed_and_test_images_are_seen_as_in_training(scene, embedded, tmp_
     """One round, and a class of which nobody sent an image."""
     shared = {3: (pictures(20, channels, 2), torch.tensor([0, 2] * 10))}
     federation, data, asked = scene(shared, channels)
-    draw_knowledge(federation, data, Fabric(accelerator="cpu"), tmp_path)
+    draw_condensed(federation, data, Fabric(accelerator="cpu"), tmp_path)
     assert asked == [(2, [0])]
     _, labels, condensed, classes = embedded["plane"]
     assert classes == CLASSES
@@ -86,7 +86,7 @@ def test_condensed_and_test_images_are_seen_as_in_training(scene, embedded, tmp_
 
 def test_no_more_images_than_a_plane_holds(scene, embedded, tmp_path):
     shared = {r: (pictures(200, 1, r), torch.arange(200) % 2) for r in (1, 2)}
-    draw_knowledge(*scene(shared, 1, tests=300)[:2], Fabric(accelerator="cpu"), tmp_path)
+    draw_condensed(*scene(shared, 1, tests=300)[:2], Fabric(accelerator="cpu"), tmp_path)
     condensed = embedded["plane"][2]
     assert (int(condensed.sum()), int((~condensed).sum())) == (80, 120)
     # From both rounds.
@@ -97,18 +97,18 @@ def test_no_more_images_than_a_plane_holds(scene, embedded, tmp_path):
 
 def test_where_nothing_was_shared_nothing_is_drawn(scene, tmp_path):
     federation, data, asked = scene({}, 1)
-    draw_knowledge(federation, data, Fabric(accelerator="cpu"), tmp_path)
+    draw_condensed(federation, data, Fabric(accelerator="cpu"), tmp_path)
     assert asked == []
     assert not (tmp_path / "figures").exists()
 
 
 @pytest.mark.slow
 def test_a_run_leaves_its_knowledge(tmp_path):
-    words = [
+    overrides = [
         "method=fedvck", "tracking=off", "rounds=1", f"out={tmp_path / 'run'}", "data.train_per_class=20",
         "data.test_per_class=4", "data.size=16", "image.size=16", "partition.clients=2", "task.encoder.channels=4",
         "method.client.condensation.steps=1", "method.client.condensation.batch=4", "method.server.training.epochs=1",
     ]  # fmt: skip
-    train(compose(words), quiet=True)
+    train(compose(overrides), quiet=True)
     figures = {path.stem for path in (RunFolder(tmp_path / "run").path / "figures").iterdir()}
     assert {"knowledge", "knowledge_tsne", "communication"} <= figures
