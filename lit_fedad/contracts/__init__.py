@@ -1,7 +1,7 @@
 """The contracts: messages, tasks, clients, servers, and the exchanges between them.
 
-A task says what a client learns and how it scores. A method (a client, a server, and its exchanges) says what clients
-and the server send each other. The federation runs rounds and knows neither.
+A task defines what a client learns and how it scores images. A method (a client, a server and their exchanges) defines
+the messages between clients and the server. The federation runs rounds and depends on neither.
 """
 
 from lit_fedad.contracts.client import Client, Predictors

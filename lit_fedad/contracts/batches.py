@@ -14,15 +14,15 @@ T = TypeVar("T")
 def map_batches(
     module: L.LightningModule, loader: DataLoader, function: Callable[[Mapping[str, Any]], T]
 ) -> Iterator[T]:
-    """Calls a function of every batch of a loader, moved to a module's device.
+    """Applies a function to every batch of a loader, moved to a module's device.
 
     Args:
-        module: Names the device.
+        module: Module that defines the device.
         loader: Batches.
         function: Called with each batch.
 
     Yields:
-        Its values, in the order of the batches.
+        The function's values, in the order of the batches.
     """
     for batch in loader:
         yield function(module.transfer_batch_to_device(batch, module.device, 0))

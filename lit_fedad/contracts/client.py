@@ -20,16 +20,16 @@ from lit_fedad.errors import UserError
 
 @dataclass(frozen=True)
 class Predictors:
-    """Which models a method predicts with.
+    """The models that a method predicts with.
 
     Attributes:
-        shared: Whether all clients predict alike, so that scoring one of them scores all.
+        shared: Whether all clients predict with the same model, so that scoring one client scores all.
         server_shared: Whether the server's model is the same for all clients.
-        own: Whether what a client has just trained is a model of its own; False where only the server makes models
-            that are meant to predict.
+        own: Whether a client's trained weights are a model that can predict; False where only the server builds models
+            that predict.
         heads: Names of the method's classifiers beside the main one; predictions carry the logits of each.
-        lent: Entries of the task's state that the server's model lacks; for its evaluation alone they are the mean,
-            by data size, of the clients' own.
+        lent: Entries of the task's state that the server's model lacks; for its evaluation alone they are replaced by
+            the clients' mean, weighted by data size.
     """
 
     shared: bool = False
@@ -40,7 +40,7 @@ class Predictors:
 
 
 class Client(L.LightningModule):
-    """The client side of one method: wraps a task and adds what the method needs.
+    """The client side of one method, which wraps a task and adds what the method needs.
 
     One live object serves every client of a process. What belongs to a single client, its personal state, is what the
     attributes in ``kept`` hold: it is loaded before the client's turn (`write_kept`), read after it (`read_kept`),
@@ -49,12 +49,12 @@ class Client(L.LightningModule):
     Args:
         task: What the client learns.
         local_epochs: Passes over the client's data a round (E).
-        keep_optimizer: Whether the optimiser's state lives on between rounds. Only right where the server never
-            overwrites the weights that it optimises.
+        keep_optimizer: Whether the optimiser's state is kept between rounds. Correct only where the server never
+            overwrites the optimised weights.
 
     Attributes:
-        needs: What kind of task the method works with.
-        kept: Names of the attributes that belong to a single client, beside those of base classes.
+        needs: Class of task that the method requires.
+        kept: Names of the attributes that hold a single client's state, in addition to those of base classes.
 
     Raises:
         UserError: If the method cannot work with this task, or there is no epoch to train.
@@ -76,10 +76,13 @@ class Client(L.LightningModule):
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
-        """Refuses a kind of task that the method cannot work with.
+        """Checks that the method supports a class of task.
+
+        Args:
+            task: The class of task.
 
         Raises:
-            UserError: In one line that says why.
+            UserError: If the method does not support it.
         """
         if not issubclass(task, cls.needs):
             raise UserError(
@@ -88,44 +91,48 @@ class Client(L.LightningModule):
 
     @property
     def exchanges(self) -> Exchanges:
-        """The method's exchanges, in set-up and in every round."""
+        """The method's exchanges, before round 1 and in every round."""
         raise NotImplementedError
 
     @property
     def predictors(self) -> Predictors:
-        """Which models predict; by default each client has its own."""
+        """The models that predict; by default each client has its own."""
         return Predictors()
 
     def begin(self, context: Context) -> None:
-        """Starts a turn: sets which client this is now, and in which round."""
+        """Starts a turn: sets the client and the round.
+
+        Args:
+            context: Seed, round, client, exchange and stage.
+        """
         self.context = context
         self.task.round = context.round
 
     def receive(self, message: Message) -> None:
-        """Takes over what the server sent in training."""
+        """Loads the server's message before training."""
         raise NotImplementedError
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares the form of what `receive` takes."""
+        """Declares the form of the message that `receive` takes."""
         raise NotImplementedError
 
     def refresh(self, loader: DataLoader) -> None:
-        """Renews what depends on weights just received and on local data: before training, and after `deploy`.
+        """Recomputes what depends on received weights and local data, before training and after `deploy`.
 
         Args:
             loader: The client's training batches in a fixed order.
         """
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        """Computes one local step's loss; the task's, unless the method adds to it."""
+        """Computes the loss of one local step; by default the task's loss."""
         return self.task.training_step(batch, batch_idx)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds the optimiser of local steps; the task's, unless the method wants another."""
+        """Builds the optimiser of local steps; by default the task's optimiser."""
         return self.task.configure_optimizers()
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns what goes to the server after training.
+        """Returns the message to the server after training.
 
         Args:
             loader: The client's training batches in a fixed order.
@@ -133,16 +140,18 @@ class Client(L.LightningModule):
         raise NotImplementedError
 
     def upload_spec(self) -> MessageSpec:
-        """Declares the form of what `send` returns."""
+        """Declares the form of the message that `send` returns."""
         raise NotImplementedError
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
-        """Makes the task what predicts, where that is not what was received. Never called before training.
+        """Loads the model that predicts into the task, where it differs from what was received.
+
+        Not called before training.
 
         Args:
             which: The client's own predictor, or the server's model.
         """
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Predicts a batch; the task's prediction, unless the method predicts otherwise."""
+        """Predicts a batch; by default with the task's prediction."""
         return self.task.predict_step(batch, batch_idx)

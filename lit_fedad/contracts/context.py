@@ -1,4 +1,4 @@
-"""Where in an experiment a piece of code runs."""
+"""The position in an experiment at which code runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lit_fedad.contracts.randomness import generator, seeded
 
 @dataclass(frozen=True)
 class Context:
-    """Where in the experiment a piece of code runs; the only source of randomness.
+    """The position in an experiment at which code runs; the only source of randomness.
 
     Attributes:
         seed: The experiment's seed.
-        round: Set-up exchanges count up to 0, training rounds from 1.
+        round: Round number; set-up exchanges count up to 0, training rounds start at 1.
         client: Client number; None on the server.
-        exchange: Which exchange of the round, from 0.
-        stage: Which of the client's tasks, from 0, where its images come task after task.
+        exchange: Index of the exchange in the round, from 0.
+        stage: Index of the client's stage, from 0, where its data come in stages.
     """
 
     seed: int
@@ -30,7 +30,7 @@ class Context:
     stage: int = 0
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A CPU generator that depends on nothing but seed, purpose, round, exchange and client."""
+        """Returns a CPU generator that depends only on seed, purpose, round, exchange and client."""
         return generator(self.seed, self._named(purpose), self.round, self.client)
 
     @contextmanager
@@ -40,5 +40,5 @@ class Context:
             yield
 
     def _named(self, purpose: str) -> str:
-        """Apart from what the first exchange of the round drew for the same purpose."""
+        """Returns the purpose, with the exchange's index for all but the first exchange of a round."""
         return f"{purpose}, exchange {self.exchange}" if self.exchange else purpose

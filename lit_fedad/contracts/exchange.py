@@ -1,8 +1,8 @@
-"""What a method is made of: exchanges of one message down and one up.
+"""The exchanges of a method, each of one message down and one up.
 
-Every exchange is one object that both sides know. The server's side and the client's side never share a process where
-clients are other machines, so that each method below is called on one side alone, and declared forms follow from the
-configuration, never from a message that they are to check.
+Server and clients use the same exchange object. They do not share a process where clients are other machines, so each
+method below is called on one side only, and declared forms follow from the configuration, never from a message that
+they check.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ S = TypeVar("S", contravariant=True)  # its server
 
 
 class Exchange(Generic[C, S]):
-    """One message to each client, what the client does with it, its answer, and how answers are merged.
+    """One message to each client, the client's computation, its answer, and the merging of the answers.
 
-    The default sends nothing either way.
+    The default sends nothing in either direction.
 
     Attributes:
-        name: Named in reports and errors.
+        name: Name in reports and errors.
         trains: Whether clients refresh (`Client.refresh`) and train between `receive` and `send`.
     """
 
@@ -35,18 +35,18 @@ class Exchange(Generic[C, S]):
     trains: bool = False
 
     def broadcast(self, server: S, client_id: int) -> Message:
-        """Returns what a client is sent. Runs on the server."""
+        """Returns the message to a client. Runs on the server."""
         return {}
 
     def broadcast_spec(self, client: C) -> MessageSpec:
-        """Declares the form of `broadcast`, from sizes that any client of the method knows."""
+        """Declares the form of `broadcast`, from sizes that are the same for every client of the method."""
         return {}
 
     def receive(self, client: C, message: Message) -> None:
-        """Takes the server's message over. Runs on the client."""
+        """Loads the server's message. Runs on the client."""
 
     def train(self, client: C, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client, where the exchange does. Runs on the client.
+        """Trains the client, where the exchange includes training. Runs on the client.
 
         Args:
             client: The live client.
@@ -59,7 +59,7 @@ class Exchange(Generic[C, S]):
         return {}
 
     def send(self, client: C, loader: DataLoader) -> Message:
-        """Returns what goes up. Runs on the client.
+        """Returns the message to the server. Runs on the client.
 
         Args:
             client: The live client.
@@ -68,11 +68,11 @@ class Exchange(Generic[C, S]):
         return {}
 
     def upload_spec(self, client: C) -> MessageSpec:
-        """Declares the form of `send`, from sizes that any client of the method knows."""
+        """Declares the form of `send`, from sizes that are the same for every client of the method."""
         return {}
 
     def aggregate(self, server: S, updates: Mapping[int, Update]) -> None:
-        """Merges what clients sent. Runs on the server.
+        """Merges the clients' messages. Runs on the server.
 
         Args:
             server: The server.
@@ -85,8 +85,8 @@ class Exchanges:
     """The exchanges of a method.
 
     Attributes:
-        setup: Those before round 1, each once and with every client; the last one is round 0, the one before -1.
-        rounds: Those that every round from 1 is made of, in order.
+        setup: Exchanges before round 1, each run once with every client; the last is round 0, the one before it -1.
+        rounds: Exchanges of every round from 1, in order.
     """
 
     setup: tuple[Exchange, ...] = ()
@@ -94,13 +94,13 @@ class Exchanges:
 
     @property
     def first_round(self) -> int:
-        """Number of the first exchange: at most 1, lower by one for every set-up exchange."""
+        """Round number of the first exchange: 1 minus the number of set-up exchanges."""
         return 1 - len(self.setup)
 
     def of_round(self, round: int) -> tuple[Exchange, ...]:
-        """Lists the exchanges of a round: one of the set-up up to round 0, all of `rounds` from 1."""
+        """Lists the exchanges of a round: one set-up exchange up to round 0, all of `rounds` from 1."""
         return self.rounds if round > 0 else (self.setup[round - 1],)
 
     def at(self, context: Context) -> Exchange:
-        """Returns the exchange that a context says is running."""
+        """Returns the exchange of a context's round and exchange index."""
         return self.of_round(context.round)[context.exchange]

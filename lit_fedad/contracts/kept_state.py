@@ -1,4 +1,4 @@
-"""State that a class declares by name, instead of reading and writing it by hand."""
+"""State that a class declares by the names of its attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def kept_names(holder: object) -> tuple[str, ...]:
 
 
 def read_kept(holder: object) -> dict[str, Any]:
-    """Reads the declared attributes: of modules copies of their state, of others the value itself."""
+    """Returns the declared attributes by name: copies of the state of modules, other values as they are."""
     values = {name: getattr(holder, name) for name in kept_names(holder)}
     return {
         name: {key: entry.detach().clone() for key, entry in value.state_dict().items()}
@@ -26,7 +26,7 @@ def read_kept(holder: object) -> dict[str, Any]:
 
 
 def write_kept(holder: object, state: Mapping[str, Any]) -> None:
-    """Writes what `read_kept` returned; a property with a setter decides itself what writing means."""
+    """Sets the declared attributes from a state that `read_kept` returned; properties are set by their setters."""
     for name in kept_names(holder):
         value, current = state[name], getattr(holder, name)
         if isinstance(current, nn.Module):

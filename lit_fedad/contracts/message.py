@@ -1,4 +1,4 @@
-"""What crosses between a client and the server, and its declared form."""
+"""Messages between clients and the server, and their declared form."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 Message = dict[str, Tensor]
-"""All that ever crosses between a client and the server: flat, named, on the CPU, finite."""
+"""A message between a client and the server: named tensors on the CPU with finite values."""
 
 MessageSpec = Mapping[str, "TensorSpec"]
-"""The declared form of a message: every name with its shape and type."""
+"""The declared form of a message: shape and type by name."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Update:
-    """What one client sent: its message and the number of training images behind it."""
+    """The message that one client sent, and its number of training images."""
 
     message: Message
     num_samples: int
 
 
 def spec_of(entries: Mapping[str, Tensor]) -> MessageSpec:
-    """Declares messages of the very names, shapes and types of some entries of a state.
+    """Declares messages with the names, shapes and types of given tensors.
 
     Example:
         >>> spec_of({"w": torch.zeros(2, 3)})

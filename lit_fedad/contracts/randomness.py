@@ -1,4 +1,4 @@
-"""Random numbers that depend on where they are drawn, never on what was drawn before."""
+"""Random numbers that depend on where they are drawn, not on what was drawn before."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 
 def derive_seed(seed: int, purpose: str, round: int = 0, client: int | None = None) -> int:
-    """A 63-bit seed from the place where randomness is needed.
+    """Derives a 63-bit seed from seed, purpose, round and client.
 
     Args:
         seed: The experiment's seed.
@@ -18,7 +18,7 @@ def derive_seed(seed: int, purpose: str, round: int = 0, client: int | None = No
         client: Client number; None on the server.
 
     Returns:
-        The same number for the same place, whatever ran before and in whichever process.
+        The seed: equal for equal arguments, in any process and whatever ran before.
 
     Example:
         >>> derive_seed(0, "batches", 3, 1) == derive_seed(0, "batches", 3, 1)
@@ -31,7 +31,7 @@ def derive_seed(seed: int, purpose: str, round: int = 0, client: int | None = No
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int | None = None) -> torch.Generator:
-    """A CPU generator seeded by `derive_seed`."""
+    """Returns a CPU generator seeded by `derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, purpose, round, client))
 
 
@@ -45,7 +45,7 @@ def seeded(seed: int, purpose: str, round: int = 0, client: int | None = None) -
 
 
 def numpy_generator(*key: object) -> np.random.Generator:
-    """The NumPy generator that belongs to a key.
+    """Returns the NumPy generator of a key.
 
     The key is hashed as text: the same key gives the same numbers in every process and on every machine, and
     keys that differ anywhere give unrelated numbers.

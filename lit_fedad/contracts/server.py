@@ -30,22 +30,22 @@ class Server:
         self.context = Context(seed=0, round=0)
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Takes note of all clients that hold images, once, before a run begins or is resumed.
+        """Registers all clients that hold images, once, before a run begins or is resumed.
 
         Args:
             sizes: Training images by client.
         """
 
     def begin(self, context: Context) -> None:
-        """Starts an exchange."""
+        """Starts an exchange: sets seed, round and exchange."""
         self.context = context
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns what a client is sent to train with."""
+        """Returns the message that a client trains with."""
         raise NotImplementedError
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Merges what clients sent after training.
+        """Merges the messages that clients sent after training.
 
         Args:
             updates: By client, in client order; never empty.
@@ -53,34 +53,34 @@ class Server:
         raise NotImplementedError
 
     def diagnostics(self) -> dict[str, float]:
-        """Returns numbers to track, after a round."""
+        """Returns scalars to track after a round, by name."""
         return {}
 
     def warnings(self) -> list[str]:
-        """Returns what a user should be told after a round, one line each."""
+        """Returns warnings for the user after a round, one line each."""
         return []
 
 
 class AttackableServer(Server):
-    """A server whose uploads, one by one, can be turned into predictors: what privacy attacks judge."""
+    """A server whose single uploads can be turned into predictors, which privacy attacks evaluate."""
 
     def adversary_view(self, update: Update, client: Client) -> None:
-        """Turns a client into the best predictor that an observer of its upload can build, before it is merged.
+        """Turns a client into the best predictor that an observer of its upload can build before the upload is merged.
 
         The observer knows the round's broadcast and the clients' initial state, but no personal state.
 
         Args:
-            update: What the client sent to be merged.
+            update: The client's upload.
             client: The live client, which has just received this round's broadcast.
 
         Raises:
-            UserError: If the upload says nothing about single images.
+            UserError: If no predictor for single images can be built from the upload.
         """
         raise nothing_to_attack(client)
 
 
 def nothing_to_attack(client: Client) -> UserError:
-    """Builds the error for methods whose uploads score no image."""
+    """Builds the error for methods whose uploads cannot score images."""
     return UserError(
         f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
     )

@@ -1,4 +1,4 @@
-"""What is learnt, and how it scores."""
+"""Tasks: what is learnt, and how images are scored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fedad.contracts.context import Context
 
 
 class Prediction(NamedTuple):
-    """What a task says about a batch. High scores are anomalous.
+    """The prediction of a task for a batch. High scores are anomalous.
 
     Attributes:
         image_score: One score an image [B].
@@ -30,19 +30,19 @@ class Prediction(NamedTuple):
 
 
 class Task(L.LightningModule):
-    """What is learnt and how it scores; trains just as well under a plain ``lightning.Trainer``.
+    """What is learnt and how images are scored; can also be trained by a plain ``lightning.Trainer``.
 
-    A step is ``view -> forward -> objective``, a prediction ``forward -> predict``: methods that regularise, shift or
-    share features step in between. Subclasses implement `forward`, `objective`, `predict` and Lightning's
+    A step is ``view -> forward -> objective``, a prediction ``forward -> predict``, so that methods can regularise,
+    shift or share features in between. Subclasses implement `forward`, `objective`, `predict` and
     ``configure_optimizers``.
 
     Attributes:
-        kind: Which metrics judge it.
-        prepares: Whether `prepare` takes something from local data.
-        local_buffers: Buffers made from local data, which are never shared as weights are.
-        output_modules: Submodules between features and output; methods with personal heads keep these.
+        kind: Kind of task, which selects the metrics.
+        prepares: Whether `prepare` computes something from local data.
+        local_buffers: Buffers computed from local data, which are not shared as weights are.
+        output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
-        round: The round of the federation that is played, for schedules; 0 outside of one.
+        round: The current round of the federation, for schedules; 0 outside of a federation.
     """
 
     kind: Literal["anomaly", "classification"] = "anomaly"
@@ -53,11 +53,11 @@ class Task(L.LightningModule):
     round: int = 0
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Draws what one training step looks at: an augmented batch, or a sample of it; by default the batch."""
+        """Draws the view of a batch for one training step: an augmentation or a sample of it; by default the batch."""
         return batch
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes features; call the task itself, so that forward hooks of methods apply.
+        """Computes features. Call the task itself, so that forward hooks of methods apply.
 
         Args:
             batch: A batch of the data module, or a view of one.
@@ -80,7 +80,7 @@ class Task(L.LightningModule):
         raise NotImplementedError
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images.
+        """Scores the images of a batch.
 
         Args:
             features: Features of the whole batch.
@@ -89,7 +89,7 @@ class Task(L.LightningModule):
         raise NotImplementedError
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        """Computes the loss of a random view."""
+        """Computes the loss of a random view of a batch."""
         view = self.view(batch)
         return self.objective(self(view), view)
 
@@ -98,38 +98,38 @@ class Task(L.LightningModule):
         return self.predict(self(batch), batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds one optimiser of all that trains."""
+        """Builds the optimiser of all trainable parameters."""
         raise NotImplementedError
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Takes from local data what training needs before its first step and lacks (a bank, a centre)."""
+        """Computes from local data what training needs before its first step (a bank, a centre); by default nothing."""
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews what `prepare` made, under the weights as they are now. Default: nothing."""
+        """Recomputes the result of `prepare` with the current weights; by default nothing."""
 
     def learned_state(self) -> dict[str, Tensor]:
-        """Returns the state that training changes: everything but the frozen backbone."""
+        """Returns the state that training changes: all but the frozen backbone."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith("backbone.")}
 
 
 class StandardisedTask(Task):
-    """A task whose features may be brought to mean 0 and variance 1, by statistics that clients can pool.
+    """A task whose features can be standardised to mean 0 and variance 1 by statistics that clients pool.
 
     Attributes:
-        standardise: Whether they are.
+        standardise: Whether features are standardised.
     """
 
     standardise: bool = False
 
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """Computes number, mean [C] and variance [C] of local features before they are standardised."""
+        """Computes the number, mean [C] and variance [C] of local features before standardisation."""
         raise NotImplementedError
 
     def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
-        """Takes over what features are standardised by, both [C]."""
+        """Loads the mean [C] and the scale [C] that features are standardised by."""
         raise NotImplementedError
 
 
 def channel_scale(variance: Tensor) -> Tensor:
-    """Computes what features are divided by [C] from their variance [C]: its root, kept off zero."""
+    """Computes the scale [C] of features from their variance [C]: the square root plus 1e-5."""
     return variance.sqrt() + 1e-5

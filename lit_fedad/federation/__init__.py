@@ -1,1 +1,1 @@
-"""Rounds, for any method: the loop and what it needs."""
+"""Rounds of any method: the round loop and its parts."""

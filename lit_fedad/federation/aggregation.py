@@ -1,4 +1,4 @@
-"""How numbers of several clients become one, whatever the method."""
+"""Aggregation of several clients' tensors, for any method."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ STATISTICS = ("count", "mean", "variance")
 
 
 def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message:
-    """Averages messages by data size, key by key (FedAvg): ``sum_n z_n W_n``.
+    """Averages messages entry by entry, weighted by data size (FedAvg): ``sum_n z_n W_n``.
 
-    Floating-point entries are averaged, in double precision and divided last: equal messages come back as they are,
-    and the order of clients does not matter. Whole numbers (a BatchNorm's count of batches) cannot be averaged and
-    are taken from the largest client.
+    Floating-point entries are averaged in double precision and divided last, so that the mean of equal messages is the
+    message itself and the order of clients does not matter. Integer entries (a BatchNorm's count of batches) cannot be
+    averaged and are taken from the largest client.
 
     Args:
-        updates: By client; all with the same keys and shapes.
-        equal: Whether every client counts the same, whatever its size.
+        updates: Updates by client; all with the same keys and shapes.
+        equal: Whether every client has the same weight, whatever its data size.
 
     Returns:
         The mean, in the type of the messages.
@@ -33,7 +33,7 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
         {'w': tensor([1.])}
     """
     sizes = {client: 1 if equal else update.num_samples for client, update in updates.items()}
-    # In lowest terms, clients of one size are averaged exactly as if they counted the same.
+    # Sizes are divided by their greatest common divisor: clients of equal size get weight 1, exactly as with `equal`.
     divisor = math.gcd(*sizes.values()) or 1
     total = sum(sizes.values()) / divisor
     largest = updates[max(sizes, key=lambda client: updates[client].num_samples)].message
@@ -50,7 +50,7 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
 
 
 def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the union of several sets, from each set's own.
+    """Computes mean and variance of the union of several sets from those of each set.
 
     Args:
         counts: Set sizes [N].
@@ -71,7 +71,10 @@ def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tens
 
 
 def pool_statistics(updates: Mapping[int, Update]) -> Message:
-    """What features are standardised by, from the ``count``, ``mean`` and ``variance`` [C] that each client sent.
+    """Computes the statistics that features are standardised by.
+
+    Args:
+        updates: ``count``, ``mean`` [C] and ``variance`` [C] by client.
 
     Returns:
         ``mean`` and ``scale`` [C]: the standard deviation, kept off zero.
@@ -82,15 +85,15 @@ def pool_statistics(updates: Mapping[int, Update]) -> Message:
 
 
 def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: float) -> float:
-    """A quantile of the union of several sets, from equally spaced quantiles of each.
+    """Estimates a quantile of the union of several sets from equally spaced quantiles of each set.
 
     Args:
-        sketches: Per set, its quantiles at equally spaced levels, ascending.
+        sketches: Quantiles of each set at equally spaced levels, ascending.
         counts: Set sizes.
-        level: The quantile asked for, in [0, 1].
+        level: Level of the quantile, in [0, 1].
 
     Returns:
-        The smallest value that at least `level` of the union's mass does not exceed, up to the sketches' spacing.
+        The smallest value that at least a share `level` of the union does not exceed, to the sketches' spacing.
     """
     values = torch.cat([sketch.double() for sketch in sketches])
     weights = torch.cat(

@@ -1,4 +1,4 @@
-"""What outsiders hear of a federation."""
+"""Hooks that a federation calls."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 class FederationCallback:
-    """Hooks that a federation calls by ``fabric.call``; pass callbacks as ``Fabric(callbacks=[...])``.
+    """The hooks that a federation calls by ``fabric.call``; pass callbacks as ``Fabric(callbacks=[...])``.
 
-    All but `on_client_end` are called on the first process only. Their names are none of Lightning's hooks: Fabric
-    calls those of the client, too, once it has set it up.
+    All but `on_client_end` are called on the first process only. Their names differ from Lightning's hooks, because
+    Fabric also calls hooks of the client once it has set the client up.
     """
 
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
-        """Called with what clients sent, before the server merges it: its state is still the one that it broadcast.
+        """Receives the clients' updates before the server merges them, while its state is still the broadcast one.
 
-        `Federation.adversary_view` may be called here. Nothing else sees single uploads.
+        `Federation.adversary_view` may be called here. No other hook receives single uploads.
         """
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
-        """Called after each round and its evaluation, before its checkpoint."""
+        """Receives the report of each round after its evaluation, before its checkpoint."""
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
-        """Called once the round's checkpoint is complete: an exception raised here ends a run that can be resumed."""
+        """Receives the report when the round's checkpoint is complete; a run that an exception ends can be resumed."""
 
     def on_client_end(self, done: int, total: int) -> None:
-        """Called in every process after each turn of a client, to train or to be scored.
+        """Receives the progress after each turn of a client, in training or evaluation; called in every process.
 
         Args:
-            done: Turns that this process has played.
-            total: Turns that it plays in the whole run.
+            done: Number of turns that this process has finished.
+            total: Number of turns of this process in the whole run.
         """

@@ -1,4 +1,4 @@
-"""Every message passes through the channel: checked, optionally coded, serialised, counted."""
+"""The channel that every message passes: checked, optionally encoded, serialised and counted."""
 
 import math
 from collections.abc import Mapping
@@ -15,17 +15,22 @@ from lit_fedad.errors import UserError
 
 
 class Codec(Protocol):
-    """What a channel does to a message before it is serialised, and undoes after."""
+    """An encoding of messages before they are serialised, and its inverse."""
 
     def encode(self, message: Message, context: Context) -> Message:
-        """Codes a message for the way."""
+        """Encodes a message before it is serialised.
+
+        Args:
+            message: The message.
+            context: Round and client, for codecs that draw random numbers.
+        """
 
     def decode(self, message: Message) -> Message:
-        """Decodes a message that came."""
+        """Decodes a received message."""
 
 
 class Plain:
-    """Sends tensors as they are."""
+    """A codec that sends tensors as they are."""
 
     def encode(self, message: Message, context: Context) -> Message:
         """Returns the message itself."""
@@ -37,7 +42,7 @@ class Plain:
 
 
 class Half:
-    """Sends 32-bit floats in 16 bits (IEEE half precision, 11 significant bits)."""
+    """A codec that sends 32-bit floats in 16 bits (IEEE half precision, 11 significant bits)."""
 
     def encode(self, message: Message, context: Context) -> Message:
         """Rounds every float32 tensor to float16.
@@ -52,19 +57,19 @@ class Half:
         return coded
 
     def decode(self, message: Message) -> Message:
-        """Widens float16 back to float32."""
+        """Converts float16 tensors back to float32."""
         return {name: t.float() if t.dtype == torch.float16 else t for name, t in message.items()}
 
 
 class Byte:
-    """Sends matrices of 32-bit floats in 8 bits: 256 levels between each column's minimum and maximum.
+    """A codec that sends matrices of 32-bit floats in 8 bits: 256 levels between each column's minimum and maximum.
 
-    A column of a memory bank is a feature channel, so that channels of different range lose the same share of it.
-    Vectors and scalars stay as they are.
+    A column of a memory bank is a feature channel, so that the rounding error of each channel is the same share of its
+    range. Vectors and scalars are sent as they are.
     """
 
     def encode(self, message: Message, context: Context) -> Message:
-        """Splits every float32 matrix into levels, column minima and column steps."""
+        """Encodes every float32 matrix as levels, column minima and column steps."""
         coded: Message = {}
         for name, tensor in message.items():
             if tensor.dtype != torch.float32 or tensor.ndim < 2:
@@ -77,7 +82,7 @@ class Byte:
         return coded
 
     def decode(self, message: Message) -> Message:
-        """Puts the matrices together again."""
+        """Rebuilds the matrices from levels, column minima and column steps."""
         decoded = {n: t for n, t in message.items() if not n.endswith((".levels", ".low", ".step"))}
         for name in [n.removesuffix(".levels") for n in message if n.endswith(".levels")]:
             levels = message[f"{name}.levels"].float()
@@ -90,7 +95,7 @@ class Link:
     """One direction of the channel.
 
     Attributes:
-        codec: Codes messages before they are serialised, and decodes them after.
+        codec: Encodes messages before they are serialised, and decodes them afterwards.
     """
 
     codec: Codec
@@ -99,13 +104,13 @@ class Link:
         """Checks and serialises a message.
 
         Args:
-            message: What is to be sent.
+            message: The message to send.
             spec: Its declared form.
             context: Round and client, for codecs that draw random numbers.
-            sender: Named in errors, e.g. ``"client 3"``.
+            sender: Name of the sender in errors, e.g. ``"client 3"``.
 
         Returns:
-            The bytes that cross; empty for an empty message.
+            The bytes to send; empty for an empty message.
 
         Raises:
             UserError: If names, shapes or types are not as declared, or a value is not finite.
@@ -117,15 +122,15 @@ class Link:
         return save({name: tensor.contiguous() for name, tensor in coded.items()})
 
     def unpack(self, blob: bytes, spec: MessageSpec, sender: str) -> Message:
-        """Builds a message from the bytes that crossed, and checks it on receipt.
+        """Builds a message from received bytes and checks it.
 
         Args:
-            blob: From `pack`, of whatever origin.
+            blob: Bytes from `pack`; they are not trusted.
             spec: The declared form.
-            sender: Named in errors.
+            sender: Name of the sender in errors.
 
         Raises:
-            UserError: If the bytes hold no message, or another one than declared.
+            UserError: If the bytes hold no message, or one that differs from the declared form.
         """
         try:
             message = self.codec.decode(load(blob)) if blob else {}
@@ -136,14 +141,14 @@ class Link:
 
 
 class Channel:
-    """Carries messages both ways.
+    """The two links between clients and the server.
 
-    Nothing but bytes crosses: a message is checked against its declared form, coded, serialised (safetensors) and
-    counted, and on the other side built anew and checked again. What is counted is exactly what is sent.
+    Only bytes are sent: a message is checked against its declared form, encoded, serialised (safetensors) and counted,
+    and on receipt rebuilt and checked once more. Exactly the sent bytes are counted.
 
     Args:
         up: Codec of client messages; None sends them as they are.
-        down: Codec of server messages; likewise.
+        down: Codec of server messages; None sends them as they are.
     """
 
     def __init__(self, up: Codec | None = None, down: Codec | None = None) -> None:
@@ -155,7 +160,7 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
     """Checks a message against its declared form.
 
     Raises:
-        UserError: In one line that names the sender and the tensor.
+        UserError: If names, shapes, types or devices differ from the declared form, or a value is not finite.
     """
     if set(message) != set(spec):
         missing, extra = sorted(set(spec) - set(message)), sorted(set(message) - set(spec))
@@ -177,7 +182,7 @@ def check(message: Message, spec: MessageSpec, sender: str) -> None:
 
 
 def elements(message: Mapping[str, Tensor]) -> int:
-    """Counts the numbers that a message holds (what some papers report as its size).
+    """Counts the elements of a message's tensors (some papers report this as its size).
 
     Example:
         >>> elements({"memory": torch.zeros(56 * 56, 1792)})

@@ -16,12 +16,13 @@ from lit_fedad.errors import UserError
 class Checkpoints:
     """The checkpoints of one run: one folder a round, the last one kept.
 
-    A checkpoint is written beside its final name and renamed when everything in it is on disk, so that a kill at any
-    moment leaves the previous one in place.
+    A checkpoint is written under a temporary name and renamed when all its files are on disk, so that the previous one
+    remains if the process is killed at any moment.
 
     Args:
-        folder: Where checkpoints lie.
-        identity: What must be equal for a run to be continued (configuration and backbone weights); None reads any.
+        folder: Folder of the checkpoints.
+        identity: Hash of what must be equal for a run to be resumed (configuration and backbone weights); None accepts
+            any checkpoint.
     """
 
     def __init__(self, folder: Path, identity: str | None = None) -> None:
@@ -29,19 +30,19 @@ class Checkpoints:
         self.identity = identity
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint; None if there is none."""
+        """Returns the folder of the newest complete checkpoint; None if there is none."""
         complete = sorted(self.folder.glob("round_*"))
         return complete[-1] if complete else None
 
     def begin(self, round: int) -> Path:
-        """An empty folder to write a checkpoint's files to."""
+        """Creates an empty folder for the files of a round's checkpoint and returns it."""
         partial = self.partial(round)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         return partial
 
     def commit(self, round: int, state: dict[str, Any]) -> Path:
-        """Adds the server's side to the files of `begin` and makes the checkpoint visible.
+        """Writes the server's state beside the files of the other processes and completes the checkpoint.
 
         Args:
             round: Round that the checkpoint follows.
@@ -64,10 +65,13 @@ class Checkpoints:
         return final
 
     def load(self, path: Path) -> tuple[int, dict[str, Any]]:
-        """Reads the server's side of a checkpoint.
+        """Loads the server's state of a checkpoint.
+
+        Args:
+            path: The checkpoint's folder.
 
         Returns:
-            The round it follows, and the state given to `commit`.
+            The round that the checkpoint follows, and the state given to `commit`.
 
         Raises:
             UserError: If it was written under another configuration, or cannot be read.
@@ -85,12 +89,12 @@ class Checkpoints:
         return meta["round"], state
 
     def partial(self, round: int) -> Path:
-        """Where a checkpoint is written before it is complete."""
+        """Returns the folder of a checkpoint that is not yet complete."""
         return self.folder / f".partial_{round + 100_000:06d}"
 
 
 def _sync(path: Path) -> None:
-    """Forces a file's or folder's content to disk."""
+    """Writes the content of a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

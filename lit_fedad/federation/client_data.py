@@ -1,4 +1,4 @@
-"""What the federation needs of training data."""
+"""The interface of training data that the federation uses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 
 
 class ClientData(Protocol):
-    """Training data by client; classes that inherit from this hold the same in every round."""
+    """Training data by client; by default the same in every round."""
 
     @property
     def milestones(self) -> frozenset[int]:
-        """Rounds after which clients go on to other stages: these are evaluated."""
+        """Rounds after which clients go on to other stages; the federation evaluates after each."""
         return frozenset()
 
     @property
@@ -27,8 +27,14 @@ class ClientData(Protocol):
         """Training images by client."""
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
-        """Returns training batches of a client."""
+        """Returns the training batches of a client.
+
+        Args:
+            client: Client number.
+            generator: Source of the random order.
+            shuffle: Whether the order is random; otherwise it is fixed.
+        """
 
     def at(self, round: int) -> ClientData:
-        """Returns what the clients hold in a round."""
+        """Returns the clients' training data in a round."""
         return self

@@ -1,4 +1,4 @@
-"""The personal states of many clients: one live model, and a shelf of what belongs to each client."""
+"""The personal states of many clients, which share one live model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 
 def size_of(state: Any) -> int:
-    """Bytes of all tensors in a nested state."""
+    """Computes the size of all tensors in a nested state, in bytes."""
     if isinstance(state, Tensor):
         return state.numel() * state.element_size()
     if isinstance(state, dict):
@@ -26,7 +26,7 @@ def size_of(state: Any) -> int:
 
 
 def detached(state: Any) -> Any:
-    """A copy of a nested state on the CPU that shares no memory with the live model."""
+    """Copies a nested state to the CPU, without memory shared with the live model."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
@@ -37,14 +37,14 @@ def detached(state: Any) -> Any:
 
 
 class ClientPool:
-    """Keeps personal states in host memory and, above a size, on disk.
+    """A store of personal states, in host memory and, above a size, on disk.
 
-    A client that was never put in has the initial state, which is kept once for all of them.
+    Clients without a stored state have the initial state, which is kept once for all of them.
 
     Args:
-        initial: The state of a client before its first visit.
-        folder: Where states go that do not fit; made on first use.
-        memory_bytes: How much host memory the states may take.
+        initial: The state of a client before its first turn.
+        folder: Folder for states that do not fit in memory; created on first use.
+        memory_bytes: Host memory for states, in bytes.
     """
 
     def __init__(self, initial: State, folder: Path, memory_bytes: int = 2 << 30) -> None:
@@ -57,17 +57,17 @@ class ClientPool:
         self._bytes = 0
 
     def get(self, client: int) -> State:
-        """A copy of the client's state."""
+        """Returns a copy of a client's state."""
         if client in self._memory:
             self._memory.move_to_end(client)
-            # Optimisers work on the very tensors they were given: a visit that fails must leave no trace here.
+            # Optimisers update the given tensors in place: a failed turn must not change the stored state.
             return detached(self._memory[client])
         if client in self._files:
             return torch.load(self._files[client], map_location="cpu", weights_only=False)
         return detached(self.initial)
 
     def put(self, client: int, state: State) -> None:
-        """Keeps a copy of the client's state."""
+        """Stores a copy of a client's state."""
         self._drop(client)
         self._memory[client] = detached(state)
         self._bytes += size_of(self._memory[client])
@@ -88,7 +88,7 @@ class ClientPool:
         self._files[client] = path
 
     def save(self, folder: Path, previous: Path | None) -> None:
-        """Writes every state to a checkpoint; states that did not change are linked from the previous one.
+        """Writes every state to a checkpoint; unchanged states are linked from the previous one.
 
         Args:
             folder: The checkpoint being written.
@@ -106,11 +106,11 @@ class ClientPool:
         self._unsaved.clear()
 
     def restore(self, folder: Path, clients: set[int]) -> None:
-        """Takes the states of some clients from a checkpoint.
+        """Loads the states of some clients from a checkpoint.
 
         Args:
             folder: A complete checkpoint.
-            clients: The clients that this process looks after.
+            clients: The clients of this process.
         """
         for path in sorted(folder.glob("client_*.pt")):
             client = int(path.stem.removeprefix("client_"))

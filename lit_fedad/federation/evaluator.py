@@ -1,4 +1,4 @@
-"""What judges clients. It knows data and metrics, so that the federation need not."""
+"""Evaluators score clients, so that the federation does not depend on data formats and metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Interview(Protocol):
-    """What evaluators, and figures, may ask of a federation.
+    """The part of a federation that evaluators and figures use.
 
     Attributes:
         client: The live client.
         clients: All clients that hold images.
         fabric: Device, precision and processes.
-        history: One report a round, so far; complete on the first process only.
+        history: One report per round so far; complete on the first process only.
     """
 
     client: Client
@@ -30,7 +30,7 @@ class Interview(Protocol):
 
     @property
     def history(self) -> Sequence[RoundReport]:
-        """One report a round, so far."""
+        """One report per round so far."""
 
     def ask(
         self,
@@ -39,16 +39,16 @@ class Interview(Protocol):
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
     ) -> dict[int, T]:
-        """Calls a function of every client, as it predicts after a round; see `Federation.ask`."""
+        """Calls a function with every client as it predicts after a round; see `Federation.ask`."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-        metrics: By name.
-        trained: What stands in `RoundReport.trained` of the round from now on; None leaves it as it is.
+        metrics: Metrics by name.
+        trained: New value of the round's `RoundReport.trained`; None leaves it unchanged.
     """
 
     metrics: dict[str, Any]
@@ -56,25 +56,33 @@ class Evaluation:
 
 
 class Evaluator:
-    """Scores every client as it predicts after a round.
+    """An evaluator that scores every client as it predicts after a round.
 
-    Subclasses implement `score`, `spread` and `summarise`; or `evaluate`, to ask the clients something else.
+    Subclasses implement `score`, `spread` and `summarise`, or override `evaluate`.
 
     Attributes:
-        metrics: Names of the metrics; the first says which round is best.
-        after_fit: Whether clients are scored with the weights that they have just trained as well; what `score`
-            then returns lies in the reports of the rounds, ``trained``.
+        metrics: Names of the metrics; the first selects the best round.
+        after_fit: Whether clients are also scored with their weights directly after training; the value of `score` is
+            then stored in `RoundReport.trained`.
     """
 
     metrics: tuple[str, ...]
     after_fit: bool = False
 
     def asked(self, client: Client, clients: list[int]) -> list[int]:
-        """Lists the clients that an evaluation looks at: one of them where all predict alike."""
+        """Lists the clients that an evaluation scores: one where all predict with the same model."""
         return clients[:1] if client.predictors.shared else clients
 
     def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
-        """Computes metrics after a round; None on other processes than the first."""
+        """Computes the metrics after a round.
+
+        Args:
+            interview: The federation.
+            round: The last finished round.
+
+        Returns:
+            The evaluation; None on all processes but the first.
+        """
         asked = self.asked(interview.client, interview.clients)
         states = interview.ask(round, self.score, asked)
         if not interview.fabric.is_global_zero:
@@ -84,13 +92,18 @@ class Evaluator:
         return Evaluation(self.summarise(states))
 
     def score(self, client: Client, number: int) -> Any:
-        """Computes the mergeable metric state of one client."""
+        """Computes the metric state of one client, from which `summarise` computes metrics.
+
+        Args:
+            client: The live client.
+            number: Client number.
+        """
         raise NotImplementedError
 
     def spread(self, state: Any, clients: list[int]) -> dict[int, Any]:
-        """Returns the states of clients that all predict as the one that was scored."""
+        """Returns the metric states of clients that all predict with the scored client's model, by client."""
         raise NotImplementedError
 
     def summarise(self, states: dict[int, Any]) -> dict[str, Any]:
-        """Computes metrics from the states of all clients."""
+        """Computes the metrics by name from the metric states of all clients."""
         raise NotImplementedError

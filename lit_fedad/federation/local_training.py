@@ -1,4 +1,4 @@
-"""Training on a client: the loop over its batches, and the exchange that is made of it."""
+"""Training on a client: the loop over its batches, and the exchange that runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_fedad.errors import UserError
 
 
 def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-    """Trains a client locally: E epochs of its ``training_step``.
+    """Trains a client locally for E epochs of its ``training_step``.
 
     Of Lightning's hooks the client's ``on_train_start``, ``on_train_epoch_start``, ``on_before_optimizer_step`` and
     ``on_train_end`` are called; the task's are left to a plain ``Trainer``.
@@ -24,11 +24,11 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         fabric: Moves batches, scales precision and runs the backward pass.
 
     Returns:
-        Means over all steps of the loss and of the other scalars that ``training_step`` returned; nothing where the
-        task has nothing to train.
+        Means over all steps of the loss and the other scalars that ``training_step`` returned; empty where the task has
+        no trainable parameters.
 
     Raises:
-        UserError: If training diverges.
+        UserError: If the loss is not finite.
     """
     task = client.task
     if not any(parameter.requires_grad for parameter in task.parameters()):
@@ -64,35 +64,35 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
 
 
 class Train(Exchange[Client, Server]):
-    """The exchange of most methods' rounds: what `Server.broadcast` sends, clients train with, and send back."""
+    """The exchange of most methods: clients receive `Server.broadcast`, train, and send `Client.send`."""
 
     name = "train"
     trains = True
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """Returns what the server sends."""
+        """Returns the server's message to a client."""
         return server.broadcast(client_id)
 
     def broadcast_spec(self, client: Client) -> MessageSpec:
-        """Declares what the client receives."""
+        """Declares the form of the server's message."""
         return client.broadcast_spec()
 
     def receive(self, client: Client, message: Message) -> None:
-        """Hands it to the client."""
+        """Passes the server's message to the client."""
         client.receive(message)
 
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains by `fit`."""
+        """Trains the client by `fit`."""
         return fit(client, loader, fabric)
 
     def send(self, client: Client, loader: DataLoader) -> Message:
-        """Returns what the client sends."""
+        """Returns the client's message."""
         return client.send(loader)
 
     def upload_spec(self, client: Client) -> MessageSpec:
-        """Declares what the client sends."""
+        """Declares the form of the client's message."""
         return client.upload_spec()
 
     def aggregate(self, server: Server, updates: Mapping[int, Update]) -> None:
-        """Hands it to the server."""
+        """Passes the clients' updates to the server."""
         server.aggregate(updates)

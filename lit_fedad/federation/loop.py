@@ -36,24 +36,24 @@ T = TypeVar("T")
 
 
 class Federation:
-    """Runs the rounds of any method, with all clients in the processes of one Fabric.
+    """A federation of all clients in the processes of one Fabric, which runs the rounds of any method.
 
     Args:
         server: The method's server side.
         client: The method's client side; one live object for all clients of this process.
         data: Training data by client.
         evaluator: Scores clients.
-        fabric: Launched; its callbacks may have the hooks of `FederationCallback`.
+        fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
         rounds: Training rounds T.
         seed: The experiment's seed.
-        checkpoints: Where the run's state is kept.
-        pool: Personal states.
-        sampler: Samples the clients of a round, and decides what a failure means.
-        channel: Carries the messages.
-        evaluate_every: Evaluate after round 0, every so many rounds, and after the last.
+        checkpoints: Store of the run's state.
+        pool: Store of the clients' personal states.
+        sampler: Samples the clients of a round, and accepts or rejects a round with failures.
+        channel: Encodes, checks and counts messages.
+        evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
 
     Raises:
-        UserError: If there is no exchange to play.
+        UserError: If there is no exchange to run.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Federation:
         self._turns = self._turns_done = 0
 
     def run(self) -> list[RoundReport]:
-        """Plays all rounds that are not in the last checkpoint.
+        """Runs all rounds after the last checkpoint.
 
         Returns:
-            One report a round, also of those before a resumption. Complete on the first process only.
+            One report per round, including rounds before the run was resumed. Complete on the first process only.
 
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
@@ -110,7 +110,7 @@ class Federation:
         return self.history
 
     def play(self, round: int) -> RoundReport:
-        """Plays one round: one or several exchanges between the server and the clients sampled for it."""
+        """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
         self.server.begin(context)
@@ -125,7 +125,7 @@ class Federation:
         return report
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
-        """Scores the clients after a round, the last one played; returns metrics on the first process only."""
+        """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         asked = self.evaluator.asked(self.client, self.clients)
         self._turns = max(self._turns, self._turns_done + len(self.mine.intersection(asked)))
         found = self.evaluator.evaluate(self, round)
@@ -142,16 +142,16 @@ class Federation:
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
     ) -> dict[int, T]:
-        """Calls a function of clients, as they predict after a round with what the server would send them next.
+        """Calls a function with clients as they predict after a round, with the server's next message to them.
 
         Args:
-            round: The last round played.
-            question: Called with the live client and its number.
-            clients: Which clients; None for all.
-            which: Whether clients predict by their own predictor, or as the server's model does.
+            round: The last finished round.
+            question: The function, of the live client and its number.
+            clients: Client numbers; None for all clients.
+            which: Whether clients predict with their own model or with the server's.
 
         Returns:
-            Values by client, on the first process only.
+            Values by client; empty on all processes but the first.
         """
         lent = self._lent(round) if which == "server" else {}
 
@@ -167,14 +167,17 @@ class Federation:
         return self._ask(round, deploy_and_ask, self.clients if clients is None else clients)
 
     def adversary_view(self, client: int, update: Update) -> Client:
-        """Turns the live model into what an observer of an upload makes of it (`AttackableServer`).
+        """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
 
         Args:
-            client: Who sent it in this exchange.
-            update: What it sent.
+            client: Number of the client that sent the upload in this exchange.
+            update: The upload.
+
+        Returns:
+            The live client.
 
         Raises:
-            UserError: If uploads of this method score no image.
+            UserError: If uploads of this method cannot score images.
         """
         if not isinstance(self.server, AttackableServer):
             raise nothing_to_attack(self.client)
@@ -188,7 +191,7 @@ class Federation:
         return self.client
 
     def over_processes(self, value: T) -> list[T]:
-        """Gathers a value of every process, on the first one only."""
+        """Gathers the value of every process in a list on the first process; empty on the others."""
         return list(gather(self.fabric, {self.fabric.global_rank: value}).values())
 
     def resume(self) -> int:
@@ -207,7 +210,7 @@ class Federation:
         return round + 1
 
     def save(self, round: int) -> None:
-        """Writes a checkpoint: every process its clients, the first one the server."""
+        """Writes a checkpoint: every process writes its clients' states, the first also the server's."""
         previous = self.checkpoints.latest()
         if self.fabric.is_global_zero:
             self.checkpoints.begin(round)
@@ -220,7 +223,7 @@ class Federation:
         self.fabric.barrier()
 
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
-        """Plays one exchange. Clients that fail in it are left out of the round's later ones."""
+        """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
         self.server.begin(context)
         blobs = self._broadcast_everywhere(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
@@ -236,7 +239,7 @@ class Federation:
                 self._collect(exchange, report, results)
             except UserError as error:
                 refusal = str(error)
-        # Only the first process knows the outcome: a refused round must end all of them.
+        # The error is raised on the first process only, but a refused round must end all processes.
         refusal = self.fabric.broadcast(refusal)
         if refusal:
             raise UserError(refusal)
@@ -248,7 +251,7 @@ class Federation:
         """Serialises the server's messages on the first process, for every process.
 
         Raises:
-            UserError: On every process, if a message is not of its declared form.
+            UserError: On every process, if a message differs from its declared form.
         """
         blobs, refusal = {}, None
         if self.fabric.is_global_zero:
@@ -277,7 +280,7 @@ class Federation:
         return blobs
 
     def _play_turn(self, exchange: Exchange, context: Context, blob: bytes) -> ClientResult:
-        """Plays one client's turn; a failure is returned, not raised, so that the sampler's policy can decide."""
+        """Runs one client's turn; a failure is returned, not raised, so that the sampler's policy applies."""
         assert context.client is not None
         client, data = context.client, self.data.at(context.round)
         context = replace(context, stage=data.stages[client])
@@ -296,7 +299,7 @@ class Federation:
         return result
 
     def _collect(self, exchange: Exchange, report: RoundReport, results: dict[int, ClientResult]) -> None:
-        """Checks what clients sent, and has the server merge it."""
+        """Checks the clients' messages and merges them on the server."""
         sizes, spec = self.data.at(report.round).sizes, exchange.upload_spec(self.client)
         updates: dict[int, Update] = {}
         for client, result in results.items():
@@ -324,7 +327,7 @@ class Federation:
             report.per_client = scalars
 
     def _lent(self, round: int) -> Message:
-        """Returns the mean over what clients lend to the server's model after a round, on every process."""
+        """Returns the clients' mean of `Predictors.lent` after a round, on every process."""
         names = self.client.predictors.lent
         if not names:
             return {}
@@ -341,7 +344,7 @@ class Federation:
         return self.fabric.broadcast(mean)
 
     def _ask(self, round: int, question: Callable[[Client, int], T], clients: list[int]) -> dict[int, T]:
-        """Calls a function of clients that have just received what the server would send them next."""
+        """Calls a function with clients that have just received the server's next message to them."""
         context = Context(self.seed, round + 1)
         self.server.begin(context)
         exchange, data = self.exchanges.at(context), self.data.at(round)
@@ -374,7 +377,7 @@ class Federation:
         )
 
     def _last_before_evaluation(self, client: int, round: int) -> bool:
-        """Tells whether a client is not sampled again before the next evaluation."""
+        """Returns whether a client is not sampled once more before the next evaluation."""
         while not self._evaluation_due(round):
             round += 1
             if client in self.sampler.sample(self.clients, Context(self.seed, round)):
@@ -383,10 +386,10 @@ class Federation:
 
 
 def weighted_means(scalars: Mapping[int, Mapping[str, float]], sizes: Mapping[int, int]) -> dict[str, float]:
-    """Averages the clients' scalars, weighted by their images.
+    """Averages the clients' scalars by name, weighted by their numbers of images.
 
     Args:
-        scalars: By client; one that lacks a name does not count for it.
+        scalars: Scalars by client and name; clients without a name are left out of its mean.
         sizes: Training images by client.
     """
     means = {}

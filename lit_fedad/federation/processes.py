@@ -1,4 +1,4 @@
-"""Clients on several processes of Fabric, and their results gathered in client order."""
+"""Processes of Fabric that train different clients, and the gathering of their results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lit_fedad.errors import UserError
 
 
 class ClientsApart(DDPStrategy):
-    """Launches processes as ``ddp`` does, but keeps their models apart.
+    """A strategy that launches processes as ``ddp`` does, but keeps their models separate.
 
     DDP would average the gradients of different clients, and hang when clients take different numbers of steps.
     """
 
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]
-        """Returns the module itself."""
+        """Returns the module itself, without a DDP wrapper."""
         return module
 
 
@@ -41,13 +41,13 @@ def make_fabric(
 
     Args:
         accelerator: ``cpu``, ``cuda``, ``mps`` or ``auto``.
-        devices: Processes on this machine.
+        devices: Number of processes on each machine.
         precision: Any of Fabric's precisions.
-        num_nodes: Machines.
-        callbacks: See `FederationCallback`.
+        num_nodes: Number of machines.
+        callbacks: Callbacks; see `FederationCallback`.
 
     Raises:
-        UserError: If Fabric does not know the accelerator or precision, or has not as many devices.
+        UserError: If Fabric does not support the accelerator or precision, or there are too few devices.
     """
     try:
         return _make_fabric(accelerator, devices, precision, num_nodes, list(callbacks))
@@ -74,10 +74,10 @@ def _make_fabric(
 
 
 def _start_method() -> str:
-    """How processes of one machine start.
+    """Returns the start method of processes on one machine.
 
-    A fork server imports the package once, and before anything else: a spawned child would unpickle Lightning's
-    objects first, which fails beside a CPU-only torch (see `lit_fedad._compat`).
+    A fork server imports the package once and first: a spawned child would unpickle Lightning's objects first, which
+    fails with a CPU-only torch (see `lit_fedad._compat`).
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
@@ -86,15 +86,20 @@ def _start_method() -> str:
 
 
 def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> None:
-    """Runs a function in every process, with the process's own Fabric as its first argument.
+    """Runs a function in every process, with the Fabric of the process as its first argument.
+
+    Args:
+        fabric: The Fabric to launch.
+        function: The function.
+        *arguments: Its other arguments.
 
     Raises:
-        UserError: If a process raised one, also where that was a child process.
+        UserError: If any process, also a child process, raised one.
     """
     try:
         fabric.launch(function, *arguments)
     except ProcessRaisedException as error:
-        # All that crosses from a child process is the text of its traceback.
+        # A child process passes on only the text of its traceback.
         last = str(error).strip().splitlines()[-1]
         kind, _, message = last.partition(": ")
         if kind == f"{UserError.__module__}.{UserError.__qualname__}":
@@ -103,14 +108,14 @@ def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> No
 
 
 def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
-    """Assigns clients to processes so that each has about the same number of images, largest client first.
+    """Assigns clients, the largest first, to processes so that each has about the same number of images.
 
     Args:
         sizes: Images by client.
         processes: Number of processes.
 
     Returns:
-        Clients of each process, ascending. A client stays with its process for the whole run.
+        Clients of each process, ascending.
 
     Example:
         >>> shard({0: 10, 1: 70, 2: 30, 3: 40}, 2)
@@ -126,7 +131,7 @@ def shard(sizes: Mapping[int, int], processes: int) -> list[list[int]]:
 
 
 def gather(fabric: Fabric, results: dict[int, Any]) -> dict[int, Any]:
-    """Gathers results by client on the first process, in client order; returns nothing elsewhere."""
+    """Gathers results by client on the first process, in client order; empty on the others."""
     if fabric.world_size == 1:
         return dict(sorted(results.items()))
     boxes: list[Any] | None = [None] * fabric.world_size if fabric.global_rank == 0 else None
@@ -137,7 +142,7 @@ def gather(fabric: Fabric, results: dict[int, Any]) -> dict[int, Any]:
 
 @contextmanager
 def all_cores(fabric: Fabric) -> Iterator[None]:
-    """Gives the first process every core of the machine while the others wait for it."""
+    """Lets torch use every core of the machine for a block in which the other processes wait."""
     threads = torch.get_num_threads()
     if fabric.world_size > 1:
         torch.set_num_threads(os.cpu_count() or threads)

@@ -1,4 +1,4 @@
-"""What one round did."""
+"""The report of one round."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 @dataclass
 class RoundReport:
-    """What one round did: one exchange before round 1, or all exchanges of a round.
+    """The report of one round: of one set-up exchange, or of all exchanges of a training round.
 
     Attributes:
-        round: Number; set-up exchanges count up to 0.
-        exchange: Name of its first exchange.
-        participants: Clients that finished.
-        failures: Causes by client that failed.
-        scalars: Loss and diagnostics: means over clients, weighted by their images.
+        round: Round number; set-up exchanges count up to 0.
+        exchange: Name of the round's first exchange.
+        participants: Clients that finished the round.
+        failures: Causes of failures by client.
+        scalars: Loss and diagnostics: means over clients, weighted by their numbers of images.
         per_client: Loss and diagnostics by client.
         bytes_up: Bytes that each client sent.
-        bytes_down: Bytes that each client was sent.
-        elements_up: Numbers that each client sent.
-        seconds: Wall-clock time without evaluation.
-        trained: What the evaluator made of the participants' models at the end of the round, where it asked.
+        bytes_down: Bytes that each client received.
+        elements_up: Tensor elements that each client sent.
+        seconds: Wall-clock time without evaluation, in seconds.
+        trained: Values of `Evaluator.score` for the participants directly after training, where `after_fit` is set.
         metrics: Evaluation after this round; None where none was due.
-        warnings: Lines for the user.
+        warnings: Warnings for the user, one line each.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what happens when one of them fails."""
+"""The sampling of a round's clients, and the policy for failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from lit_fedad.errors import UserError
 
 @dataclass(frozen=True)
 class ClientSampler:
-    """Samples the clients of a round, and decides whether a round with failures stands.
+    """A sampler of the clients of a round, with a policy for failures.
 
     Attributes:
-        fraction: Share of the clients that a training round takes in, in (0, 1]; set-up exchanges take in all.
-        min_clients: Fewest clients a round needs, sampled and finished.
+        fraction: Share of the clients in a training round, in (0, 1]; set-up exchanges include all clients.
+        min_clients: Fewest clients that a round samples, and that must finish it.
         on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
             round as long as `min_clients` remain.
-        resample_every: Rounds in a row for which the same clients are sampled.
+        resample_every: Number of consecutive rounds with the same clients.
     """
 
     fraction: float = 1.0
@@ -36,11 +36,14 @@ class ClientSampler:
             raise UserError(f"federation.sampler.on_failure='{self.on_failure}' must be 'fail' or 'skip'")
 
     def sample(self, clients: Sequence[int], context: Context) -> list[int]:
-        """Samples the clients of a round, ascending.
+        """Samples the clients of a round.
 
         Args:
             clients: All clients that hold data.
             context: Seed and round.
+
+        Returns:
+            Client numbers, ascending.
 
         Raises:
             UserError: If there are fewer clients than `min_clients`.
@@ -55,7 +58,7 @@ class ClientSampler:
         return sorted(clients[i] for i in order[:count].tolist())
 
     def check_failures(self, finished: int, failures: dict[int, str], round: int) -> None:
-        """Decides whether a round with failures stands.
+        """Checks whether a round with failures may continue.
 
         Args:
             finished: Number of clients that finished.

@@ -1,4 +1,4 @@
-"""One client's turn in an exchange, on whatever machine the client is: bytes and its own data in, bytes out."""
+"""One client's turn in an exchange: from received bytes and local data to the bytes it sends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lit_fedad.federation.client_pool import State
 
 @dataclass
 class ClientResult:
-    """What comes of a client's turn.
+    """The result of a client's turn.
 
     Attributes:
         blob: The serialised upload.
-        elements: How many numbers it holds.
-        scalars: Loss and other scalars of its training.
-        trained: What the evaluator made of the client as it was after training, where it asked.
-        error: Cause of its failure; None for a turn that went well.
+        elements: Number of tensor elements in the upload.
+        scalars: Loss and other scalars of training.
+        trained: Value of `Evaluator.score` directly after training; None where the client was not scored.
+        error: Cause of the failure; None for a turn without one.
     """
 
     blob: bytes = b""
@@ -37,11 +37,11 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class Turn:
-    """Plays turns of a live client; knows neither the server nor other clients.
+    """A runner of the live client's turns, independent of the server and of other clients.
 
     Attributes:
         client: The live client.
-        channel: Codes and checks messages, both ways.
+        channel: Encodes and checks messages in both directions.
         fabric: Device and precision.
     """
 
@@ -50,19 +50,19 @@ class Turn:
     fabric: Fabric
 
     def activate(self, exchange: Exchange, context: Context, state: State, blob: bytes) -> Message:
-        """Turns the live client into one client that has just received the server's message.
+        """Loads one client's state and the server's message into the live client.
 
         Args:
-            exchange: The running exchange.
-            context: Round and client.
+            exchange: The current exchange.
+            context: Round, client and stage.
             state: The client's personal state.
             blob: The serialised message of the server.
 
         Returns:
-            The message.
+            The server's message.
 
         Raises:
-            UserError: If the message is not of the declared form.
+            UserError: If the message differs from the declared form.
         """
         client = self.client
         client.begin(context)
@@ -74,16 +74,19 @@ class Turn:
         return message
 
     def play(self, exchange: Exchange, data: ClientData) -> ClientResult:
-        """Trains the activated client where the exchange trains, and serialises what it sends.
+        """Trains the activated client where the exchange includes training, and serialises its upload.
 
-        The client's new personal state is `Client.personal_state` afterwards; keeping it is the caller's.
+        The caller stores the client's new personal state (`Client.personal_state`).
 
         Args:
-            exchange: The running exchange.
-            data: Training data of this round.
+            exchange: The current exchange.
+            data: Training data of the round.
+
+        Returns:
+            The upload and the scalars of training.
 
         Raises:
-            UserError: If training diverges, or what is to be sent is not of the declared form.
+            UserError: If training diverges, or the upload differs from the declared form.
         """
         client, context, result = self.client, self.client.context, ClientResult()
         assert context.client is not None

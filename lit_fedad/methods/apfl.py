@@ -1,4 +1,4 @@
-"""APFL: every client predicts with its own mixture of a personal and the shared model (Deng et al., 2020, Alg. 1)."""
+"""APFL: each client predicts with a mixture of a personal and the shared model (Deng et al., 2020; APFL Alg. 1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from lit_fedad.methods.parts.functional import trainable, with_weights
 
 
 class APFLClient(FedAvgClient):
-    """A client: trains the shared weights w as FedAvg does, and its own v at the mixture ``alpha v + (1 - alpha) w``.
+    """A client that trains shared weights w as FedAvg does, and personal ones v at ``alpha v + (1 - alpha) w``.
 
-    The mixture weight follows its gradient too, ``alpha -= eta <v - w, grad L(mixture)>``, within [0, 1].
+    The mixture weight is updated by gradient descent too, ``alpha -= eta <v - w, grad L(mixture)>``, and clipped to
+    [0, 1] (APFL Alg. 1).
 
     Args:
         task: What the client learns.
-        local_epochs: E.
-        alpha: First share of the personal model.
+        local_epochs: Passes over the client's data per round (E).
+        alpha: Initial share of the personal model, in [0, 1].
         adaptive: Whether alpha is learnt.
 
     Raises:
@@ -36,7 +37,7 @@ class APFLClient(FedAvgClient):
     def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.5, adaptive: bool = True) -> None:
         super().__init__(task, local_epochs)
         backbone = getattr(task, "backbone", None)
-        # The frozen backbone is shared; everything that trains exists twice.
+        # The frozen backbone is shared; all trainable parameters exist twice.
         self.personal: Task = copy.deepcopy(task, {id(backbone): backbone})
         self.adaptive = adaptive
         if not 0 <= alpha <= 1:
@@ -45,12 +46,12 @@ class APFLClient(FedAvgClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Each client's own mixture, and the shared model, which is the same for all."""
+        """The mixture of each client; the server's model is the same for all."""
         return replace(super().predictors, shared=False)
 
     @property
     def personal_entries(self) -> dict[str, Tensor]:
-        """What the personal model has of its own: weights and running statistics."""
+        """Weights and running statistics of the personal model, by name."""
         return {**self._personal_buffers(), **trainable(self.personal)}
 
     @personal_entries.setter
@@ -58,24 +59,24 @@ class APFLClient(FedAvgClient):
         self.personal.load_state_dict(entries, strict=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser for w and v."""
+        """Builds one optimiser for w and v."""
         optimizer = self.task.configure_optimizers()
         for group in self.personal.configure_optimizers().param_groups:
             own = [
                 parameter for parameter in group["params"] if parameter.requires_grad
-            ]  # not the backbone again
+            ]  # without the backbone, which the first group holds
             optimizer.add_param_group({**group, "params": own})
         return optimizer
 
     def on_train_start(self) -> None:
-        """The personal model trains, against the bank of the shared one where there is one."""
+        """Prepares the personal model for training, with the local buffers (a bank) of the shared model."""
         self.alpha.requires_grad_(self.adaptive)
         self.personal.train()
         own = {name: self.task.state_dict()[name] for name in self.task.local_buffers}
         self.personal.load_state_dict(own, strict=False)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """The loss of the shared model plus that of the mixture, in which the shared weights are constants."""
+        """Computes the shared model's loss plus that of the mixture, in which the shared weights are constants."""
         view = self.task.view(batch)
         shared = self.task.objective(self.task(view), view)
         mixture = self._mixture()
@@ -83,17 +84,17 @@ class APFLClient(FedAvgClient):
         return {**shared, "loss": shared["loss"] + mixed, "mixture_loss": mixed, "alpha": self.alpha}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Moves alpha."""
+        """Updates alpha by one gradient step."""
         if self.alpha.grad is not None:
             moved = self.alpha.detach() - optimizer.param_groups[0]["lr"] * self.alpha.grad
             self.alpha = moved.clamp(0, 1).requires_grad_()
 
     def on_train_end(self) -> None:
-        """Back to evaluation."""
+        """Sets the personal model to evaluation mode."""
         self.personal.eval()
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
-        """Predicts with the mixture; running statistics are the personal model's, which saw its features."""
+        """Loads the mixture into the task, with the personal model's running statistics."""
         if which == "server":
             return
         mixed = {**self._personal_buffers(), **self._mixture()}

@@ -1,4 +1,4 @@
-"""APPLE: every client learns how much of each other client's core model to use (Luo & Wu, IJCAI 2022, Alg. 1)."""
+"""APPLE: each client learns the weights of all clients' core models (Luo & Wu, IJCAI 2022; APPLE Alg. 1)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ CLIENTS, SHARES = "clients", "shares"
 
 
 class AppleClient(FedAvgClient):
-    """A client n: trains its core model c_n and its relations p_n at the mixture ``w_n = sum_m p_nm c_m``.
+    """A client n that trains its core model c_n and its relations p_n at the mixture ``w_n = sum_m p_nm c_m``.
 
-    The other cores are constants. Early on, ``lambda_t mu/2 |p_n - p_0|^2`` holds the relations near the data shares
-    p_0, with ``lambda_t = (1 + cos(pi t / L)) / 2`` up to round L. Running statistics of normalisation layers belong
-    to the mixture, and stay with the client.
+    The other cores are constants. Up to round L the term ``lambda_t mu/2 |p_n - p_0|^2``, with
+    ``lambda_t = (1 + cos(pi t / L)) / 2``, keeps the relations near the clients' shares of the data p_0 (APPLE Alg. 1).
+    Running statistics of normalisation layers belong to the mixture and are not sent.
 
     Args:
         task: What the client learns.
-        rounds: T.
-        local_epochs: E.
+        rounds: Training rounds T.
+        local_epochs: Passes over the client's data per round (E).
         relation_learning_rate: Step size of p_n, by plain gradient descent.
         mu: Weight of the proximal term.
-        early: L, as a share of all rounds.
+        early: L as a share of all rounds.
     """
 
     kept = ("relations",)
@@ -54,18 +54,18 @@ class AppleClient(FedAvgClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Each client's own mixture; the server has no model but the clients' cores."""
+        """The mixture of each client; the server has no model besides the clients' cores."""
         return Predictors()
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares N core models, who the clients are, and their shares of the images."""
+        """Declares N core models, the clients' numbers [N] and their shares of the images [N]."""
         cores = {
             name: TensorSpec((None, *core.shape), core.dtype) for name, core in self.shared_spec().items()
         }
         return {**cores, CLIENTS: TensorSpec((None,), torch.int64), SHARES: TensorSpec((None,))}
 
     def receive(self, broadcast: Message) -> None:
-        """Takes over all core models, its own among them."""
+        """Loads all clients' core models."""
         self.row = broadcast[CLIENTS].tolist().index(self.context.client)
         self.shares = broadcast[SHARES]
         if not len(self.relations):
@@ -74,24 +74,24 @@ class AppleClient(FedAvgClient):
         super().receive({name: cores[self.row] for name, cores in self.others.items()})
 
     def on_train_start(self) -> None:
-        """Moves the cores to where training runs."""
+        """Moves the cores to the client's device."""
         self.relations.requires_grad_()
         self.others = {name: cores.to(self.device) for name, cores in self.others.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """The task's loss at the mixture, plus the proximal term of the relations."""
+        """Computes the task's loss at the mixture plus the proximal term of the relations."""
         outputs = with_weights(self.task, self._mixture(), lambda task: task.training_step(batch, batch_idx))
         distance = (self.relations - self.shares).square().sum().to(outputs["loss"].device)
         return {**outputs, "loss": outputs["loss"] + self._early() * self.mu / 2 * distance}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Moves the relations: ``dp_m = <grad, c_m> + lambda_t mu (p_m - p0_m)``."""
+        """Updates the relations by their gradient ``<grad, c_m> + lambda_t mu (p_m - p0_m)``."""
         assert self.relations.grad is not None
         moved = self.relations.detach() - self.relation_learning_rate * self.relations.grad
         self.relations = moved.requires_grad_()
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
-        """Predicts with the mixture."""
+        """Loads the mixture into the task."""
         if which == "server":
             return
         relations = self.relations.detach()
@@ -101,7 +101,7 @@ class AppleClient(FedAvgClient):
         self.task.load_state_dict(mixture, strict=False)
 
     def refresh(self, loader: DataLoader) -> None:
-        """Renews the task's bank under the mixture, at which the loss is taken too."""
+        """Recomputes the task's bank under the mixture, at which the loss is computed too."""
         own = self.shared_state()
         self.deploy()
         super().refresh(loader)
@@ -112,7 +112,7 @@ class AppleClient(FedAvgClient):
         return (1 + math.cos(math.pi * t / self.early_rounds)) / 2 if t < self.early_rounds else 0.0
 
     def _mixture(self) -> dict[str, Tensor]:
-        """``sum_m p_m c_m``, differentiable in p and in the client's own core."""
+        """Computes ``sum_m p_m c_m``, differentiable in p and in the client's own core."""
         relations = self.relations
         return {
             name: torch.tensordot(relations.to(core), self._cores(name, core), dims=1)
@@ -125,7 +125,7 @@ class AppleClient(FedAvgClient):
 
 
 class AppleServer(FedAvgServer):
-    """The server: keeps every client's core model, and sends all of them to everyone.
+    """The server, which keeps every client's core model and sends all of them to every client.
 
     Args:
         client: A client, for the initial core model.
@@ -138,17 +138,17 @@ class AppleServer(FedAvgServer):
         self.known: Message = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Begins with the same core for every client."""
+        """Sets the same initial core for every client."""
         shares = torch.tensor([float(size) for size in sizes.values()])
         cores = {name: core.expand(len(sizes), *core.shape).clone() for name, core in self.weights.items()}
         self.known = {**cores, CLIENTS: torch.tensor(list(sizes)), SHARES: shares / shares.sum()}
 
     def broadcast(self, client_id: int) -> Message:
-        """N core models, and who and how large the clients are: N times FedAvg's bytes."""
+        """Returns N core models, the clients' numbers and their shares of the images: N times FedAvg's bytes."""
         return self.known
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Keeps the new cores; nothing is averaged."""
+        """Replaces the cores of the round's clients; nothing is averaged."""
         rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
         for client, update in updates.items():
             for name, core in update.message.items():

@@ -1,7 +1,7 @@
-"""CReFF: the classifier is re-trained on federated features, which stand for all clients' images (Shang et al., 2022).
+"""CReFF: a classifier re-trained on federated features that represent all clients' images (Shang et al., 2022).
 
-Weights are FedAvg's, number for number. Beside them the server learns features whose class-wise gradients are those of
-the clients' images, and from these alone, the same number of each class, a classifier that predicts in FedAvg's place.
+Weights are exactly FedAvg's. The server also learns features whose class-wise gradients match those of the clients'
+images, the same number for each class, and trains a classifier on them that replaces FedAvg's for prediction.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ GRADIENTS, CLASSES = "gradients.values", "gradients.classes"
 
 
 class CReFFClient(FedAvgClient):
-    """A client: trains as in FedAvg, and sends what its classes would make of the re-trained classifier.
+    """A client that trains as in FedAvg, and sends its classes' gradients in the re-trained classifier.
 
-    The original augments images by DiffAug before their gradient is taken; here the task's own views take its place.
-    The re-trained classifier predicts, and never trains.
+    The paper augments images by DiffAug before their gradient is computed; here the task's views replace DiffAug.
+    The re-trained classifier predicts only; clients do not train it.
 
     Args:
         task: A `Classifier`.
-        local_epochs: E.
-        draws: Over how many draws of images the gradient of a class is averaged.
-        batch: Images a draw; all images of a class that has fewer.
+        local_epochs: Passes over the client's data per round (E).
+        draws: Number of draws of images over which the gradient of a class is averaged.
+        batch: Images per draw; all images of a class that has fewer.
 
     Raises:
-        UserError: If nothing is drawn.
+        UserError: If `draws` or `batch` is below 1.
     """
 
     needs = Classifier
@@ -56,23 +56,23 @@ class CReFFClient(FedAvgClient):
         self._received: Message = {}
 
     def receive(self, broadcast: Message) -> None:
-        """Takes over FedAvg's weights, and apart from them the re-trained classifier."""
+        """Loads FedAvg's weights, and stores the re-trained classifier."""
         self._received = {n: entry for n, entry in broadcast.items() if n not in (WEIGHT, BIAS)}
         self.retrained = {n: broadcast[n] for n in (WEIGHT, BIAS)}
         super().receive(self._received)
 
     @property
     def predictors(self) -> Predictors:
-        """Only the server's model is meant to predict."""
+        """The server's model alone, which is the same for all clients."""
         return replace(super().predictors, own=False)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares FedAvg's weights, and the re-trained classifier."""
+        """Declares FedAvg's weights and the re-trained classifier."""
         classifier = self.task.classifier
         return {**self.shared_spec(), **spec_of({WEIGHT: classifier.weight, BIAS: classifier.bias})}
 
     def upload_spec(self) -> MessageSpec:
-        """Declares the weights, and the gradients of any number of classes."""
+        """Declares the weights, and gradients [n, K, d + 1] of any number n of classes."""
         gradient = (None, self.task.classes, self.task.num_features + 1)
         return {
             **self.shared_spec(),
@@ -81,16 +81,16 @@ class CReFFClient(FedAvgClient):
         }
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
-        """Puts the re-trained classifier in the place of FedAvg's; there is no other model."""
+        """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
         self.task.classifier.load_state_dict({"weight": self.retrained[WEIGHT], "bias": self.retrained[BIAS]})
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained weights, and the gradient of each class that the client holds."""
+        """Returns the trained weights, and the gradient of each class of the client's images."""
         return {**super().send(loader), **self._class_gradients(loader)}
 
     @torch.no_grad()
     def _class_gradients(self, loader: DataLoader) -> Message:
-        """Under the weights received, not those trained since; normalisation layers are in evaluation mode."""
+        """Computes gradients under the received weights, with normalisation layers in evaluation mode."""
         batches = list(loader)
         images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
         classes = labels.unique()
@@ -105,7 +105,7 @@ class CReFFClient(FedAvgClient):
         return {GRADIENTS: torch.stack(gradients), CLASSES: classes}
 
     def _gradient(self, task: Task, images: Tensor, label: Tensor) -> Tensor:
-        """Of one class, in the re-trained classifier [K, d + 1]."""
+        """Computes the gradient of one class in the re-trained classifier [K, d + 1]."""
         features = []
         for _ in range(self.draws):
             drawn = images[torch.randperm(len(images))[: self.batch]].to(self.device)
@@ -116,19 +116,19 @@ class CReFFClient(FedAvgClient):
 
 
 class CReFFServer(FedAvgServer):
-    """The server: FedAvg; beside it learns federated features, and re-trains a classifier on them.
+    """The server, which averages as FedAvg does, learns federated features and re-trains a classifier on them.
 
     Args:
         client: A client, for the initial weights; the first re-trained classifier is the initial one.
-        features_per_class: Federated features of each class; they live on between rounds.
-        matching_steps: Steps of SGD a round that match their gradients with the clients'.
-        matching_rate: Its learning rate.
-        retraining_epochs: Passes over the features that train a fresh classifier, by SGD.
-        retraining_rate: Its learning rate.
-        batch_size: Its features a step.
+        features_per_class: Federated features of each class; they are kept between rounds.
+        matching_steps: Steps of SGD per round that match the features' gradients with the clients'.
+        matching_rate: Learning rate of matching.
+        retraining_epochs: Passes over the features to train a new classifier by SGD.
+        retraining_rate: Learning rate of re-training.
+        batch_size: Features per step of re-training.
 
     Raises:
-        UserError: If there is no feature, step, epoch or batch.
+        UserError: If the number of features, steps or epochs, or the batch size, is below 1.
     """
 
     kept = ("retrained", "features", "seen")
@@ -163,11 +163,11 @@ class CReFFServer(FedAvgServer):
         self._losses: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """The weights, and the re-trained classifier."""
+        """Returns the weights and the re-trained classifier."""
         return {**self.weights, **self.retrained}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages weights; matches the features of the classes that clients hold; re-trains the classifier."""
+        """Averages weights, matches the features of the clients' classes, and re-trains the classifier."""
         uploads = {
             client: Update({n: update.message[n] for n in self.weights}, update.num_samples)
             for client, update in updates.items()
@@ -177,7 +177,7 @@ class CReFFServer(FedAvgServer):
             self._learn([update.message for update in updates.values()])
 
     def _learn(self, messages: list[Message]) -> None:
-        """Everything but the weights."""
+        """Matches the features and re-trains the classifier."""
         if self.features is None:
             shape = (self.classes, self.features_per_class, self.num_features)
             self.features = torch.randn(shape, generator=self.context.generator("federated features"))
@@ -198,7 +198,7 @@ class CReFFServer(FedAvgServer):
         self.retrained = self._retrain(self.features[self.seen].to(device))
 
     def _retrain(self, features: Tensor) -> Message:
-        """On the features of the classes ever seen [C, n, d]; others have none that mean anything."""
+        """Re-trains a classifier on the features of all classes seen so far [C, n, d]."""
         labels = self.seen.nonzero().repeat_interleave(features.shape[1]).to(features.device)
         with self.context.seeded("classifier re-training"):
             fresh = nn.Linear(self.num_features, self.classes).to(features.device)
@@ -213,13 +213,13 @@ class CReFFServer(FedAvgServer):
         return {WEIGHT: weight.cpu(), BIAS: bias.cpu()}
 
     def diagnostics(self) -> dict[str, float]:
-        """The matching loss before and after its steps, summed over the classes of the round."""
+        """Returns the matching loss before and after its steps, summed over the classes of the round."""
         return self._losses
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keeps a block to one thread: small steps in a row gain little from more, and sums depend on their number."""
+    """Limits torch to one thread for a block, because the order of sums depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -229,15 +229,15 @@ def one_thread() -> Iterator[None]:
 
 
 def cross_entropy_gradient(classifier: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of the mean cross-entropy in a linear classifier: ``(softmax - target)^T (z, 1) / B``.
+    """Computes the gradient of the mean cross-entropy in a linear classifier: ``(softmax - target)^T (z, 1) / B``.
 
     Args:
-        classifier: Weight and bias side by side [K, d + 1].
-        features: z [..., B, d].
-        targets: One-hot, or its broadcast [..., B, K].
+        classifier: Weight and bias, concatenated [K, d + 1].
+        features: Features z [..., B, d].
+        targets: One-hot labels, broadcast to [..., B, K].
 
     Returns:
-        [..., K, d + 1], the last column of the bias.
+        The gradient [..., K, d + 1], with that of the bias in the last column.
 
     Example:
         >>> cross_entropy_gradient(torch.zeros(2, 2), torch.tensor([[3.0]]), torch.tensor([[1, 0]]))
@@ -250,13 +250,13 @@ def cross_entropy_gradient(classifier: Tensor, features: Tensor, targets: Tensor
 
 
 def mean_gradients(messages: list[Message]) -> tuple[Tensor, Tensor]:
-    """Averages the gradient of each class over the clients that hold it; they count the same.
+    """Averages the gradient of each class over the clients that hold it, with equal weights.
 
     Args:
-        messages: Of every client, gradients [n, K, d + 1] and their classes [n].
+        messages: Gradients [n, K, d + 1] and their classes [n] of every client.
 
     Returns:
-        The classes that anyone holds, ascending [C], and their gradients [C, K, d + 1].
+        The classes that any client holds, ascending [C], and their gradients [C, K, d + 1].
     """
     held, places = torch.cat([message[CLASSES] for message in messages]).unique(return_inverse=True)
     total = torch.zeros(len(held), *messages[0][GRADIENTS].shape[1:], dtype=torch.float64)
@@ -266,15 +266,15 @@ def mean_gradients(messages: list[Message]) -> tuple[Tensor, Tensor]:
 
 
 def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifier: Tensor) -> Tensor:
-    """How far the gradients of features are from given ones: the sum of 1 - cosine over output rows.
+    """Computes the distance of the features' gradients from given ones: the sum of 1 - cosine over their rows.
 
-    The bias is one more row.
+    The gradient of the bias is one more row.
 
     Args:
-        features: Of each class [C, n, d].
-        classes: Their classes, int64 [C].
-        gradients: To be matched [C, K, d + 1].
-        classifier: What they are gradients in [K, d + 1].
+        features: Features of each class [C, n, d].
+        classes: The features' classes, int64 [C].
+        gradients: Gradients to match [C, K, d + 1].
+        classifier: Weight and bias in which gradients are computed [K, d + 1].
 
     Returns:
         The sum over classes, in [0, 2 C (K + 1)].
@@ -289,18 +289,18 @@ def matching_loss(features: Tensor, classes: Tensor, gradients: Tensor, classifi
 def match(
     features: Tensor, classes: Tensor, gradients: Tensor, classifier: Tensor, steps: int, learning_rate: float
 ) -> tuple[Tensor, float, float]:
-    """Moves features until their gradients are the given ones, by SGD on `matching_loss`.
+    """Optimises features so that their gradients match given ones, by SGD on `matching_loss`.
 
     Args:
-        features: Of each class [C, n, d].
-        classes: Their classes, int64 [C].
-        gradients: To be matched [C, K, d + 1].
-        classifier: What they are gradients in [K, d + 1].
-        steps: Of SGD.
-        learning_rate: SGD's.
+        features: Features of each class [C, n, d].
+        classes: The features' classes, int64 [C].
+        gradients: Gradients to match [C, K, d + 1].
+        classifier: Weight and bias in which gradients are computed [K, d + 1].
+        steps: Number of steps of SGD.
+        learning_rate: Learning rate of SGD.
 
     Returns:
-        The features [C, n, d]; the loss before and after.
+        The features [C, n, d], and the loss before and after.
     """
     moved = features.clone().requires_grad_()
     optimizer = torch.optim.SGD([moved], lr=learning_rate)
@@ -318,15 +318,15 @@ def train_classifier(
 ) -> tuple[Tensor, Tensor]:
     """Trains a linear classifier by SGD and cross-entropy; batches are drawn from torch's global generator.
 
-    The gradient is written out: tens of thousands of small steps would else be spent in autograd.
+    The gradient is computed in closed form, which is faster than autograd for tens of thousands of small steps.
 
     Args:
-        start: Where it begins.
-        features: [N, d].
-        labels: int64 [N].
-        epochs: Passes.
-        learning_rate: SGD's.
-        batch_size: Features a step.
+        start: The initial classifier.
+        features: Features [N, d].
+        labels: Labels, int64 [N].
+        epochs: Passes over the features.
+        learning_rate: Learning rate of SGD.
+        batch_size: Features per step.
 
     Returns:
         Weight [K, d] and bias [K].

@@ -1,4 +1,4 @@
-"""DBE: a personal bias takes each client's own part out of the shared representation (Zhang et al., NeurIPS 2023)."""
+"""DBE: a personal bias removes client-specific parts from the shared representation (Zhang et al., NeurIPS 2023)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MEAN = "mean of features"
 
 
 class PersonalBias(nn.Module):
-    """Adds one trainable vector to all features.
+    """A layer that adds one trainable vector to all features.
 
     Args:
-        width: Channels.
+        width: Number of channels.
     """
 
     def __init__(self, width: int) -> None:
@@ -31,26 +31,26 @@ class PersonalBias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features [..., width], shifted."""
+        """Returns features [..., width] plus the bias."""
         return features + self.bias
 
 
 def shift_features(task: Task, _: Any, features: Tensor) -> Tensor:
-    """Shifts what a task's forward returned by its ``offset``; a forward hook."""
+    """Shifts the features of a task's forward by its ``offset``; a forward hook."""
     assert isinstance(task.offset, PersonalBias)
     return task.offset(features)
 
 
 class DBEClient(FedAvgClient):
-    """A client: keeps a bias on its features, and holds their mean, without it, near that of all clients.
+    """A client with a personal bias on its features, whose mean without the bias is kept near that of all clients.
 
-    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features and g the
-    mean over all clients' features under the initial weights.
+    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features and g the mean
+    of all clients' features under the initial weights.
 
     Args:
         task: What the client learns.
-        local_epochs: E.
-        kappa: Weight of the regulariser; 0 leaves the personal bias alone.
+        local_epochs: Passes over the client's data per round (E).
+        kappa: Weight of the regulariser; with 0 only the personal bias remains.
         momentum: Share of the newest batch in r.
     """
 
@@ -65,16 +65,16 @@ class DBEClient(FedAvgClient):
 
     @property
     def exchanges(self) -> Exchanges:
-        """As FedAvg's, with the mean of all clients' features at the end of the set-up."""
+        """FedAvg's exchanges, with the mean of all clients' features as the last before round 1."""
         common = super().exchanges
         return replace(common, setup=(*common.setup, FeatureMean()))
 
     def shared_keys(self) -> list[str]:
-        """All that FedAvg shares, less the bias."""
+        """Lists the entries that FedAvg shares, without the bias."""
         return [name for name in super().shared_keys() if not name.startswith("offset.")]
 
     def receive(self, message: Message) -> None:
-        """Takes over weights and g."""
+        """Loads the weights and g."""
         weights = dict(message)
         self.common = weights.pop(MEAN)
         super().receive(weights)
@@ -84,11 +84,11 @@ class DBEClient(FedAvgClient):
         return {**super().broadcast_spec(), MEAN: TensorSpec((self.task.num_features,))}
 
     def on_train_start(self) -> None:
-        """Brings both means to where training runs."""
+        """Moves both means to the client's device."""
         self.common, self.running = self.common.to(self.device), self.running.to(self.device)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """The task's loss on shifted features, and the mean regularisation of those without the bias."""
+        """Computes the task's loss on shifted features plus the regulariser of the features without the bias."""
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
@@ -100,7 +100,7 @@ class DBEClient(FedAvgClient):
 
     @torch.no_grad()
     def feature_mean(self, loader: DataLoader) -> Tensor:
-        """Computes the mean of the client's features [num_features], where r begins."""
+        """Computes the mean of the client's features [num_features], the initial r."""
         total, images = torch.zeros(self.task.num_features, dtype=torch.float64), 0
         for features in map_batches(self.task, loader, lambda batch: pooled(self.task(batch))):
             total += features.double().sum(0).cpu()
@@ -110,7 +110,7 @@ class DBEClient(FedAvgClient):
 
 
 class DBEServer(FedAvgServer):
-    """The server: FedAvg, and once the mean g of all clients' features.
+    """FedAvg's server, which also keeps the mean g of all clients' features.
 
     Args:
         client: A client, for the initial weights.
@@ -128,7 +128,7 @@ class DBEServer(FedAvgServer):
 
 
 class FeatureMean(Exchange[DBEClient, DBEServer]):
-    """Before round 1, clients send the mean of their features under the initial weights; the server averages to g."""
+    """The set-up exchange in which clients send the mean of their features, which the server averages to g."""
 
     name = "feature mean"
 
@@ -141,5 +141,5 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
         return {MEAN: TensorSpec((client.task.num_features,))}
 
     def aggregate(self, server: DBEServer, updates: Mapping[int, Update]) -> None:
-        """Averages by data size."""
+        """Averages the means to g, weighted by data size."""
         server.common = weighted_mean(updates)[MEAN]

@@ -1,12 +1,12 @@
 """FADngs: noisy global densities, contrastive training, ensemble distillation (Dong et al., TNNLS 2024).
 
-Every round takes two exchanges, in the order of the paper's Algorithm 1 from its second line on: clients train under
-the global model and densities and send weights; the server merges them, and clients send the densities of their images
-under the merged model. Round 0 is a first exchange of densities, under the initial weights.
+Every round has two exchanges, in the order of FADngs Alg. 1 from its second line: clients train under the global
+model and densities and send weights; the server merges them, and clients send the densities of their images under the
+merged model. Round 0 is a first exchange of densities, under the initial weights.
 
-What holds on real images, at a scale far below the paper's (docs/fadngs.md): distillation is worth some two points of
-AUROC on CIFAR-100 over the average, as the paper claims, although it undoes much of what the clients' contrast has
-learnt; the gain of contrast over SimCLR is within a point or two. The paper's figures are out of reach there.
+Measured on real images, at a scale far below the paper's (docs/fadngs.md): distillation gains about two points of AUROC
+on CIFAR-100 over the average, as the paper claims, although it undoes much of what the clients learn by contrast; the
+gain of contrast over SimCLR is within one or two points. The paper's figures are not reached at this scale.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ MEAN, COVARIANCE = "densities.mean", "densities.covariance"
 
 
 class FADngsClient(FedAvgClient):
-    """A client: trains under the densities of all clients, and sends its own.
+    """A client that trains under the densities of all clients, and sends its own.
 
     Args:
         task: A `Contrastive` task.
-        local_epochs: E_l.
+        local_epochs: Passes over the client's data per round (E_l).
         aggregate_buffers: As in `FedAvgClient`.
-        share_densities: Whether densities cross (NGDE); otherwise clients judge by their own, as under FedAvg.
+        share_densities: Whether densities are shared (NGDE); otherwise clients score by their own, as under FedAvg.
     """
 
     needs = Contrastive
@@ -66,20 +66,20 @@ class FADngsClient(FedAvgClient):
 
     @property
     def exchanges(self) -> Exchanges:
-        """Densities under the initial weights; then, in every round, training, and densities under merged weights."""
+        """Densities under the initial weights; then, in every round, training and densities under merged weights."""
         if not self.share_densities:
             return super().exchanges
         return Exchanges((ShareDensities(initial=True),), (Train(), ShareDensities()))
 
     @property
     def predictors(self) -> Predictors:
-        """With weights and densities in common, clients predict alike."""
+        """The same model for all clients where weights and densities are shared."""
         shared = self.share_densities and self.aggregate_buffers == "mean"
         return Predictors(shared=shared, server_shared=shared)
 
     @property
     def own_entries(self) -> dict[str, Tensor]:
-        """What does not cross; all clients' densities come with every message, and what follows from them."""
+        """Entries that are not sent, without the densities of all clients and what follows from them, by name."""
         own = super().own_entries
         return (
             {n: e for n, e in own.items() if n not in self.task.local_buffers}
@@ -101,7 +101,7 @@ class FADngsClient(FedAvgClient):
         return {MEAN: TensorSpec((None, width)), COVARIANCE: TensorSpec((None, width, width))}
 
     def refresh(self, loader: DataLoader) -> None:
-        """Predicts which images are normal (FADngs Eq. 8), from the embeddings that the last densities were made of."""
+        """Predicts which images are normal (FADngs Eq. 8), from the embeddings of the last densities."""
         if not self.share_densities:
             super().refresh(loader)
             return
@@ -117,13 +117,13 @@ class FADngsClient(FedAvgClient):
         return {MEAN: found.mean, COVARIANCE: found.covariance}
 
     def _embed(self, round: int, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """Embeds the client's images; returns the round whose merged weights did, embeddings, and positions."""
+        """Embeds the client's images; returns the round of the merged weights, embeddings and positions."""
         z, index = self.task.embed(loader)
         return round, z.cpu(), index
 
 
 class LastMerge(NamedTuple):
-    """The models that the last round's global model was made of.
+    """The models that the last round's global model was computed from.
 
     Attributes:
         averaged: Weights before distillation.
@@ -135,17 +135,17 @@ class LastMerge(NamedTuple):
 
 
 class FADngsServer(FedAvgServer):
-    """The server: keeps the clients' last densities, averages weights, and distils.
+    """The server, which keeps the clients' last densities, averages weights, and distils.
 
     Args:
         client: A client, for the initial weights.
-        distillation: SED; None for the average alone.
-        public: Public images uint8 [P, 3, S, S]; needed by ``distillation``.
+        distillation: Distillation (SED); None for the average alone.
+        public: Public images uint8 [P, 3, S, S]; required by ``distillation``.
 
     Attributes:
-        densities: Those last known of each client, in client order.
-        density_set: All of them, as they are broadcast.
-        last_merge: After the last round, what was merged in it; not part of the state.
+        densities: Last densities of each client, in client order.
+        density_set: Densities of all clients, as broadcast.
+        last_merge: The models merged in the last round, after it; not part of the state.
     """
 
     kept = ("densities",)
@@ -171,17 +171,17 @@ class FADngsServer(FedAvgServer):
         self._report: dict[str, float] = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Learns how many may teach at once."""
+        """Sets the largest number of teachers in a round."""
         self._clients = len(sizes)
 
     def begin(self, context: Context) -> None:
-        """Starts a round; before anything is trained, makes sure that it can be distilled.
+        """Starts an exchange; before training, checks that distillation is possible.
 
         Raises:
             UserError: If there are no public images, or the queues do not fit into memory.
         """
         super().begin(context)
-        # In the set-up alone: a trained server answers without public images.
+        # Only before round 1: a trained server predicts without public images.
         if self.distillation is None or context.round > 0:
             return
         device = self.fabric.device if self.fabric else torch.device("cpu")
@@ -200,12 +200,12 @@ class FADngsServer(FedAvgServer):
 
     @property
     def densities(self) -> dict[int, Message]:
-        """The densities last known of each client, in client order."""
+        """The last densities of each client, in client order."""
         return self._densities
 
     @densities.setter
     def densities(self, densities: Mapping[int, Message]) -> None:
-        # Joined once: equal messages must be the same tensors to be packed once.
+        # Joined once: equal messages are serialised once only if they hold the same tensors.
         self._densities = dict(sorted(densities.items()))
         messages = self._densities.values()
         self.density_set = (
@@ -215,10 +215,10 @@ class FADngsServer(FedAvgServer):
         )
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """The average (FADngs Eq. 10), from which distillation starts (FADngs Eq. 11, FADngs Eq. 12, FADngs Eq. 13)."""
+        """Averages (FADngs Eq. 10), then distils into the average (FADngs Eq. 11, FADngs Eq. 12 and FADngs Eq. 13)."""
         super().aggregate(updates)
         self.task.round = self.context.round
-        if self.context.round == self.task.rounds:  # of no other round, so that none is held through training
+        if self.context.round == self.task.rounds:  # only then, to save memory in training
             self.last_merge = LastMerge(self.weights, {client: u.message for client, u in updates.items()})
         self._report = {}
         if self.distillation is None or self.public is None or self.task.warming_up:
@@ -230,23 +230,23 @@ class FADngsServer(FedAvgServer):
         )
 
     def diagnostics(self) -> dict[str, float]:
-        """What distillation reports."""
+        """Returns the scalars of distillation."""
         return self._report
 
 
 @dataclass(frozen=True)
 class ShareDensities(Exchange[FADngsClient, FADngsServer]):
-    """Clients estimate densities of their images, under the merged weights of the round, and the server keeps them.
+    """The exchange in which clients estimate densities under the merged weights, which the server keeps.
 
     Attributes:
-        initial: Whether this is before round 1: no weights go down, since all clients draw the same.
+        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same.
     """
 
     initial: bool = False
     name = "densities"
 
     def broadcast(self, server: FADngsServer, client_id: int) -> Message:
-        """Returns the merged weights; nothing before round 1."""
+        """Returns the merged weights; an empty message before round 1."""
         return {} if self.initial else server.weights
 
     def broadcast_spec(self, client: FADngsClient) -> MessageSpec:
@@ -254,7 +254,7 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
         return {} if self.initial else client.shared_spec()
 
     def receive(self, client: FADngsClient, message: Message) -> None:
-        """Hands the weights to the client."""
+        """Loads the merged weights."""
         client.receive(message)
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
@@ -266,7 +266,7 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
         return client.densities_spec()
 
     def aggregate(self, server: FADngsServer, updates: Mapping[int, Update]) -> None:
-        """Keeps the densities that came, and the last known ones of other clients."""
+        """Replaces the densities of the round's clients; those of other clients are kept."""
         server.densities = {
             **server.densities,
             **{client: update.message for client, update in updates.items()},

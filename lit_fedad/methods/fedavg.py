@@ -1,6 +1,6 @@
-"""FedAvg: clients train the same weights, the server averages them by data size (McMahan et al., AISTATS 2017).
+"""FedAvg: clients train shared weights, which the server averages by data size (McMahan et al., AISTATS 2017).
 
-All methods that share parameters are FedAvg with something changed, and say only what.
+All methods that share parameters extend FedAvg.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Buffers = Literal["mean", "local"]
 
 
 class FedAvgClient(Client):
-    """A client: trains the weights it was sent, on any task, and sends them back.
+    """A client that trains the received weights, on any task, and sends them back.
 
-    What the task prepared from local data (a memory bank) stays personal. It is renewed whenever weights arrive that
-    it was not made with, so that a client never scores with a bank of other weights.
+    What the task prepares from local data (a memory bank) stays personal. It is recomputed whenever received weights
+    differ from those that it was computed with, so that a client never scores with a bank of other weights.
 
     Args:
         task: What the client learns.
-        local_epochs: E.
-        keep_optimizer: Whether the optimiser's state lives on although the server overwrites the weights.
+        local_epochs: Passes over the client's data per round (E).
+        keep_optimizer: Whether the optimiser's state is kept between rounds; the server still overwrites the weights.
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
     """
 
@@ -57,11 +57,11 @@ class FedAvgClient(Client):
         super().__init__(task, local_epochs, keep_optimizer)
         self.aggregate_buffers = aggregate_buffers
         self.refreshed_in = 1
-        """The round whose received weights the task's bank was made with; `Prepare` makes it with the initial ones."""
+        """The round of the weights that the task's bank was computed with; `Prepare` uses the initial weights."""
 
     @property
     def exchanges(self) -> Exchanges:
-        """Pooled statistics and local preparation where the task needs them; then training."""
+        """Pooled statistics and local preparation where the task requires them; then training."""
         pooled = standardised(self.task)
         statistics: tuple[Exchange, ...] = (PooledStatistics(),) if pooled else ()
         prepare = (Prepare(pooled),) if pooled or self.task.prepares else ()
@@ -69,12 +69,12 @@ class FedAvgClient(Client):
 
     @property
     def predictors(self) -> Predictors:
-        """Where nothing is personal, all clients predict alike."""
+        """The same model for all clients where no state is personal."""
         shared = len(self.shared_keys()) == len(self.task.learned_state())
         return Predictors(shared=shared, server_shared=shared)
 
     def shared_keys(self) -> list[str]:
-        """Lists the entries of the task's state that cross: all that training changes, less the client's own."""
+        """Lists the shared entries of the task's state: all that training changes, without personal ones."""
         own = {
             *self.task.local_buffers,
             *(dict(self.task.named_buffers()) if self.aggregate_buffers == "local" else ()),
@@ -82,7 +82,7 @@ class FedAvgClient(Client):
         return [name for name in self.task.learned_state() if name not in own]
 
     def shared_state(self) -> Message:
-        """Copies the shared entries to the CPU."""
+        """Returns copies of the shared entries on the CPU, by name."""
         state = self.task.state_dict()
         return {name: state[name].detach().to("cpu", copy=True) for name in self.shared_keys()}
 
@@ -93,7 +93,7 @@ class FedAvgClient(Client):
 
     @property
     def own_entries(self) -> dict[str, Tensor]:
-        """What training changes and does not cross, by name."""
+        """Entries that training changes and that are not shared, by name."""
         shared = set(self.shared_keys())
         return {name: entry for name, entry in self.task.learned_state().items() if name not in shared}
 
@@ -102,7 +102,7 @@ class FedAvgClient(Client):
         self.task.load_state_dict(entries, strict=False)
 
     def receive(self, message: Message) -> None:
-        """Takes over the averaged weights."""
+        """Loads the averaged weights."""
         self.task.load_state_dict(message, strict=False)
 
     def broadcast_spec(self) -> MessageSpec:
@@ -110,7 +110,7 @@ class FedAvgClient(Client):
         return self.shared_spec()
 
     def refresh(self, loader: DataLoader) -> None:
-        """Renews the task's bank under the weights of the last round, once a round."""
+        """Recomputes the task's bank under the weights of the last round, once per round."""
         if self.task.prepares and self.refreshed_in < self.context.round:
             self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
             self.refreshed_in = self.context.round
@@ -125,14 +125,14 @@ class FedAvgClient(Client):
 
 
 class FedAvgServer(AttackableServer):
-    """The server: averages weights by data size.
+    """The server, which averages weights by data size.
 
     Args:
         client: A client, for the initial weights.
 
     Attributes:
-        weights: The global model, as it is broadcast.
-        statistics: ``mean`` and ``scale`` [C] by which clients standardise features; nothing where they do not.
+        weights: The global model, as broadcast.
+        statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("weights", "statistics")
@@ -147,14 +147,14 @@ class FedAvgServer(AttackableServer):
         return self.weights
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages: ``W = sum_n z_n W_n``."""
+        """Averages the clients' weights: ``W = sum_n z_n W_n``."""
         self.weights = weighted_mean(updates)
 
     def adversary_view(self, update: Update, client: Client) -> None:
         """Loads the uploaded weights.
 
         Raises:
-            UserError: If no weights cross, or they predict with what never crosses (a bank, densities).
+            UserError: If no weights are sent, or prediction requires state that is never sent (a bank, densities).
         """
         task, known = client.task, self.broadcast(client.context.client or 0)
         if not update.message or (task.prepares and known.keys().isdisjoint(task.local_buffers)):

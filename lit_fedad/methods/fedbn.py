@@ -1,4 +1,4 @@
-"""FedBN: FedAvg that leaves normalisation layers at home (Li et al., ICLR 2021)."""
+"""FedBN: FedAvg with personal normalisation layers (Li et al., ICLR 2021)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResp
 
 
 def normalisation_keys(task: Task) -> set[str]:
-    """Entries of a task's state that belong to a normalisation layer, by type of layer, whatever its name."""
+    """Returns the names of a task's state entries that belong to normalisation layers, by type of layer."""
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in task.named_modules()
@@ -22,16 +22,16 @@ def normalisation_keys(task: Task) -> set[str]:
 
 
 class FedBNClient(FedAvgClient):
-    """A client whose normalisation layers, statistics and affine weights, are personal."""
+    """A client whose normalisation layers are personal, with their statistics and affine weights."""
 
     def shared_keys(self) -> list[str]:
-        """Lists all that FedAvg shares, less normalisation layers."""
+        """Lists the entries that FedAvg shares, without normalisation layers."""
         personal = normalisation_keys(self.task)
         return [name for name in super().shared_keys() if name not in personal]
 
 
 class FedBNServer(FedAvgServer):
-    """FedAvg's server, which says so where there is no normalisation layer to leave at home.
+    """FedAvg's server, which warns if the task has no normalisation layer.
 
     Args:
         client: A client, for the initial weights.
@@ -43,7 +43,7 @@ class FedBNServer(FedAvgServer):
         self.task_name = type(client.task).__name__
 
     def warnings(self) -> list[str]:
-        """One line, in the first round."""
+        """Returns one line in the first round if the task has no normalisation layer."""
         if self.nothing_to_leave and self.context.round == 1:
             return [f"{self.task_name} has no normalisation layer that trains: fedbn is fedavg here"]
         return []

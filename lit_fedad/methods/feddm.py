@@ -1,6 +1,6 @@
-"""FedDM: clients send synthetic images that stand for their own, and the server trains on these (Xiong et al., 2023).
+"""FedDM: the server trains on synthetic images into which clients condense their own (Xiong et al., 2023).
 
-No weights come back and nothing is averaged. What FedVCK changes, ``fedvck.py`` says.
+Clients send no weights and nothing is averaged. ``fedvck.py`` extends this method to FedVCK.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
 
 
 class OwnImages(NamedTuple):
-    """A client's images of the classes that it owns, sorted by class.
+    """A client's images of its owned classes, sorted by class.
 
     Attributes:
         images: Normalised [n, C, H, W].
-        classes: The k classes, ascending.
-        sizes: Images of each.
+        classes: The k owned classes, ascending.
+        sizes: Number of images of each class.
     """
 
     images: Tensor
@@ -54,11 +54,11 @@ class OwnImages(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """Condensed images of a round, as they were sent.
+    """Condensed images of a round, as sent.
 
     Attributes:
-        images: uint8, or float32 in the range of pixels [n, C, H, W].
-        labels: int64 [n].
+        images: Images, uint8 or float32 in the range of pixels [n, C, H, W].
+        labels: Labels, int64 [n].
     """
 
     images: Tensor
@@ -66,24 +66,24 @@ class Knowledge(NamedTuple):
 
 
 class FedDMClient(FedAvgClient):
-    """A client: condenses its images class by class, and sends what comes out.
+    """A client that condenses its images class by class, and sends the condensed images.
 
-    Synthetic images are moved until the mean feature and the mean logits of each class are those of the real ones,
-    under the received weights with a disturbance that is drawn anew for each step. Real and synthetic batches are
-    normalised by their own statistics. A class of which a client has fewer than ``least`` images is left out; a
-    client that owns no class sends no image. The differentially private variant is not built.
+    Synthetic images are optimised so that the mean feature and the mean logits of each class match those of the real
+    images, under the received weights plus noise drawn for each step. Real and synthetic batches are normalised by
+    their own statistics. A class with fewer than ``least`` images at a client is left out; a client that owns no class
+    sends no image. The differentially private variant is not implemented.
 
     Args:
         task: A `Classifier`.
         condensation: Steps, batches and learning rate.
-        mean: Mean of each channel in [0, 1], by which images are normalised.
+        mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
-        share: p: synthetic images of a class over real ones, rounded up ...
-        minimum: ... but no fewer than these.
-        least: Images that make a client the owner of a class.
-        init: Whether synthetic images start as ``noise``, N(0, 1), or as the client's ``real`` images.
-        radius: rho: norm of the disturbance, of all weights together; 0 for none.
-        quantize: Whether images are sent as bytes, or in 32 bits and as large as they may be.
+        share: Ratio p of synthetic to real images of a class; the number is rounded up.
+        minimum: Fewest synthetic images of a class.
+        least: Fewest images with which a client owns a class.
+        init: Whether synthetic images are initialised as ``noise``, N(0, 1), or as the client's ``real`` images.
+        radius: Norm rho of the noise over all weights; 0 for none.
+        quantize: Whether images are sent as bytes, clipped to the range of pixels, or as float32, not clipped.
 
     Raises:
         UserError: If a setting is out of range.
@@ -121,23 +121,23 @@ class FedDMClient(FedAvgClient):
 
     @property
     def exchanges(self) -> Exchanges:
-        """Weights go down, condensed images come up."""
+        """One exchange a round: weights to the clients, condensed images to the server."""
         return replace(super().exchanges, rounds=(Condense(),))
 
     @property
     def predictors(self) -> Predictors:
-        """Only the server's model is meant to predict."""
+        """The server's model alone, which is the same for all clients."""
         return replace(super().predictors, own=False)
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Condenses the client's images of each class that it owns.
+        """Condenses the client's images of each owned class.
 
         Args:
             loader: The client's batches, in any order.
             fabric: Device and precision.
 
         Returns:
-            The mean ``loss`` of all steps, and that of the last; nothing where no class is owned.
+            The mean ``loss`` of all steps, and that of the last; empty where no class is owned.
 
         Raises:
             UserError: If condensation diverges.
@@ -169,7 +169,7 @@ class FedDMClient(FedAvgClient):
         return {"loss": sum(losses) / len(losses), "last_loss": losses[-1]} if losses else {}
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns what `condense` made."""
+        """Returns the condensed images and their labels."""
         return self._upload
 
     def upload_spec(self) -> MessageSpec:
@@ -181,7 +181,7 @@ class FedDMClient(FedAvgClient):
         }
 
     def _own_images(self, loader: DataLoader) -> OwnImages:
-        """In the same order, whatever the loader's."""
+        """Collects the images of owned classes in an order that does not depend on the loader's."""
         batches = list(loader)
         images, labels, index = (
             torch.cat([batch[name] for batch in batches]) for name in ("image", "label", "index")
@@ -194,7 +194,7 @@ class FedDMClient(FedAvgClient):
         return OwnImages(images[order], owned.nonzero()[:, 0].tolist(), sizes[owned].tolist())
 
     def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
-        """How likely each image of each class is drawn, and what else the client tells of its classes."""
+        """Returns each image's weight in draws, by class, and further entries of the client's message."""
         return [torch.ones(size) for size in own.sizes], {}
 
     def _start(self, own: OwnImages, counts: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -207,7 +207,7 @@ class FedDMClient(FedAvgClient):
         return torch.cat(chosen)
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
-        """What is minimised: between real images of each class, and ``counts`` synthetic ones."""
+        """Computes the loss between the real images of each class and its ``counts`` synthetic ones."""
         weights = self._disturbed() if self.radius else {}
 
         def moments(features: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class FedDMClient(FedAvgClient):
         return class_mmd(target, found, real.times, real.sizes, counts)
 
     def _disturbed(self) -> Message:
-        """The received weights, moved by ``radius`` in a random direction."""
+        """Returns the received weights plus noise of norm ``radius`` in a random direction."""
         weights = dict(self.task.named_parameters())
         noise = {name: torch.randn(weight.shape).to(weight) for name, weight in weights.items()}
         norm = math.sqrt(sum(float(part.square().sum()) for part in noise.values()))
@@ -230,11 +230,11 @@ class FedDMClient(FedAvgClient):
 
 
 class FedDMServer(FedAvgServer):
-    """The server: trains the model it has on the images of the round.
+    """The server, which trains the current model on the images of the round.
 
     Args:
         client: A client, for the initial weights and the form of images.
-        training: Epochs, batches and learning rate of a round.
+        training: Epochs, batches and learning rate of training in a round.
     """
 
     kept = ("knowledge",)
@@ -250,10 +250,10 @@ class FedDMServer(FedAvgServer):
         self._unowned: list[int] = []
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Trains on what clients sent; a round in which nobody sent an image changes nothing.
+        """Trains on the clients' images; a round without images changes nothing.
 
         Raises:
-            UserError: If no client has ever sent an image, two sent images of different sizes, or training diverges.
+            UserError: If no client has ever sent an image, image sizes differ between clients, or training diverges.
         """
         if self.knowledge and not any(len(update.message[IMAGES]) for update in updates.values()):
             self._report = {"images": 0.0}
@@ -272,29 +272,29 @@ class FedDMServer(FedAvgServer):
         self._unowned = [label for label in range(self.task.classes) if label not in held]
 
     def adversary_view(self, update: Update, client: Client) -> None:
-        """Trains the model that the client received on the images of one upload alone."""
+        """Trains the model that the client received on the images of one upload."""
         weights = self.weights
         if len(update.message[IMAGES]):
             weights, _ = self._train([joined({0: update.message})], None)
         client.task.load_state_dict(weights, strict=False)
 
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """What the model is trained on, by round: this one's images."""
+        """Returns the images to train on, by round: those of this round."""
         return {self.context.round: new}
 
     def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
-        """What is minimised beside cross-entropy."""
+        """Returns the loss to add to cross-entropy; none here."""
         return None
 
     def _train(
         self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
     ) -> tuple[Message, dict[str, float]]:
-        """New weights, from the current ones."""
+        """Trains from the current weights and returns the new ones."""
         task, fabric = self.task, self._launched
         task.load_state_dict(self.weights, strict=False)
         task.to(fabric.device)
         images, labels = (torch.cat(parts) for parts in zip(*knowledge, strict=True))
-        with self.context.seeded("condensed training"):  # models may draw, for dropout
+        with self.context.seeded("condensed training"):  # dropout draws random numbers
             report = self.training(
                 task,
                 lambda batch: task({"image": batch}),
@@ -311,16 +311,16 @@ class FedDMServer(FedAvgServer):
 
     @property
     def _launched(self) -> Fabric:
-        assert self.fabric is not None  # weights are merged in a federation alone
+        assert self.fabric is not None  # set by the federation
         return self.fabric
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """What the model looks at, from what was sent."""
+        """Normalises images that clients sent."""
         pixels = images / 255 if self.quantize else images
         return (pixels - self.mean.to(images.device)) / self.std.to(images.device)
 
     def _features(self, images: Tensor, weights: Message) -> Tensor:
-        """Of images as they were sent, in evaluation mode [n, D]."""
+        """Computes features [n, D] of sent images, in evaluation mode."""
 
         def features(batch: Tensor) -> Tensor:
             with self._launched.autocast():
@@ -332,7 +332,7 @@ class FedDMServer(FedAvgServer):
         return torch.cat(parts)
 
     def _distance(self, last: Knowledge, new: Knowledge, weights: Message) -> float:
-        """Mean over the classes of both rounds of MMD^2 between their features (FedVCK, appendix)."""
+        """Computes the mean MMD^2 between two rounds' features over their common classes (FedVCK, appendix)."""
         sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
         both = set(last.labels.tolist()) & set(new.labels.tolist())
         pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
@@ -340,22 +340,22 @@ class FedDMServer(FedAvgServer):
         return sum(found) / len(found) if found else math.nan
 
     def images_by_round(self) -> dict[int, Knowledge]:
-        """Returns the images that the model is trained on, as bytes, by round."""
+        """Returns the training images as uint8, by round."""
         return {
             round: Knowledge(images if self.quantize else _as_bytes(images), labels)
             for round, (images, labels) in self.knowledge.items()
         }
 
     def diagnostics(self) -> dict[str, float]:
-        """Images of the round and their MiB, loss and accuracy of training, and how far knowledge has moved.
+        """Returns number and MiB of the round's images, loss and accuracy of training, and the change of features.
 
-        ``knowledge_mmd`` is the mean over classes of the MMD^2 (Gaussian) between this round's and the last one's
-        features, under the new weights; ``knowledge_mmd_random`` under the initial ones.
+        ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last
+        round's images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.
         """
         return self._report
 
     def warnings(self) -> list[str]:
-        """Once, which classes nobody owns."""
+        """Returns, once, one line that lists the classes that no client owns."""
         if not self._unowned or self.context.round > 1:
             return []
         names = ", ".join(map(str, self._unowned))
@@ -365,21 +365,21 @@ class FedDMServer(FedAvgServer):
 
 
 class Condense(Train):
-    """The exchange of a round: clients condense their images under the weights they were sent."""
+    """The exchange of a round, in which clients condense their images under the received weights."""
 
     def train(self, client: FedDMClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
-        """Condenses."""
+        """Condenses the client's images by `FedDMClient.condense`."""
         return client.condense(loader, fabric)
 
 
 def joined(messages: Mapping[int, Message]) -> Knowledge:
-    """The images of several clients, client by client.
+    """Concatenates the images of several clients, in client order.
 
     Args:
         messages: Uploads by client.
 
     Raises:
-        UserError: If nobody sent an image, or two sent images of different sizes.
+        UserError: If there is no image, or image sizes differ between clients.
     """
     senders = {client: message for client, message in messages.items() if len(message[IMAGES])}
     if not senders:
@@ -402,10 +402,10 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
 
 
 def _as_bytes(pixels: Tensor) -> Tensor:
-    """Values in 0 .. 1 in 256 levels; others are clipped."""
+    """Converts values to uint8 in 256 levels of [0, 1]; others are clipped."""
     return (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
 
 
 def _mebibytes(images: Tensor) -> dict[str, float]:
-    """What the images of a round take, at one byte a value and at four."""
+    """Computes the size of images in MiB, at one byte per value and at four."""
     return {"images_mib": images.numel() / 2**20, "images_mib_float32": 4 * images.numel() / 2**20}

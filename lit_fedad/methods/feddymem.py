@@ -1,10 +1,9 @@
-"""FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012, Alg. 1 to 5).
+"""FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
-What holds on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): sharing the memory beats local
-training by far, and comes close to, or passes, a centralised nearest-neighbour bank. What does not: the letter of the
-paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average by position
-what k-means returns without one; and
-rounds of training after the first shared memory change little.
+Measured on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): the shared memory is far better
+than local training, and close to, or better than, a centralised nearest-neighbour bank. The method as printed in the
+paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by
+position, but k-means returns them in arbitrary order; and training after the first shared memory changes little.
 """
 
 from __future__ import annotations
@@ -36,22 +35,29 @@ from lit_fedad.tasks.memory_bank import QUANTILES, MemoryBank
 
 
 class Aggregation(Protocol):
-    """The server's part: N uploaded memories become one of the same size."""
+    """The server's aggregation of N uploaded memories to one of the same size."""
 
     def __call__(
         self, memories: Tensor, counts: Tensor, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """Memories [N, slots, C], patches behind each slot [N, slots], the last global memory, to [slots, C]."""
+        """Aggregates memories [N, slots, C] with numbers of patches [N, slots] to one memory [slots, C].
+
+        Args:
+            memories: Uploaded memories [N, slots, C].
+            counts: Number of patches of each slot [N, slots].
+            previous: The last shared memory [slots, C]; None for the first.
+            generator: Draws initial centroids.
+        """
 
 
 class KMeansAggregation:
-    """Clusters all uploaded vectors into a new memory (Alg. 3).
+    """A clustering of all uploaded vectors to a new memory by k-means (FedDyMem Alg. 3).
 
     Args:
-        weighted: Counts each vector by the patches behind it; off in the paper.
-        continued: Seeds Lloyd's algorithm with the last memory, so that slots keep their meaning; off in the paper,
-            where each round begins with fresh seeds.
-        max_steps: Lloyd steps.
+        weighted: Whether vectors are weighted by their numbers of patches; not so in the paper.
+        continued: Whether the last memory initialises Lloyd's algorithm, so that slots correspond between rounds; the
+            paper draws new initial centroids in each round.
+        max_steps: Number of Lloyd steps.
     """
 
     def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
@@ -60,7 +66,7 @@ class KMeansAggregation:
     def __call__(
         self, memories: Tensor, counts: Tensor, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """See `Aggregation`."""
+        """Aggregates memories; see `Aggregation`."""
         return kmeans(
             memories.flatten(0, 1),
             memories.shape[1],
@@ -72,26 +78,26 @@ class KMeansAggregation:
 
 
 class MeanAggregation:
-    """Averages the memories slot by slot: the ablation without k-means (Table III)."""
+    """The mean of the memories slot by slot: the ablation without k-means (FedDyMem Table III)."""
 
     def __call__(
         self, memories: Tensor, counts: Tensor, previous: Tensor | None, generator: torch.Generator
     ) -> Tensor:
-        """See `Aggregation`."""
+        """Aggregates memories; see `Aggregation`."""
         return memories.mean(0)
 
 
 class FedDyMemClient(Client):
-    """A client: trains its own head against the shared memory, and uploads its patches compressed to a memory.
+    """A client that trains its own head against the shared memory, and uploads its patches compressed to a memory.
 
-    Head and optimiser are personal: they are never averaged (Alg. 5).
+    Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5).
 
     Args:
         task: Features, head, loss and bank.
-        local_epochs: E.
-        keep_optimizer: Whether AdamW's state lives on between rounds.
-        send_counts: Whether the number of patches behind each slot and their radius go up too: two numbers a slot.
-        independent_init: Every client draws its own initial head, as the letter of Alg. 4 has it. Features of
+        local_epochs: Passes over the client's data per round (E).
+        keep_optimizer: Whether AdamW's state is kept between rounds.
+        send_counts: Whether each slot's number of patches and radius are sent too, two values per slot.
+        independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
     """
 
@@ -114,14 +120,14 @@ class FedDyMemClient(Client):
 
     @property
     def exchanges(self) -> Exchanges:
-        """The first memory, with channel statistics and a pooled threshold where the task needs them; then training."""
+        """The first memory, channel statistics and a pooled threshold where the task requires them; then training."""
         statistics = (PooledStatistics(),) if self.task.standardise else ()
         threshold = (PooledThreshold(),) if isinstance(self.task.loss.threshold, str) else ()
         return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
 
     @property
     def head(self) -> dict[str, Tensor]:
-        """The personal head's weights; none where the task has no head."""
+        """Weights of the personal head; empty where the task has no head."""
         return {} if self.task.head is None else self.task.head.state_dict()
 
     @head.setter
@@ -143,12 +149,12 @@ class FedDyMemClient(Client):
             task.threshold = message["threshold"].to(task.threshold)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares statistics, memory and threshold; in the paper memory alone, float32 [slots, C]."""
+        """Declares statistics, memory and threshold; in the paper only the memory, float32 [slots, C]."""
         threshold = {"threshold": TensorSpec(())} if isinstance(self.task.loss.threshold, str) else {}
         return {**statistics_spec(self.task), **self.memory_spec("radii"), **threshold}
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the client's patches compressed to a memory, moved on from the shared one."""
+        """Returns the client's patches compressed to a memory, which updates the shared one."""
         return self.compressed(loader, self.task.memory)
 
     def upload_spec(self) -> MessageSpec:
@@ -159,7 +165,7 @@ class FedDyMemClient(Client):
         """Compresses the client's patches to a memory.
 
         Args:
-            loader: Its batches in a fixed order.
+            loader: The client's batches in a fixed order.
             previous: The shared memory [slots, C]; None for the first.
         """
         reduced = self.task.reduce_memory(loader, self.context, previous)
@@ -167,18 +173,18 @@ class FedDyMemClient(Client):
         return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
 
     def memory_spec(self, *per_slot: str) -> MessageSpec:
-        """Declares a memory with numbers of each slot, where they are sent."""
+        """Declares a memory, and the values of each slot where they are sent."""
         own = dict.fromkeys(per_slot, TensorSpec((self.task.slots,))) if self.send_counts else {}
         return {"memory": TensorSpec((self.task.slots, self.task.num_features)), **own}
 
 
 class FedDyMemServer(AttackableServer):
-    """The server: clusters the uploaded memories into the next one (Alg. 3), and watches that it does not collapse.
+    """The server, which clusters the uploaded memories to the next one (FedDyMem Alg. 3).
 
     Args:
         client: A client, for sizes.
-        aggregation: How N memories become one.
-        collapse: A warning is given once the memory's spread falls below this share of what it was at first.
+        aggregation: Aggregation of N memories to one.
+        collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
     kept = ("statistics", "known", "first_spread", "latest")
@@ -193,7 +199,7 @@ class FedDyMemServer(AttackableServer):
         self.latest: dict[str, float] = {}
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns what is known by now, the same to every client."""
+        """Returns statistics, memory and threshold as far as they exist, the same to every client."""
         return {**self.statistics, **self.known}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
@@ -216,16 +222,16 @@ class FedDyMemServer(AttackableServer):
         self.latest = {"memory_spread": spread, "client_agreement": agreement(memories, memory)}
 
     def adversary_view(self, update: Update, client: Client) -> None:
-        """Loads the uploaded bank, behind the head that clients begin with: their own never leaves them."""
+        """Loads the uploaded bank with the initial head of clients: trained heads are never sent."""
         assert isinstance(client, FedDyMemClient)
         client.task.load_memory(update.message["memory"], update.message.get("radii"))
 
     def diagnostics(self) -> dict[str, float]:
-        """Memory spread (root of the summed slot variance) and cross-client agreement."""
+        """Returns the memory's spread (root of the summed slot variance) and the agreement of the clients."""
         return dict(self.latest)
 
     def warnings(self) -> list[str]:
-        """One line once the memory has collapsed."""
+        """Returns one line once the memory has collapsed."""
         spread = self.latest.get("memory_spread")
         if spread is None or self.first_spread is None or spread >= self.collapse * self.first_spread:
             return []
@@ -236,7 +242,7 @@ class FedDyMemServer(AttackableServer):
 
 
 class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
-    """Before round 1, clients send memories of untrained features, from which the first shared one is made."""
+    """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
 
     name = "memory"
 
@@ -249,7 +255,7 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
         return statistics_spec(client.task)
 
     def receive(self, client: FedDyMemClient, message: Message) -> None:
-        """Hands the statistics to the client."""
+        """Loads the statistics."""
         client.receive(message)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
@@ -266,7 +272,7 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
 
 
 class PooledThreshold(Exchange[FedDyMemClient, FedDyMemServer]):
-    """Before round 1, clients send quantiles of their distances to the first memory; th is the pooled median."""
+    """The set-up exchange in which clients send quantiles of distances to the first memory; th is their median."""
 
     name = "threshold"
 
@@ -279,39 +285,39 @@ class PooledThreshold(Exchange[FedDyMemClient, FedDyMemServer]):
         return {**statistics_spec(client.task), **client.memory_spec("radii")}
 
     def receive(self, client: FedDyMemClient, message: Message) -> None:
-        """Hands them to the client."""
+        """Loads statistics and memory."""
         client.receive(message)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
-        """Returns how many distances there are, and their quantiles."""
+        """Returns the number of the client's distances, and their quantiles."""
         quantiles, count = client.task.neighbour_quantiles(loader)
         return {"count": torch.tensor(float(count)), "quantiles": quantiles}
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares `send`."""
+        """Declares the form of `send`."""
         return {"count": TensorSpec(()), "quantiles": TensorSpec((QUANTILES,))}
 
     def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
-        """Pools the median."""
+        """Computes the pooled median."""
         messages = [update.message for update in updates.values()]
         median = pool_quantile([m["quantiles"] for m in messages], [float(m["count"]) for m in messages], 0.5)
         server.known["threshold"] = torch.tensor(median)
 
 
 def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:
-    """Root mean square distance of all clients' patches to their merged slot.
+    """Computes the root mean square distance of all clients' patches to their merged slot.
 
-    Uploaded vectors are means of their patches: the mean square distance to a merged slot is that to the vector plus
-    that from the vector to the slot.
+    Uploaded vectors are means of their patches: the mean square distance of patches to a merged slot is their mean
+    square distance to the vector plus the square distance from the vector to the slot.
 
     Args:
-        memories: Uploads [N, slots, C].
-        counts: Patches behind each vector [N, slots].
-        radii: Root mean square distance of those patches to their vector [N, slots].
+        memories: Uploaded memories [N, slots, C].
+        counts: Number of patches of each vector [N, slots].
+        radii: Root mean square distance of these patches to their vector [N, slots].
         merged: The merged memory [slots, C].
 
     Returns:
-        Radii [slots]; slots without a patch get the root mean square of the others.
+        Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
     offsets, at = nearest(memories.flatten(0, 1), merged, 1)
     squares = radii.flatten().double().square() + offsets[:, 0].double().square()
@@ -323,12 +329,12 @@ def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor)
 
 
 def agreement(memories: Tensor, merged: Tensor) -> float:
-    """How far clients mean the same by the same slot: 1 if every upload lies in the merged memory, 0 if unrelated.
+    """Computes the agreement of the clients: 1 if every upload lies in the merged memory, 0 if unrelated.
 
-    The mean cosine between uploaded vectors and their nearest merged slots, both taken from the merged memory's mean.
+    It is the mean cosine between uploaded vectors and their nearest merged slots, both minus the merged memory's mean.
 
     Args:
-        memories: Uploads [N, slots, C].
+        memories: Uploaded memories [N, slots, C].
         merged: The merged memory [slots, C].
     """
     vectors, centre = memories.flatten(0, 1), merged.mean(0)

@@ -1,7 +1,7 @@
-"""Federated PatchCore: coresets go up once, their union comes down (after Roth et al., CVPR 2022). Nothing trains.
+"""Federated PatchCore: clients send coresets once and receive their union (after Roth et al., CVPR 2022).
 
-The reference for what a bank of patches can do when clients may share it in one shot: at ``vectors = slots`` a client
-sends and receives as many bytes as in one round of FedDyMem.
+Nothing is trained. It is the reference for a bank of patches that is shared in one shot: at ``vectors = slots`` a
+client sends and receives as many bytes as in one round of FedDyMem.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 class FederatedPatchCoreClient(Client):
-    """A client: sends a greedy coreset of its patches, and scores with the bank it is sent.
+    """A client that sends a greedy coreset of its patches, and scores with the received bank.
 
     Args:
         task: Features and bank.
-        vectors: Largest coreset a client sends; None for as many as the bank holds.
-        projection: Dimensions of the random projection in which the coreset is chosen.
+        vectors: Size of a client's coreset; None for the size of the bank.
+        projection: Dimensions of the random projection in which the coreset is selected.
     """
 
     needs = MemoryBank
@@ -38,12 +38,12 @@ class FederatedPatchCoreClient(Client):
 
     @property
     def exchanges(self) -> Exchanges:
-        """Coresets go up, then the bank comes down; rounds exchange nothing."""
+        """Coresets to the server and the bank to the clients, before round 1; nothing in rounds."""
         return Exchanges((Coreset(), Bank()))
 
     @property
     def bank(self) -> Tensor:
-        """The bank [slots, C], which comes once."""
+        """The received bank [slots, C]."""
         return self.task.memory
 
     @bank.setter
@@ -52,7 +52,7 @@ class FederatedPatchCoreClient(Client):
 
     @torch.no_grad()
     def coreset(self, loader: DataLoader) -> Tensor:
-        """Chooses a greedy coreset [up to vectors, C] of the client's patches."""
+        """Selects a greedy coreset [up to vectors, C] of the client's patches."""
         parts = map_batches(self.task, loader, lambda batch: self.task(batch).flatten(0, 1))
         patches = torch.cat(list(parts))
         generator = self.context.generator("coreset")
@@ -61,7 +61,7 @@ class FederatedPatchCoreClient(Client):
 
 
 class FederatedPatchCoreServer(Server):
-    """The server: the union of all coresets, reduced by a second coreset where it is larger than the bank.
+    """The server, which holds the union of all coresets, reduced by a second coreset to the size of the bank.
 
     Args:
         client: A client, for sizes.
@@ -84,7 +84,7 @@ class FederatedPatchCoreServer(Server):
 
 
 class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
-    """Every client sends a coreset, and the server unites them."""
+    """The set-up exchange in which clients send coresets, and the server unites them."""
 
     name = "coreset"
 
@@ -97,12 +97,12 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
         return {"memory": TensorSpec((None, client.task.num_features))}
 
     def aggregate(self, server: FederatedPatchCoreServer, updates: Mapping[int, Update]) -> None:
-        """Unites them."""
+        """Unites the coresets."""
         server.unite([update.message["memory"] for update in updates.values()])
 
 
 class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
-    """Every client receives the bank."""
+    """The set-up exchange in which clients receive the bank."""
 
     name = "bank"
 
@@ -115,5 +115,5 @@ class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
         return {"memory": TensorSpec((None, client.task.num_features))}
 
     def receive(self, client: FederatedPatchCoreClient, message: Message) -> None:
-        """Hands the bank to the task."""
+        """Loads the bank into the task."""
         client.bank = message["memory"]

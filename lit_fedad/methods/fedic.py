@@ -1,8 +1,8 @@
 """FEDIC: calibrated distillation on the server, for long-tailed classes (Shang et al., ICME 2022).
 
-The server fine-tunes the average, makes one teacher of the clients' models and the fine-tuned one, and distils it
-into the average. For that it holds images of its own: public ones, and labelled ones, as many of every class, taken
-out of the clients' pools. No other method sees the latter: in a comparison it is ahead by that much.
+The server fine-tunes the average, combines the clients' models and the fine-tuned one to a teacher, and distils it into
+the average. It holds public images, and labelled ones with the same number of each class, taken from the clients'
+images. No other method uses the labelled images, which is an advantage in a comparison.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lit_fedad.tasks.classifier import Classifier
 
 
 class FEDICClient(FedAvgClient):
-    """A client: trains and sends as under FedAvg; only the server's model is meant to predict.
+    """A client that trains and sends as in FedAvg; only the server's model predicts.
 
     Args:
         task: A `Classifier`.
-        local_epochs: E.
+        local_epochs: Passes over the client's data per round (E).
     """
 
     needs = Classifier
@@ -40,28 +40,28 @@ class FEDICClient(FedAvgClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Only the server's model is meant to predict."""
+        """The server's model alone, which is the same for all clients."""
         return replace(super().predictors, own=False)
 
 
 class FEDICServer(FedAvgServer):
-    """The server: averages weights by data size, and distils a calibrated teacher into the average.
+    """The server, which averages weights by data size and distils a calibrated teacher into the average.
 
-    Three parts of a round follow the average, each of ``steps`` steps of Adam: the fine-tuning of a copy of it on
-    teaching images, the training of a `Calibration`, which is carried on from round to round, and the distillation.
-    Adam starts anew each round; the released code carries it on too, and decays weights by 2e-4. Teachers are in
-    evaluation mode and images are not augmented, so that teachers look at each image once a round.
+    Three parts of a round follow the average, each of ``steps`` steps of Adam: the fine-tuning of a copy on labelled
+    images, the training of a `Calibration`, which is kept between rounds, and the distillation. Adam's state is reset
+    in each round; the released code keeps it and uses a weight decay of 2e-4. Teachers are in evaluation mode and
+    images are not augmented, so that teachers process each image once per round.
 
     Args:
         client: A client, for the initial weights.
         public: Unlabelled auxiliary images uint8 [P, 3, S, S].
-        teaching: Labelled images that no client holds, as many of each class. A trained server answers without
-            either kind.
-        steps: Steps of each part; 0 is FedAvg.
-        teaching_batch: Teaching images a step.
-        auxiliary_batch: Auxiliary images a step.
-        learning_rate: Adam's.
-        temperature: Divides logits before the softmax in distillation.
+        server_labelled: Labelled images that no client holds, the same number of each class. A trained server predicts
+            without either kind of image.
+        steps: Steps of each part; 0 gives FedAvg.
+        labelled_batch: Labelled images per step.
+        auxiliary_batch: Auxiliary images per step.
+        learning_rate: Learning rate of Adam.
+        temperature: Temperature of the softmax in distillation.
 
     Raises:
         UserError: If a setting is out of range.
@@ -73,72 +73,72 @@ class FEDICServer(FedAvgServer):
         self,
         client: FEDICClient,
         public: Tensor | None = None,
-        teaching: LabelledDataset | None = None,
+        server_labelled: LabelledDataset | None = None,
         steps: int = 100,
-        teaching_batch: int = 20,
+        labelled_batch: int = 20,
         auxiliary_batch: int = 128,
         learning_rate: float = 1e-3,
         temperature: float = 2.0,
     ) -> None:
         super().__init__(client)
-        if steps < 0 or min(teaching_batch, auxiliary_batch) < 1 or min(learning_rate, temperature) <= 0:
+        if steps < 0 or min(labelled_batch, auxiliary_batch) < 1 or min(learning_rate, temperature) <= 0:
             raise UserError(
-                f"method.server.steps={steps}, teaching_batch={teaching_batch}, auxiliary_batch={auxiliary_batch},"
+                f"method.server.steps={steps}, labelled_batch={labelled_batch}, auxiliary_batch={auxiliary_batch},"
                 f" learning_rate={learning_rate}, temperature={temperature}: give batches of at least 1, numbers"
                 " above 0, and at least 0 steps"
             )
         self.task = deepcopy(client.task)
         self.calibration = Calibration(client.task.classes, client.task.num_features)
-        self.public, self.teaching = public, teaching
-        self.steps, self.teaching_batch, self.auxiliary_batch = steps, teaching_batch, auxiliary_batch
+        self.public, self.server_labelled = public, server_labelled
+        self.steps, self.labelled_batch, self.auxiliary_batch = steps, labelled_batch, auxiliary_batch
         self.learning_rate, self.temperature = learning_rate, temperature
         self._report: dict[str, float] = {}
 
     def begin(self, context: Context) -> None:
-        """Starts a round; before anything is trained, makes sure that it can be distilled.
+        """Starts an exchange; before training, checks that distillation is possible.
 
         Raises:
-            UserError: If there are no public or no teaching images, or their sizes differ.
+            UserError: If there are no public or no labelled images, or their sizes differ.
         """
         super().begin(context)
         if context.round <= 1:
             self._images()
 
     def _images(self) -> tuple[Tensor, LabelledDataset]:
-        """The public and the teaching images."""
-        public, teaching = self.public, self.teaching
-        if public is None or teaching is None:
+        """Returns the public and the labelled images."""
+        public, labelled = self.public, self.server_labelled
+        if public is None or labelled is None:
             raise UserError(
                 "FEDIC's server learns from images of its own: give public=synthetic, folder or packed, and"
-                " partition=task_stream partition.teaching=20 (labelled images of each class)"
+                " partition=task_stream partition.server_labelled=20 (labelled images of each class)"
             )
-        if public.shape[1:] != teaching[0]["image"].shape:
+        if public.shape[1:] != labelled[0]["image"].shape:
             raise UserError(
-                f"public images have {public.shape[-1]} pixels a side, the clients' {teaching[0]['image'].shape[-1]};"
+                f"public images have {public.shape[-1]} pixels a side, the clients' {labelled[0]['image'].shape[-1]};"
                 " leave public.size out"
             )
-        return public, teaching
+        return public, labelled
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """The average; then fine-tuning, calibration, and distillation into the average.
+        """Averages the weights, then fine-tunes, calibrates, and distils into the average.
 
         Raises:
             UserError: If training diverges.
         """
         super().aggregate(updates)
         if self.steps:
-            with self.context.seeded("distillation"):  # models may draw, for dropout
+            with self.context.seeded("distillation"):  # dropout draws random numbers
                 self._distil([update.message for update in updates.values()])
             self.task.to("cpu")
 
     def _distil(self, clients: Sequence[Message]) -> None:
-        public, teaching = self._images()
-        task, count, device = self.task, len(teaching), self._launched.device
+        public, labelled = self._images()
+        task, count, device = self.task, len(labelled), self._launched.device
         batches = self._batches("auxiliary images", len(public), self.auxiliary_batch)
         drawn, auxiliary = batches.to(device).unique(return_inverse=True)
-        held = teaching.__getitems__(range(count))
-        # Teaching images first; no teacher looks at an auxiliary image that is not drawn.
-        images = torch.cat([held["image"], teaching.normalise(public[drawn.cpu()])]).to(device)
+        held = labelled.__getitems__(range(count))
+        # Labelled images first; teachers process only the auxiliary images that are drawn.
+        images = torch.cat([held["image"], labelled.normalise(public[drawn.cpu()])]).to(device)
         labels = held["label"].to(device)
 
         def hard(batch: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class FEDICServer(FedAvgServer):
         features = torch.stack([own for _, own in answers]).mean(0)
 
         task.load_state_dict(self.weights, strict=False)
-        tuning = self._train(task, hard, self._batches("fine-tuning", count, self.teaching_batch))
+        tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))
         tuned, _ = self._ask(task.learned_state(), images)
 
         calibration = self.calibration.to(device)
@@ -159,7 +159,7 @@ class FEDICServer(FedAvgServer):
             lambda batch: F.cross_entropy(
                 calibration(logits[:, batch], features[batch], tuned[batch]), labels[batch]
             ),
-            self._batches("calibration", count, self.teaching_batch),
+            self._batches("calibration", count, self.labelled_batch),
         )
         with torch.no_grad():
             teacher = calibration(logits, features, tuned)[count:]
@@ -173,7 +173,7 @@ class FEDICServer(FedAvgServer):
             task,
             lambda seen, batch: 0.5 * soft(seen) + 0.5 * hard(batch),
             auxiliary,
-            self._batches("teaching images", count, self.teaching_batch),
+            self._batches("teaching images", count, self.labelled_batch),
         )
         state = task.state_dict()
         self.weights = {name: state[name].detach().to("cpu", copy=True) for name in self.weights}
@@ -185,28 +185,28 @@ class FEDICServer(FedAvgServer):
 
     @property
     def _launched(self) -> Fabric:
-        assert self.fabric is not None  # weights are merged in a federation alone
+        assert self.fabric is not None  # set by the federation
         return self.fabric
 
     def _batches(self, purpose: str, count: int, size: int) -> Tensor:
-        """Which images each step looks at, none twice in a step: int64 [steps, size]."""
+        """Draws the images of each step, without repetition within a step: int64 [steps, size]."""
         chances = torch.ones(count).expand(self.steps, count)
         return torch.multinomial(chances, min(size, count), generator=self.context.generator(purpose))
 
     def _look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, K] and features [B, D] under the weights that the task has."""
+        """Computes logits [B, K] and features [B, D] under the task's current weights."""
         with self._launched.autocast():
             features = self.task({"image": images})
             logits = self.task.classifier(features)
         return logits.float(), features.float()
 
     def _ask(self, model: Message, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [N, K] and features [N, D] of all images under a model's weights, in evaluation mode."""
+        """Computes logits [N, K] and features [N, D] of all images under a model's weights, in evaluation mode."""
         logits, features = zip(*look(self.task, model, images, self._look), strict=True)
         return torch.cat(logits), torch.cat(features)
 
     def _train(self, module: nn.Module, loss: Callable[..., Tensor], *batches: Tensor) -> float:
-        """Adam's steps on a module in training mode, one for each row of ``batches``; the last step's loss."""
+        """Trains a module by one step of Adam for each row of ``batches``; returns the last step's loss."""
         optimizer = torch.optim.Adam(module.parameters(), lr=self.learning_rate)
         module.train()
         for step in zip(*batches, strict=True):
@@ -220,21 +220,21 @@ class FEDICServer(FedAvgServer):
         return float(value.detach())
 
     def diagnostics(self) -> dict[str, float]:
-        """The loss of the last step of each part."""
+        """Returns the loss of the last step of each part."""
         return self._report
 
 
 class Calibration(nn.Module):
-    """Makes one teacher of the clients' models and the fine-tuned one.
+    """The calibrated teacher, a combination of the clients' models and the fine-tuned one.
 
-    The clients' logits l_j are summed with ``weight_j = sigmoid(u . l_j + b)``, divided by its sum over clients, then
-    scaled and shifted class by class. A gate ``sigmoid(v . h)`` of their mean feature h shares the outcome between
-    these and the fine-tuned logits: ``gate * calibrated + (1 - gate) * tuned``. No parameter depends on the number
-    of clients. It starts with u = 1, nothing scaled or shifted, and an open share of 1/2.
+    The clients' logits l_j are averaged with weights proportional to ``sigmoid(u . l_j + b)``, then scaled and shifted
+    class by class. A gate ``sigmoid(v . h)`` of their mean feature h combines the result with the fine-tuned logits:
+    ``gate * calibrated + (1 - gate) * tuned``. No parameter depends on the number of clients. Initially u = 1, scale 1,
+    shift 0 and gate 1/2.
 
     Args:
-        classes: K.
-        width: Features D.
+        classes: Number of classes K.
+        width: Number of features D.
     """
 
     def __init__(self, classes: int, width: int) -> None:
@@ -244,14 +244,14 @@ class Calibration(nn.Module):
         self.v = nn.Parameter(torch.zeros(width))
 
     def forward(self, logits: Tensor, features: Tensor, tuned: Tensor) -> Tensor:
-        """The teacher's logits [B, K].
+        """Computes the teacher's logits [B, K].
 
         Args:
-            logits: The clients' [C, B, K].
-            features: Their mean over clients [B, D].
+            logits: The clients' logits [C, B, K].
+            features: Mean of the clients' features [B, D].
             tuned: The fine-tuned model's logits [B, K].
         """
-        # Sigmoids over their sum; by logarithms, so that the sum cannot vanish.
+        # Sigmoids divided by their sum, computed in logarithms so that the sum cannot underflow.
         weight = F.logsigmoid(logits @ self.u + self.b).softmax(0)
         calibrated = self.scale * (weight[..., None] * logits).sum(0) + self.shift
         gate = (features @ self.v).sigmoid()[:, None]
@@ -259,12 +259,12 @@ class Calibration(nn.Module):
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """``KL(softmax(teacher / T) || softmax(student / T))``, the mean over a batch, without the customary factor T^2.
+    """Computes the batch mean of ``KL(softmax(teacher / T) || softmax(student / T))``, without the usual factor T^2.
 
     Args:
-        student: Logits [B, K].
-        teacher: Logits [B, K].
-        temperature: T.
+        student: The student's logits [B, K].
+        teacher: The teacher's logits [B, K].
+        temperature: Temperature T.
     """
     return F.kl_div(
         (student / temperature).log_softmax(1),

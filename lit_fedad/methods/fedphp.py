@@ -1,4 +1,4 @@
-"""FedPHP: clients inherit a personal model from round to round (Li et al., ECML-PKDD 2021, Alg. 1)."""
+"""FedPHP: clients inherit a personal model from round to round (Li et al., ECML-PKDD 2021; FedPHP Alg. 1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 def rbf_mmd(one: Tensor, other: Tensor) -> Tensor:
-    """Squared maximum mean discrepancy under a sum of Gaussian kernels (biased estimate).
+    """Computes the squared maximum mean discrepancy under a sum of Gaussian kernels (biased estimate).
 
     Args:
         one: Features [n, C].
@@ -34,17 +34,17 @@ def rbf_mmd(one: Tensor, other: Tensor) -> Tensor:
 
 
 class FedPHPClient(FedAvgClient):
-    """A client: trains the received weights near the features of its inherited model, which it then moves to them.
+    """A client that trains the received weights near the features of its inherited model, then updates that model.
 
     It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))``, sends w, and keeps ``p = mu_t p + (1 - mu_t) w`` with
     ``mu_t = mu t / T``. It predicts with p.
 
     Args:
         task: What the client learns.
-        rounds: T.
-        local_epochs: E.
-        mu: How much of the old personal model stays in the last round.
-        weight: lambda, the weight of the discrepancy; 0 trains as FedAvg.
+        rounds: Training rounds T.
+        local_epochs: Passes over the client's data per round (E).
+        mu: Weight of the old personal model in the last round.
+        weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """
 
     kept = ("inherited",)
@@ -58,20 +58,20 @@ class FedPHPClient(FedAvgClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Each client's inherited model, and the server's, which is the same for all."""
+        """The inherited model of each client; the server's model is the same for all."""
         return replace(super().predictors, shared=False)
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
-        """Predicts with the inherited model; the server's is the one received."""
+        """Loads the inherited model into the task; the server's model is the received one."""
         if which == "own":
             self.task.load_state_dict(self.inherited, strict=False)
 
     def on_train_start(self) -> None:
-        """Brings the inherited model to where training runs."""
+        """Moves the inherited model to the client's device."""
         self.inherited = {name: entry.to(self.device) for name, entry in self.inherited.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """The task's loss, and the discrepancy to the inherited model's features."""
+        """Computes the task's loss plus the discrepancy to the inherited model's features."""
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
@@ -82,7 +82,7 @@ class FedPHPClient(FedAvgClient):
         return {**outputs, "loss": loss, "discrepancy": discrepancy}
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the trained weights, which the personal model moves to."""
+        """Returns the trained weights, after the update of the inherited model."""
         message = super().send(loader)
         kept = self.mu * self.context.round / self.rounds
         for name, entry in message.items():

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the weights they were sent (Li et al., MLSys 2020)."""
+"""FedProx: FedAvg with a proximal term that keeps clients near the received weights (Li et al., MLSys 2020)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lit_fedad.methods.parts.functional import trainable
 
 
 class FedProxClient(FedAvgClient):
-    """A client: minimises ``L(w) + mu/2 |w - w^t|^2``.
+    """A client that minimises ``L(w) + mu/2 |w - w^t|^2``.
 
     Args:
         task: What the client learns.
-        local_epochs: E.
-        mu: Weight of the proximal term; 0 is FedAvg.
+        local_epochs: Passes over the client's data per round (E).
+        mu: Weight of the proximal term; 0 gives FedAvg.
     """
 
     def __init__(self, task: Task, local_epochs: int = 1, mu: float = 0.01) -> None:
@@ -27,11 +27,11 @@ class FedProxClient(FedAvgClient):
         self._received: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
-        """Remembers ``w^t``."""
+        """Stores the received weights ``w^t``."""
         self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """The task's step, plus the proximal term."""
+        """Computes the task's loss plus the proximal term."""
         outputs = self.task.training_step(batch, batch_idx)
         distances = [(p - self._received[name]).square().sum() for name, p in trainable(self.task).items()]
         proximal = torch.stack(distances).sum()

@@ -1,4 +1,4 @@
-"""FedRep: a common representation under personal heads (Collins et al., ICML 2021, Alg. 1)."""
+"""FedRep: a shared representation with personal heads (Collins et al., ICML 2021; FedRep Alg. 1)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from lit_fedad.methods.fedavg import FedAvgClient
 
 
 class FedRepClient(FedAvgClient):
-    """A client: trains its own head on the fixed representation, and the representation under the fixed head.
+    """A client that trains its own head on the fixed representation, and the representation under the fixed head.
 
-    The server's model is the representation under the mean of the clients' heads, which are lent for evaluation.
+    The server's model is the representation with the mean of the clients' heads (`Predictors.lent`).
 
     Args:
-        task: What the client learns; it needs a head, that is modules between its features and its output.
+        task: What the client learns; requires a head, that is modules between its features and its output.
         head_epochs: Passes that train the head.
         base_epochs: Passes that train the representation.
-        base_first: Whether these come before those of the head.
+        base_first: Whether the representation is trained before the head.
 
     Raises:
         UserError: If the task has no head.
@@ -36,7 +36,7 @@ class FedRepClient(FedAvgClient):
 
     @classmethod
     def check_task(cls, task: type[Task]) -> None:
-        """A head is needed."""
+        """Checks that a class of task has a head."""
         super().check_task(task)
         if not task.output_modules:
             raise UserError(
@@ -45,32 +45,32 @@ class FedRepClient(FedAvgClient):
             )
 
     def shared_keys(self) -> list[str]:
-        """The representation."""
+        """Lists the entries of the representation."""
         head = tuple(f"{module}." for module in self.task.output_modules)
         return [name for name in super().shared_keys() if not name.startswith(head)]
 
     @property
     def predictors(self) -> Predictors:
-        """Each client's own head; the server's model is the representation under the mean of all heads."""
+        """The head of each client; the server's model is the representation with the mean of all heads."""
         return Predictors(server_shared=True, lent=tuple(self.own_entries))
 
     @property
     def trains_base(self) -> bool:
-        """Whether this epoch trains the representation, not the head."""
+        """Whether the current epoch trains the representation, not the head."""
         first = self.base_epochs if self.base_first else self.head_epochs
         return (self.epoch < first) == self.base_first
 
     def on_train_start(self) -> None:
-        """Begins to count epochs."""
+        """Resets the count of epochs."""
         self.epoch = -1
 
     def on_train_epoch_start(self) -> None:
-        """Frees the part whose turn it is, and fixes the other."""
+        """Enables gradients for the part that the epoch trains, and disables them for the other."""
         self.epoch += 1
         self._free(head=not self.trains_base, base=self.trains_base)
 
     def on_train_end(self) -> None:
-        """Leaves nothing fixed."""
+        """Enables gradients for both parts."""
         self._free(head=True, base=True)
 
     def _free(self, head: bool, base: bool) -> None:

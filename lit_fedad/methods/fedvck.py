@@ -1,8 +1,8 @@
-"""FedVCK: what the model still lacks, condensed into few images that the server learns from (Yan et al., AAAI 2025).
+"""FedVCK: condensation of images that the model predicts wrongly (Yan et al., AAAI 2025).
 
-FedDM with four changes: images that the model gets wrong are drawn more often; synthetic images pass through the
-network under the statistics of real ones; the server keeps the images of earlier rounds; and it drives apart the
-classes that the clients' logits show to be confused.
+FedDM with four changes: images that the model predicts wrongly are drawn more often; synthetic images are normalised by
+the statistics of real ones; the server keeps the images of earlier rounds; and it separates the classes that the
+model confuses, by the clients' logits.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ Constraints = Literal["batch", "running", "own"]
 
 
 class FedVCKClient(FedDMClient):
-    """A client: condenses what the model still lacks, and sends how it judges each class (FedVCK Eq. 11).
+    """A client that condenses images by importance, and sends the mean logits of each class (FedVCK Eq. 11).
 
-    The model of one round ago is the one that the client received when it last took part; at first, the current one.
+    The previous model is the one that the client received in its last round; initially the current one.
 
     Args:
         task: A `Classifier` whose encoder has batch normalisation.
         condensation: Steps, batches and learning rate.
         mean: As in `FedDMClient`.
         std: As in `FedDMClient`.
-        share: p.
+        share: Ratio p of synthetic to real images of a class.
         minimum: Fewest synthetic images of a class.
-        least: Images that make a client the owner of a class.
+        least: Fewest images with which a client owns a class.
         init: As in `FedDMClient`.
         quantize: As in `FedDMClient`.
-        kernel: Of the maximum mean discrepancy of features (FedVCK Eq. 3). ``linear`` is that of FedVCK Eq. 2: it
-            compares means alone.
-        constraints: By what synthetic images are normalised: statistics of the step's ``batch`` of real ones
-            (FedVCK Eq. 4); ``running`` ones, which these batches move, as in the released code; or their ``own``,
-            which is no constraint.
-        selection: Whether images are drawn by importance (FedVCK Eq. 8), or all alike.
+        kernel: Kernel of the maximum mean discrepancy of features (FedVCK Eq. 3). ``linear`` is that of FedVCK Eq. 2,
+            which compares means only.
+        constraints: Statistics that normalise synthetic images: those of the step's ``batch`` of real images
+            (FedVCK Eq. 4); ``running`` ones, which these batches update, as in the released code; or their ``own``,
+            without constraint.
+        selection: Whether images are drawn by importance (FedVCK Eq. 8), or all with equal probability.
         alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
-        bias: b (FedVCK Eq. 5).
+        bias: Bias b (FedVCK Eq. 5).
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
@@ -96,7 +96,7 @@ class FedVCKClient(FedDMClient):
         self._running: dict[str, Tensor] = {}
 
     def _survey(self, own: OwnImages, fabric: Fabric) -> tuple[list[Tensor], Message]:
-        """The chances of images by their importance; the mean logits of each class under the received weights."""
+        """Returns images' weights by importance, and each class's mean logits under the received weights."""
         logits = self._logits(own.images, {}, fabric)
         labels = torch.tensor(own.classes, dtype=torch.int64).repeat_interleave(
             torch.tensor(own.sizes, dtype=torch.int64)
@@ -114,7 +114,7 @@ class FedVCKClient(FedDMClient):
         return [chances(part) for part in weights.split(own.sizes)] if own.sizes else [], facts
 
     def _logits(self, images: Tensor, weights: Message, fabric: Fabric) -> Tensor:
-        """In evaluation mode, under other weights where any are given [n, K]."""
+        """Computes logits [n, K] in evaluation mode, under the given weights."""
 
         def logits(batch: Tensor) -> Tensor:
             with fabric.autocast():
@@ -123,7 +123,7 @@ class FedVCKClient(FedDMClient):
         return torch.cat(look(self.task, weights, images, logits))
 
     def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
-        """Computes the discrepancy of features, class by class (FedVCK Eq. 9), constrained by FedVCK Eq. 4."""
+        """Computes the discrepancy of features class by class (FedVCK Eq. 9), under the constraint of FedVCK Eq. 4."""
         encoder = self.task.encoder
         if self.constraints == "running":
             every, synthetic_features = self._under_running(real, synthetic)
@@ -137,7 +137,7 @@ class FedVCKClient(FedDMClient):
         return class_mmd(target, found, real.times, real.sizes, counts, self.kernel)
 
     def _under_running(self, real: RealBatch, synthetic: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of every real draw, which move the running statistics, then of synthetic images under these."""
+        """Computes features of every real draw, which update the running statistics, then of synthetic images."""
         task = self.task
         task.train()
         with torch.no_grad():
@@ -147,33 +147,33 @@ class FedVCKClient(FedDMClient):
         return target, with_weights(task, self._running, lambda _: task.encoder(synthetic))
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns images and logit prototypes; the weights received are the previous ones from now on."""
+        """Returns images and logit prototypes, and stores the received weights as the previous model."""
         self.previous = self.shared_state()
         return super().send(loader)
 
     def upload_spec(self) -> MessageSpec:
-        """Declares images, and logit prototypes with the images behind them."""
+        """Declares images, and logit prototypes with their numbers of images."""
         own = {PROTOTYPES: TensorSpec((None, self.task.classes)), SIZES: TensorSpec((None,), torch.int64)}
         return {**super().upload_spec(), **own}
 
 
 class FedVCKServer(FedDMServer):
-    """The server: trains on the images of all rounds, with relational contrast (FedVCK Eq. 15, FedVCK Eq. 16).
+    """The server, which trains on all rounds' images with relational contrast (FedVCK Eq. 15 and FedVCK Eq. 16).
 
-    In round 1 there are no feature prototypes yet, and cross-entropy is alone. A class that no participant owns keeps
-    the logit prototype it had.
+    In round 1 there are no feature prototypes yet, and the loss is cross-entropy only. A class that no participant
+    owns keeps its logit prototype.
 
     Args:
         client: A client.
-        training: Epochs, batches and learning rate of a round.
-        rounds_kept: How many rounds' images are trained on, the latest; None for all (FedVCK Eq. 16). The released code
-            keeps half of all rounds, but no fewer than ten.
+        training: Epochs, batches and learning rate of training in a round.
+        rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code keeps
+            half of all rounds, but at least ten.
         contrast: Weight of the contrast; 0 for none.
-        negatives: K of FedVCK Eq. 13.
-        temperature: tau of FedVCK Eq. 15.
-        with_own: Whether a class itself is in the denominator of FedVCK Eq. 15, which else has no lower bound.
-        head_width: Hidden width of h, which is drawn anew each round.
-        head_rate: Adam's learning rate, of h.
+        negatives: Number K of negative classes (FedVCK Eq. 13).
+        temperature: Temperature tau (FedVCK Eq. 15).
+        with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise it has no lower bound.
+        head_width: Hidden width of the projection h, which is initialised in each round.
+        head_rate: Learning rate of Adam for h.
 
     Raises:
         UserError: If a setting is out of range.
@@ -209,12 +209,12 @@ class FedVCKServer(FedDMServer):
         self.prototypes = torch.full((self.task.classes, self.task.classes), torch.nan)
 
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """The images of the latest rounds."""
+        """Returns the images of the latest rounds."""
         every = {**self.knowledge, self.context.round: new}
         return dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])
 
     def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
-        """The contrast, with prototypes of earlier rounds' images under the weights that clients received."""
+        """Returns the contrast, with prototypes of earlier rounds' images under the weights that clients received."""
         classes = self.task.classes
         new = merged_prototypes(
             [message[PROTOTYPES] for message in messages],

@@ -1,11 +1,11 @@
-"""GLDP: global and local dynamic prototypes, for rare classes that come task after task (Guo et al., STHFL, 2023).
+"""GLDP: global and local dynamic prototypes, for rare classes that come in stages (Guo et al., STHFL, 2023).
 
-Base and head are trained in turn and only the base is shared, as in FedRep; beside it cross prototypes, the mean
-features of classes. A client's own older prototypes counter forgetting, those of all clients help its rare classes.
+Base and head are trained in alternation and only the base is shared, as in FedRep, together with prototypes, the mean
+features of classes. A client's older prototypes reduce forgetting; those of all clients improve its rare classes.
 
-What holds on real images, at a scale far below the paper's (docs/gldp.md): prototypes forget least, by far; but they
-classify worse than the heads of FedAvg and FedRep, and the two relations make hardly a difference. Global prototypes
-suffer from being means over models that have drifted apart, and more so the faster clients learn.
+Measured on real images, at a scale far below the paper's (docs/gldp.md): prototypes forget least, by far; but they
+classify worse than the heads of FedAvg and FedRep, and the two relations have little effect. Global prototypes are
+means over models that have drifted apart, which reduces their accuracy, the more the faster clients learn.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
 
 
 class GLDPClient(FedRepClient):
-    """A client: trains base, then head, drawn to its own older prototypes and to those of all clients.
+    """A client that trains base, then head, regularised by its own older prototypes and those of all clients.
 
-    It predicts by the nearest global prototype (GLDP-GP, GLDP Eq. 13); the logits by its local prototypes (GLDP-LP) and
-    those of the head go with each prediction. Until there are global prototypes, it predicts by the head. A class
+    It predicts by the nearest global prototype (GLDP-GP, GLDP Eq. 13); predictions also hold the logits by its local
+    prototypes (GLDP-LP) and those of the head. Until there are global prototypes, it predicts by the head. A class
     without a prototype is never predicted.
 
     Args:
         task: A `Classifier`.
-        base_epochs: t, epochs that train the base (GLDP Eq. 3).
-        head_epochs: s, epochs that train the head (GLDP Eq. 4); the paper has t < s.
-        lam: Lambda of GLDP Eq. 12: share of the local against the global relation; None for cross-entropy alone.
+        base_epochs: Epochs t that train the base (GLDP Eq. 3).
+        head_epochs: Epochs s that train the head (GLDP Eq. 4); the paper requires t < s.
+        lam: Weight lambda of the local against the global relation (GLDP Eq. 12); None for cross-entropy alone.
         beta: Share of the older local prototypes in their moving average (GLDP Eq. 9).
-        relation: What the local relation compares: the softmax of prototypes over their coordinates
+        relation: Quantity that the local relation compares: the softmax of prototypes over their coordinates
             (``"embedding"``, GLDP Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
             class's images (``"logit"``, GLDP Eq. 8).
-        temperature: Divides coordinates, or logits, before that softmax.
+        temperature: Temperature of that softmax.
 
     Raises:
         UserError: If t is not below s, or lambda or beta is not in [0, 1].
@@ -79,7 +79,7 @@ class GLDPClient(FedRepClient):
 
     @property
     def predictors(self) -> Predictors:
-        """Global prototypes, local ones and the head; local prototypes and heads are each client's own."""
+        """Global prototypes, local ones and the head; local prototypes and heads are personal."""
         return Predictors(heads=("lp", "head"))
 
     def broadcast_spec(self) -> MessageSpec:
@@ -91,16 +91,16 @@ class GLDPClient(FedRepClient):
         return {**self.shared_spec(), **prototypes}
 
     def upload_spec(self) -> MessageSpec:
-        """Declares the same."""
+        """Declares the base, and prototypes of any number of classes, as `broadcast_spec` does."""
         return self.broadcast_spec()
 
     def receive(self, message: Message) -> None:
-        """Takes over the base, and the prototypes of all clients."""
+        """Loads the base and the prototypes of all clients."""
         super().receive(message)
         self.common_prototypes = Prototypes.unpack(message[VECTORS], message[CLASSES], self.task.classes)
 
     def refresh(self, loader: DataLoader) -> None:
-        """Makes old knowledge of what the last stage left, where the next one begins (GLDP Eq. 9)."""
+        """Updates the older prototypes by those of the last stage when a new stage begins (GLDP Eq. 9)."""
         super().refresh(loader)
         if self.context.stage != self.stage:
             self.old = self.old.moved(self.current, self.beta)
@@ -108,7 +108,7 @@ class GLDPClient(FedRepClient):
             self.stage = self.context.stage
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        """``L_CE + lambda L_LP + (1 - lambda) L_GP`` (GLDP Eq. 12), with the prototypes of the batch."""
+        """Computes ``L_CE + lambda L_LP + (1 - lambda) L_GP`` (GLDP Eq. 12), with the prototypes of the batch."""
         if self.lam is None:
             return super().training_step(batch, batch_idx)
         view = self.task.view(batch)
@@ -135,7 +135,7 @@ class GLDPClient(FedRepClient):
         return logits
 
     def send(self, loader: DataLoader) -> Message:
-        """The trained base, and the prototypes of the current task (GLDP Eq. 6), exact and without augmentation."""
+        """Returns the trained base, and the prototypes of the stage (GLDP Eq. 6), over all images, not augmented."""
         self.current = self._prototypes(loader)
         vectors, classes = self.current.pack()
         return {**super().send(loader), VECTORS: vectors, CLASSES: classes}
@@ -154,16 +154,16 @@ class GLDPClient(FedRepClient):
 
     @property
     def local(self) -> Prototypes:
-        """The client's own prototypes: of the current task, and older ones of classes that are not in it."""
+        """The client's own prototypes: of the current stage, and older ones of classes that are not in it."""
         return self.old.renewed(self.current)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """By the nearest global prototype; an image's score is its distance to that prototype."""
+        """Predicts by the nearest global prototype (GLDP Eq. 13); an image's score is its distance to it."""
         features = self.task(batch)
         prediction = self.task.predict(features, batch)
         assert prediction.logits is not None
         head, local = prediction.logits, self.local
-        # No branch on what is known: an exported graph could not take it along.
+        # No branch on known classes: an exported graph cannot contain it.
         known = self.common_prototypes.known.any().to(head.device)
         logits = torch.where(known, self.common_prototypes.logits(features), head)
         score = torch.where(known, -logits.amax(1), prediction.image_score)
@@ -172,12 +172,12 @@ class GLDPClient(FedRepClient):
 
 
 class GLDPServer(FedAvgServer):
-    """The server: averages bases (GLDP Eq. 5), and moves the prototypes of all clients (GLDP Eq. 11).
+    """The server, which averages bases (GLDP Eq. 5) and updates the prototypes of all clients (GLDP Eq. 11).
 
     Args:
         client: A client, for the initial weights.
         beta: Share of the older global prototypes in their moving average.
-        weighted: Whether clients count by their data in the average; in GLDP Eq. 5 they count the same.
+        weighted: Whether the average is weighted by data size; in GLDP Eq. 5 clients have equal weights.
     """
 
     kept = ("prototypes",)
@@ -188,16 +188,16 @@ class GLDPServer(FedAvgServer):
         self.prototypes = Prototypes.none(client.task.classes, client.task.num_features)
 
     def begin(self, context: Context) -> None:
-        """Starts a round."""
+        """Starts an exchange."""
         super().begin(context)
         self._packed = dict(zip((VECTORS, CLASSES), self.prototypes.pack(), strict=True))
 
     def broadcast(self, client_id: int) -> Message:
-        """The base, and the prototypes of all clients."""
+        """Returns the base and the prototypes of all clients."""
         return {**self.weights, **self._packed}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """``Theta = mean mu_i``; ``C = beta C + (1 - beta) mean C_i`` over the clients that hold the class."""
+        """Computes ``Theta = mean mu_i`` (GLDP Eq. 5) and ``C = beta C + (1 - beta) mean C_i`` (GLDP Eq. 11)."""
         classes = len(self.prototypes.known)
         uploads = [
             (update.message[VECTORS], update.message[CLASSES]) for _, update in sorted(updates.items())
@@ -212,20 +212,20 @@ class GLDPServer(FedAvgServer):
         self.weights = weighted_mean(bases, equal=not self.weighted)
 
     def diagnostics(self) -> dict[str, float]:
-        """How many classes have a prototype."""
+        """Returns the number of classes with a prototype."""
         return {"classes_known": float(self.prototypes.known.sum())}
 
 
 def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: float = 1.0) -> Tensor:
-    """The local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (GLDP Eq. 7).
+    """Computes the local prototype relation, ``L_LP = sum_n KL(old_n || own_n)`` (GLDP Eq. 7).
 
     Prototypes are embeddings, not distributions: the softmax over their coordinates is compared.
 
     Args:
-        own: The batch's prototypes [K, D]; gradients reach them.
-        counts: The batch's images of each class, int64 [K].
-        old: Older prototypes; classes that have none, or no image, are left out.
-        temperature: Divides coordinates before the softmax.
+        own: The batch's prototypes [K, D], with gradient.
+        counts: Number of the batch's images of each class, int64 [K].
+        old: Older prototypes; classes without a prototype or an image are left out.
+        temperature: Temperature of the softmax.
 
     Returns:
         A scalar, in nats; zero where no class is left.
@@ -235,19 +235,19 @@ def local_relation(own: Tensor, counts: Tensor, old: Prototypes, temperature: fl
 
 
 def _divergences(old: Tensor, new: Tensor, counts: Tensor, known: Tensor) -> Tensor:
-    """The sum of KL(old || new), both logarithms [K, n], over classes that are known and in the batch."""
+    """Computes the sum of KL(old || new), both logarithms [K, n], over known classes in the batch."""
     both = (counts > 0) & known.to(counts.device)
     divergence = F.kl_div(new, old, log_target=True, reduction="none").sum(1)
     return torch.where(both, divergence, 0).sum()
 
 
 def global_relation(own: Tensor, counts: Tensor, common: Prototypes) -> Tensor:
-    """The global-local prototype relation, ``L_GP = sum_n T_n / T MSE(own_n, common_n)`` (GLDP Eq. 10).
+    """Computes the global-local prototype relation, ``L_GP = sum_n T_n / T MSE(own_n, common_n)`` (GLDP Eq. 10).
 
     Args:
-        own: The batch's prototypes [K, D]; gradients reach them.
-        counts: The batch's images of each class, int64 [K].
-        common: Prototypes of all clients; classes that have none are left out.
+        own: The batch's prototypes [K, D], with gradient.
+        counts: Number of the batch's images of each class, int64 [K].
+        common: Prototypes of all clients; classes without a prototype are left out.
 
     Returns:
         A scalar; zero where no class is left.

@@ -1,4 +1,4 @@
-"""Local training: nothing is exchanged. The lower bound, and with one client that holds everything the upper one."""
+"""Local training without exchanges: the lower bound, and with one client that holds all data the upper bound."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 class LocalClient(FedAvgClient):
-    """A client on its own: it shares nothing.
+    """A client that trains without sharing.
 
     Args:
-        task: What it learns.
-        local_epochs: E; T rounds of E epochs make T * E epochs in all.
-        keep_optimizer: Whether the optimiser's state lives on between rounds; nothing overwrites the weights here.
+        task: What the client learns.
+        local_epochs: Passes over the client's data per round (E); T * E in T rounds.
+        keep_optimizer: Whether the optimiser's state is kept between rounds; the server does not overwrite the weights.
     """
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
@@ -23,16 +23,16 @@ class LocalClient(FedAvgClient):
 
     @property
     def exchanges(self) -> Exchanges:
-        """Local preparation alone, then training."""
+        """Local preparation, then training."""
         prepare = (Prepare(pooled=False),) if self.task.prepares else ()
         return Exchanges(prepare, (Train(),))
 
     def shared_keys(self) -> list[str]:
-        """Lists nothing: all stays with the client."""
+        """Returns an empty list: no entry is shared."""
         return []
 
 
 class NearestNeighbourClient(LocalClient):
-    """A client that holds everything, and only remembers: the centralised bound on a memory bank."""
+    """A client that holds all data and builds a bank without training: the centralised bound of a memory bank."""
 
     needs = MemoryBank

@@ -1,4 +1,4 @@
-"""MOON: features are drawn to the global model's and away from the client's own last ones (Li et al., CVPR 2021)."""
+"""MOON: contrast of features with those of the global and of the client's last model (Li et al., CVPR 2021)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 
 
 class MoonClient(FedAvgClient):
-    """A client: minimises ``L + mu l_con``.
+    """A client that minimises ``L + mu l_con``.
 
     ``l_con = -log e^{cos(z, z_glob)/tau} / (e^{cos(z, z_glob)/tau} + e^{cos(z, z_prev)/tau})``, where z is the
-    projected feature of an image under the weights in training, z_glob under those received, z_prev under those that
-    the client last sent. The projection is averaged with the task's weights. In the paper the output layer stands on
-    it too; here it serves the contrast alone, so that any task keeps its own features.
+    projected feature of an image under the weights in training, z_glob under the received ones and z_prev under those
+    that the client last sent. The projection is averaged with the task's weights. In the paper the output layer uses it
+    too; here only the contrast does, so that the task's features do not change.
 
     Args:
         task: What the client learns.
-        local_epochs: E.
-        mu: Weight of the contrast; 0 is FedAvg.
-        temperature: tau.
+        local_epochs: Passes over the client's data per round (E).
+        mu: Weight of the contrast; 0 gives FedAvg.
+        temperature: Temperature tau.
         projection: Width of the two-layer projection head; None for none.
     """
 
@@ -56,12 +56,12 @@ class MoonClient(FedAvgClient):
         self._received: dict[str, Tensor] = {}
 
     def on_train_start(self) -> None:
-        """Remembers the weights received."""
+        """Stores the received weights."""
         self._received = {n: entry.to(self.device) for n, entry in self.shared_state().items()}
         self.previous = {n: entry.to(self.device) for n, entry in self.previous.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
-        """The task's step, plus the model contrast."""
+        """Computes the task's loss plus the model contrast."""
         view = self.task.view(batch)
         features = self.task(view)
         outputs = self.task.objective(features, view)
@@ -77,6 +77,6 @@ class MoonClient(FedAvgClient):
             return with_weights(self.task, weights, lambda task: self.projection(pooled(task(view))))
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the trained weights, which are z_prev's from now on."""
+        """Returns the trained weights, and stores them for z_prev."""
         self.previous = super().send(loader)
         return self.previous

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the clients' drift out of their steps (Karimireddy et al., ICML 2020, Alg. 1)."""
+"""SCAFFOLD: control variates correct the clients' drift (Karimireddy et al., ICML 2020; SCAFFOLD Alg. 1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CONTROL = "control/"
 
 
 class ScaffoldClient(FedAvgClient):
-    """A client: steps by ``g + c - c_i``, and renews its control ``c_i`` from how far it came (option II).
+    """A client that steps by ``g + c - c_i``, and updates its control ``c_i`` from its change of weights (option II).
 
-    The correction is defined for plain SGD, which takes the place of the task's own optimiser.
+    The correction is defined for plain SGD, which replaces the task's optimiser.
 
     Args:
         task: What the client learns.
-        local_epochs: E.
-        learning_rate: SGD's, eta_l.
+        local_epochs: Passes over the client's data per round (E).
+        learning_rate: Learning rate eta_l of SGD.
     """
 
     kept = ("own",)
@@ -39,28 +39,28 @@ class ScaffoldClient(FedAvgClient):
         self._steps = 0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD: no momentum, no weight decay."""
+        """Builds plain SGD, without momentum and weight decay."""
         return torch.optim.SGD(trainable(self.task).values(), lr=self.learning_rate)
 
     def receive(self, broadcast: Message) -> None:
-        """Takes over weights x and the common control c."""
+        """Loads the weights x and the server's control c."""
         super().receive({name: entry for name, entry in broadcast.items() if not name.startswith(CONTROL)})
         self.common = {n.removeprefix(CONTROL): e for n, e in broadcast.items() if n.startswith(CONTROL)}
 
     def on_train_start(self) -> None:
-        """Remembers x; counts the steps that are really made."""
+        """Stores x and resets the count of steps."""
         self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
         self._steps = 0
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """``g + c - c_i``."""
+        """Corrects the gradient to ``g + c - c_i``."""
         for name, parameter in trainable(self.task).items():
             if parameter.grad is not None:
                 parameter.grad += self.common[name].to(parameter) - self.own[name].to(parameter)
         self._steps += 1
 
     def on_train_end(self) -> None:
-        """``c_i+ = c_i - c + (x - y) / (S eta_l)``, S steps."""
+        """Updates the control after S steps: ``c_i+ = c_i - c + (x - y) / (S eta_l)``."""
         travelled = self._steps * self.learning_rate
         renewed = {
             name: self.own[name].to(y)
@@ -72,7 +72,7 @@ class ScaffoldClient(FedAvgClient):
         self.own = renewed
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns weights y, and by how much the control changed."""
+        """Returns the weights y and the change of the control."""
         return {**super().send(loader), **{CONTROL + name: c for name, c in self.change.items()}}
 
     def broadcast_spec(self) -> MessageSpec:
@@ -86,11 +86,11 @@ class ScaffoldClient(FedAvgClient):
 
 
 class ScaffoldServer(FedAvgServer):
-    """The server: ``x += eta_g mean(y - x)``, ``c += 1/N sum (c_i+ - c_i)``; clients count the same.
+    """The server, with ``x += eta_g mean(y - x)`` and ``c += 1/N sum (c_i+ - c_i)``; clients have equal weights.
 
     Args:
         client: A client, for the initial weights.
-        learning_rate: eta_g.
+        learning_rate: Learning rate eta_g of the server.
     """
 
     kept = ("control",)
@@ -102,15 +102,15 @@ class ScaffoldServer(FedAvgServer):
         self.clients = 0
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Learns N."""
+        """Sets the number N of clients."""
         self.clients = len(sizes)
 
     def broadcast(self, client_id: int) -> Message:
-        """Weights x and control c: twice the bytes of FedAvg."""
+        """Returns weights x and control c: twice the bytes of FedAvg."""
         return {**super().broadcast(client_id), **{CONTROL + name: c for name, c in self.control.items()}}
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Moves weights and control."""
+        """Updates weights and control."""
         mean = weighted_mean(updates, equal=True)
         share = len(updates) / self.clients
         for name, control in self.control.items():

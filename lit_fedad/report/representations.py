@@ -24,24 +24,6 @@ _GRID = 60  # points a side on which a density is evaluated
 _LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density of a client
 
 
-<<<<<<< HEAD
-def embed(features: ArrayLike) -> np.ndarray:
-    """Embeds features in the plane with t-SNE, deterministically.
-
-    Args:
-        features: Features [n, D], n >= 4; 2,000 take less than a minute.
-
-    Returns:
-        Positions [n, 2].
-    """
-    points = np.asarray(features, dtype=np.float32)
-    perplexity = min(30.0, len(points) / 4)
-    init = "pca" if np.ptp(points, axis=0).any() else "random"  # equal features have no principal component
-    return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
-
-
-=======
->>>>>>> h/robust
 def draw_representations(
     path: Path,
     places: ArrayLike,
@@ -51,11 +33,7 @@ def draw_representations(
     local_client: int = 0,
     judge: str = "global densities",
 ) -> Figure:
-<<<<<<< HEAD
     """Draws the representations of clients' images, and which of them are classified wrongly.
-=======
-    """Draws where the images of clients lie in the plane, and which of them are judged wrongly.
->>>>>>> h/robust
 
     Panels: (a) normal images by client, and anomalies; (b) kernel density of each client's normal images; (c)
     decisions with the densities of all clients; (d) decisions with those of one client alone. In (c) and (d)
@@ -63,13 +41,8 @@ def draw_representations(
     (false detection), black for an anomaly called normal (missing detection), grey for correct decisions.
 
     Args:
-<<<<<<< HEAD
         path: PNG file to write; missing folders are created.
-        features: Representations [n, D], n >= 4.
-=======
-        path: PNG file to write; missing folders are made.
         places: Places of the images' representations in the plane [n, 2], as of `tsne_layout`.
->>>>>>> h/robust
         owner: Client of each image [n]; -1 for an anomaly.
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
         local_decisions: Whether the densities of one client do, bool [n]; None leaves panel (d) out.

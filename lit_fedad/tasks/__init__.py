@@ -1,1 +1,1 @@
-"""What a client learns and how it scores: one LightningModule a file."""
+"""Tasks: what a client learns and how it scores images, one LightningModule per file."""

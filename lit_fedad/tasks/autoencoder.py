@@ -1,4 +1,4 @@
-"""Anomaly detection by what an autoencoder of normal images fails to reconstruct."""
+"""Anomaly detection by the reconstruction error of an autoencoder of normal images."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from lit_fedad.models.anomaly_map import AnomalyMap
 
 
 class Autoencoder(Task):
-    """Reconstructs images through a latent vector; the score of an image is its mean squared error.
+    """An autoencoder that scores an image by its mean squared reconstruction error.
 
-    The baseline "AE" of FADngs (Table I). Images arrive normalised, and reconstructions lie in [0, 1]: errors are
-    measured in [0, 1], where every channel counts alike.
+    The baseline "AE" of FADngs Table I. Images are normalised and reconstructions lie in [0, 1]: errors are computed in
+    [0, 1], where all channels have equal weight.
 
     Args:
-        encoder: From images [B, 3, S, S] to latent vectors [B, C], with C as its attribute ``num_features``.
-        decoder: Builds the way back to images in [0, 1], given C and S.
-        image_size: S, the side of the images in pixels.
+        encoder: Maps images [B, 3, S, S] to latent vectors [B, C], with C as its attribute ``num_features``.
+        decoder: Builds the decoder to images in [0, 1], given C and S.
+        image_size: Side S of the images in pixels.
         mean: Channel means by which images were normalised.
-        std: Channel standard deviations, likewise.
-        learning_rate: Adam's.
-        sigma: Gaussian smoothing of the anomaly map, in pixels.
+        std: Channel standard deviations by which images were normalised.
+        learning_rate: Learning rate of Adam.
+        sigma: Standard deviation of the Gaussian smoothing of the anomaly map, in pixels.
     """
 
     output_modules = ("decoder",)
@@ -53,7 +53,7 @@ class Autoencoder(Task):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Latent vectors [B, C].
+        """Computes latent vectors [B, C].
 
         Raises:
             UserError: If the batch holds cached features instead of images.
@@ -63,19 +63,19 @@ class Autoencoder(Task):
         return self.encoder(batch["image"])
 
     def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Squared errors, mean over the colours [B, S, S]."""
+        """Computes squared errors, averaged over the channels [B, S, S]."""
         images = batch["image"] * self.std + self.mean
         return (self.decoder(features) - images).square().mean(1)
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The mean squared error as ``loss``."""
+        """Computes the mean squared error as ``loss``."""
         return {"loss": self.errors(features, batch).mean()}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Each image's mean squared error, and a smoothed map of where the errors are."""
+        """Computes each image's mean squared error, and a smoothed map of the errors."""
         errors = self.errors(features, batch)
         return Prediction(image_score=errors.flatten(1).mean(1), anomaly_map=self.draw_map(errors))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Builds Adam."""
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)

@@ -14,16 +14,16 @@ from lit_fedad.models.augment import crop_and_flip
 
 
 class Classifier(Task):
-    """Learns labels by cross-entropy; features are what the encoder gives, before the linear head.
+    """A classifier trained by cross-entropy; its features are the encoder's output, before the linear head.
 
     Args:
-        encoder: From images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute
+        encoder: Maps images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute
             ``num_features``.
         classes: Number of classes K.
-        augment: Whether training looks at random shifts, by up to an eighth of the side, and mirrors of the images.
-        learning_rate: SGD's.
-        momentum: SGD's.
-        weight_decay: SGD's.
+        augment: Whether training images are randomly shifted, by up to an eighth of the side, and mirrored.
+        learning_rate: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
     """
 
     kind = "classification"
@@ -47,18 +47,18 @@ class Classifier(Task):
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The batch with augmented images, where they are wanted."""
+        """Returns the batch, with augmented images if `augment` is set."""
         if not self.augment:
             return batch
         images = batch["image"]
         return {**batch, "image": crop_and_flip(images, padding=images.shape[-1] // 8)}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """What the encoder gives [B, C]."""
+        """Computes the encoder's features [B, C]."""
         return self.encoder(batch["image"])
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Cross-entropy.
+        """Computes the cross-entropy.
 
         Returns:
             ``loss`` and ``accuracy``.
@@ -68,12 +68,12 @@ class Classifier(Task):
         return {"loss": F.cross_entropy(logits, labels), "accuracy": accuracy}
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Class logits; an image's score is how unsure the task is of it, 1 - the largest probability."""
+        """Computes class logits; an image's score is 1 minus the largest class probability."""
         logits = self.classifier(features)
         return Prediction(image_score=1 - logits.softmax(1).amax(1), logits=logits)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Builds SGD with momentum."""
         return torch.optim.SGD(
             self.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
         )

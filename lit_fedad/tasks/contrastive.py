@@ -20,29 +20,29 @@ from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 
 
 class Contrastive(Task):
-    """Learns projections z = h(f(x)) by contrasting views; an image's score is its distance to densities of z.
+    """A contrastive representation z = h(f(x)); an image's score is its distance to densities of z.
 
-    The task of FADngs. z is normalised to length 1. On its own (under FedAvg, say) a client scores against densities
-    of its own images; FADngs puts the densities of all clients in their place.
+    The task of FADngs. z is normalised to length 1. By itself (for example under FedAvg) a client scores with densities
+    of its own images; FADngs replaces these by the densities of all clients.
 
     Args:
-        encoder: f, from images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``.
-        loss: What the rounds after the warm-up train.
-        warmup_loss: What the first rounds train.
+        encoder: Maps images [B, 3, S, S] by f to features [B, C], with C as its attribute ``num_features``.
+        loss: Loss of the rounds after the warm-up.
+        warmup_loss: Loss of the first rounds.
         warmup: Number of rounds that train ``warmup_loss``.
-        rounds: Rounds in all; over those after the warm-up the learning rate falls as a cosine.
+        rounds: Number of all rounds; over those after the warm-up the learning rate falls as a cosine.
         views: Draws augmented images.
-        projection: D, the width of z.
-        clusters: K_c, densities a client.
-        shrinkage: rho of FADngs Eq. 3.
-        normal_share: Share of a client's images that count as normal: delta of FADngs Eq. 8 is this quantile of its own
-            scores.
+        projection: Dimensions D of z.
+        clusters: Number K_c of densities per client.
+        shrinkage: Shrinkage rho of FADngs Eq. 3.
+        normal_share: Share of a client's images that are predicted normal: delta of FADngs Eq. 8 is this quantile of
+            the client's own scores.
         mean: Channel means by which images were normalised.
-        std: Channel standard deviations, likewise.
-        learning_rate: SGD's.
-        final_learning_rate: What it falls to.
-        momentum: SGD's.
-        weight_decay: SGD's.
+        std: Channel standard deviations by which images were normalised.
+        learning_rate: Initial learning rate of SGD.
+        final_learning_rate: Final learning rate of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
 
     Raises:
         UserError: If a share or the number of clusters is out of range.
@@ -95,7 +95,7 @@ class Contrastive(Task):
         self.momentum, self.weight_decay = momentum, weight_decay
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
-        # Part of the state: what a client found in its own images must not meet another's, nor be lost with a process.
+        # Part of the state, so that it is personal to a client and checkpointed.
         self.register_buffer("_anomalous", torch.empty(0, dtype=torch.int64))
 
     @property
@@ -111,7 +111,7 @@ class Contrastive(Task):
         return 0.5 * (1 + math.cos(math.pi * done))
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The views that the loss of this round looks at, as one batch of V B images, and who is predicted normal."""
+        """Draws the views for the loss of this round, as one batch of V B images, with predictions of normal images."""
         images = self._images(batch) * self.std + self.mean
         views = self._loss.views(images, self.draw)
         normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
@@ -123,36 +123,36 @@ class Contrastive(Task):
         }
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """f(x) [B, C]."""
+        """Computes the features f(x) [B, C]."""
         return self.encoder(self._images(batch))
 
     def project(self, features: Tensor) -> Tensor:
-        """The projection z = h(f(x)), normalised [B, D]."""
+        """Computes the normalised projection z = h(f(x)) [B, D]."""
         return F.normalize(self.projection(features).float(), dim=1)
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The loss of this round."""
+        """Computes the loss of this round."""
         views = batch["views"]
         return self._loss(self.projection(features).view(*views.shape[:2], -1), batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
+        """Computes each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
         return Prediction(image_score=self.densities(self.project(features)))
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Estimates the client's own densities, and predicts which of its images are normal, in one pass."""
+        """Estimates the client's own densities, and predicts which of its images are normal."""
         z, index = self.embed(loader)
         found = self.estimate(z, context)
         self.densities.set(found.mean, found.covariance)
         self.select(z, index)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """As `prepare`."""
+        """Estimates densities and predicts normal images, as `prepare` does."""
         self.prepare(loader, context)
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
-        """Projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
+        """Computes projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
         found = list(
             map_batches(
                 self,
@@ -163,7 +163,7 @@ class Contrastive(Task):
         return torch.cat([z for z, _ in found]), torch.cat([index.cpu() for _, index in found])
 
     def estimate(self, z: Tensor, context: Context) -> Densities:
-        """Densities of embedded images (FADngs Eq. 1, FADngs Eq. 2, FADngs Eq. 3)."""
+        """Estimates densities of embedded images (FADngs Eq. 1, FADngs Eq. 2 and FADngs Eq. 3)."""
         return estimate_densities(z.cpu(), self.clusters, self.shrinkage, context.generator("clusters"))
 
     def select(self, z: Tensor, index: Tensor) -> None:
@@ -180,7 +180,7 @@ class Contrastive(Task):
         self._anomalous = index[scores > torch.quantile(scores, self.normal_share)]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """SGD with momentum, at this round's learning rate."""
+        """Builds SGD with momentum, at this round's learning rate."""
         span = self.learning_rate - self.final_learning_rate
         return torch.optim.SGD(
             self.parameters(),
@@ -190,7 +190,7 @@ class Contrastive(Task):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Takes any number of anomalous images."""
+        """Loads a state with any number of anomalous images."""
         if (anomalous := state_dict.get(f"{prefix}_anomalous")) is not None:
             self._anomalous = torch.empty_like(anomalous, device=self._anomalous.device)
         super()._load_from_state_dict(state_dict, prefix, *rest)

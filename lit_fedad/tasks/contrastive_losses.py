@@ -1,4 +1,4 @@
-"""What a contrastive representation is trained by: which views of a batch, and the loss over their projections."""
+"""Losses of a contrastive representation: the views of a batch, and the loss of their projections."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class RepresentationLoss(nn.Module):
     """Base of the losses of the task `Contrastive`."""
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """The views to look at.
+        """Draws the views of a batch of images.
 
         Args:
-            images: In [0, 1], [B, 3, S, S].
+            images: Images in [0, 1], [B, 3, S, S].
             draw: Draws one random view of each image.
 
         Returns:
@@ -30,11 +30,11 @@ class RepresentationLoss(nn.Module):
         return torch.stack([draw(images), draw(images)])
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The loss.
+        """Computes the loss.
 
         Args:
-            projections: Of the views, [V, B, D], not normalised.
-            batch: ``views`` as drawn, ``normal`` [B] (which images are predicted normal), and what the loader gave.
+            projections: Projections of the views [V, B, D], not normalised.
+            batch: ``views`` as drawn, ``normal`` [B] (which images are predicted normal), and the loader's entries.
 
         Returns:
             ``loss``, and other scalars to track.
@@ -43,11 +43,11 @@ class RepresentationLoss(nn.Module):
 
 
 def similarities(projections: Tensor, temperature: float) -> Tensor:
-    """Cosine similarities over the temperature, of all views with all, without each view's own [N, N].
+    """Computes cosine similarities over the temperature of all pairs of views, without each view with itself [N, N].
 
     Args:
-        projections: [V, B, D], as N = V B rows in that order.
-        temperature: tau.
+        projections: Projections [V, B, D], as N = V B vectors in that order.
+        temperature: Temperature tau.
     """
     z = F.normalize(projections.flatten(0, 1).float(), dim=1)
     with torch.autocast(z.device.type, enabled=False):
@@ -55,10 +55,10 @@ def similarities(projections: Tensor, temperature: float) -> Tensor:
 
 
 class SimCLR(RepresentationLoss):
-    """NT-Xent (Chen et al., ICML 2020): two views of an image attract, all other views in the batch repel.
+    """The loss NT-Xent (Chen et al., ICML 2020): two views of an image attract, all other views in the batch repel.
 
     Args:
-        temperature: tau.
+        temperature: Temperature tau.
     """
 
     def __init__(self, temperature: float = 0.5) -> None:
@@ -66,34 +66,34 @@ class SimCLR(RepresentationLoss):
         self.temperature = temperature
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean over all views as ``loss``."""
+        """Computes the mean over all views as ``loss``."""
         return {"loss": _instance_loss(similarities(projections, self.temperature), projections.shape[1])}
 
 
 class CSI(SimCLR):
-    """SimCLR in which every rotation of an image is an image of its own (Tack et al., NeurIPS 2020).
+    """SimCLR in which every rotation of an image is a separate image (Tack et al., NeurIPS 2020).
 
-    FADngs' Table IV: contrast with shifted copies and without selecting what is predicted normal. The original's
-    rotation classifier, which only its own score uses, is left out.
+    FADngs Table IV: contrast with rotated copies, without the selection of images predicted normal. The rotation
+    classifier of the original, which only its own score uses, is left out.
     """
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Two views of each image and of its three rotations; views of one rotation lie beside each other [8, ...]."""
+        """Draws two views of each image and of its three rotations, in the order of the rotations [8, ...]."""
         turned = (images, *rotations(images))
         return torch.stack([view for copy in turned for view in (draw(copy), draw(copy))])
 
 
 class CRAD(RepresentationLoss):
-    """Contrastive representation for anomaly detection (FADngs Eq. 7, FADngs Eq. 8, FADngs Eq. 9).
+    """The contrastive loss of anomaly detection CRAD (FADngs Eq. 7, FADngs Eq. 8 and FADngs Eq. 9).
 
     Views of all images that are predicted normal attract each other; views of the other images, and rotated views of
-    all, repel them. Anchors are the unrotated views of what is predicted normal. A view is no positive of its own.
+    all, repel them. Anchors are the unrotated views of images predicted normal. A view is not its own positive.
 
     Args:
-        temperature: tau.
-        rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to save work.
-        scale_by_positives: Whether the 1/|X+| of FADngs Eq. 7 is taken out: it scales the loss by some 1/60 at a
-            batch of 32, and with it the learning rate.
+        temperature: Temperature tau.
+        rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to reduce cost.
+        scale_by_positives: Whether the factor 1/|X+| of FADngs Eq. 7 is omitted: it scales the loss, and thus the
+            effective learning rate, by about 1/60 at a batch of 32.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class CRAD(RepresentationLoss):
         self.scale_by_positives = scale_by_positives
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Two views of each image, and views of its three rotations [2 + 3 * rotated_views, ...]."""
+        """Draws two views of each image, and views of its three rotations [2 + 3 * rotated_views, ...]."""
         turned = [copy for copy in rotations(images) for _ in range(self.rotated_views)]
         return torch.stack([draw(copy) for copy in (images, images, *turned)])
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """FADngs Eq. 7, its mean over the anchors, as ``loss``; 0 where no image is predicted normal."""
+        """Computes the mean of FADngs Eq. 7 over the anchors as ``loss``; 0 where no image is predicted normal."""
         logits = similarities(projections, self.temperature)
         anchors = batch["normal"].repeat(2).nonzero()[:, 0]
         if len(anchors) < 2:
@@ -121,14 +121,14 @@ class CRAD(RepresentationLoss):
 
 
 class CRADCode(CSI):
-    """What the released code of FADngs does in place of FADngs Eq. 7, FADngs Eq. 8, FADngs Eq. 9.
+    """The loss of the released code of FADngs instead of FADngs Eq. 7, FADngs Eq. 8 and FADngs Eq. 9.
 
-    Every view of every rotation is an anchor, and only its other view attracts it. All others repel, except that
-    images predicted normal do not repel each other under the same rotation. The loss is scaled by tau / 0.07.
+    Every view of every rotation is an anchor, attracted only by its other view. All others repel it, except that images
+    predicted normal do not repel each other under the same rotation. The loss is scaled by tau / 0.07.
     """
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean over all views of all rotations as ``loss``."""
+        """Computes the mean over all views of all rotations as ``loss``."""
         views, size = projections.shape[:2]
         logits = similarities(projections, self.temperature)
         rotation = (
@@ -142,11 +142,11 @@ class CRADCode(CSI):
 
 
 class CrossEntropy(RepresentationLoss):
-    """Supervised classes, the row "Supervised CE" of FADngs' Table IV.
+    """Supervised cross-entropy, "Supervised CE" in FADngs Table IV.
 
     Args:
-        classes: Number of normal classes; images of none of them (contaminants) are ignored.
-        width: D, of the projections.
+        classes: Number of normal classes; images of other classes (contaminants) are ignored.
+        width: Dimensions D of the projections.
     """
 
     def __init__(self, classes: int, width: int = 128) -> None:
@@ -155,13 +155,13 @@ class CrossEntropy(RepresentationLoss):
         self.linear = nn.Linear(width, classes)
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """One view of each image [1, ...]."""
+        """Draws one view of each image [1, ...]."""
         return draw(images)[None]
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Cross-entropy as ``loss``, and ``accuracy``."""
-        known = batch["product"] < self.classes
-        logits, labels = self.linear(projections[0][known]), batch["product"][known]
+        """Computes the cross-entropy as ``loss``, and ``accuracy``."""
+        known = batch["category"] < self.classes
+        logits, labels = self.linear(projections[0][known]), batch["category"][known]
         if not len(labels):
             return {"loss": 0 * projections.sum()}
         accuracy = (logits.detach().argmax(1) == labels).float().mean()

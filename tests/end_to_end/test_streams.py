@@ -178,14 +178,14 @@ def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome
 def test_real_surfaces_come_in_turn(lab, tmp_path, method):
     (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
     few = ("data.train_per_product=12", "data.test_per_product=12", "rounds=3", "evaluation.pictures=0")
-    words = (
+    overrides = (
         "experiment=anomaly_stream",
         f"method={method}",
         f"data.root={ROOT}",
         f"backbone.weights={weights}",
     )
     places = (f"out={tmp_path / 'run'}", f"cache.folder={lab.shared}", "tracking=off")
-    result = train(compose([*words, *few, *places, "fabric.accelerator=cpu"]))
+    result = train(compose([*overrides, *few, *places, "fabric.accelerator=cpu"]))
     assert result["partition"]["products"] == ["bottle", "screw", "magnetic_tile"]
     assert list(result["metrics"]) == ["0", "1", "2", "3"]
     # The first task is one product type alone.

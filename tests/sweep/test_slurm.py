@@ -62,17 +62,10 @@ def test_environment_becomes_the_worker_s_options(cluster, tmp_path):
     job = cluster(
         STUDY="feddymem_th", STORAGE="postgresql://u:p@h/db?a=b", OUT="/x y", ARGS="rounds=3 grid=8"
     )
-<<<<<<< HEAD
-    assert job.wait(30) == 0
+    assert job.wait(PATIENCE) == 0
     arguments = (tmp_path / "arguments").read_text().splitlines()
     assert arguments[:2] == ["sweep", "study=feddymem_th"]
     assert sorted(arguments[2:]) == sorted(
-=======
-    assert job.wait(PATIENCE) == 0
-    words = (tmp_path / "words").read_text().splitlines()
-    assert words[:2] == ["sweep", "study=feddymem_th"]
-    assert sorted(words[2:]) == sorted(
->>>>>>> h/robust
         ["out=/x y", "storage=postgresql://u:p@h/db?a=b", "rounds=3", "grid=8"]
     )
     assert not (tmp_path / "requeued").exists()

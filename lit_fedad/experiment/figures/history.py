@@ -35,9 +35,9 @@ def draw_partition(data: Data, folder: Path) -> None:
     """Who holds how much of what (FedDyMem, Fig. 5), and when where images come task after task."""
     partition, images = data.partition, data.images
     if partition.stages is None:
-        figure = partition_figure(partition.counts(images), images.products)
+        figure = partition_figure(partition.counts(images), images.categories)
     else:
-        figure = stages_figure(partition.stage_counts(images), images.products)
+        figure = stages_figure(partition.stage_counts(images), images.categories)
     save_figure(figure, folder / "figures" / "partition.png")
 
 

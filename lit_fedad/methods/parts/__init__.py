@@ -1,1 +1,1 @@
-"""Parts that methods are built from; no method of its own."""
+"""Parts that several methods use."""

@@ -1,4 +1,4 @@
-"""SED: the server distils what all clients' models can tell apart into one model, on public images (FADngs)."""
+"""Self-supervised ensemble distillation (SED) of all clients' models into one, on public images (FADngs)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lit_fedad.tasks.contrastive import Contrastive
 
 
 class InstanceQueues:
-    """The last Q embeddings of every teacher, first in, first out; at first random directions.
+    """First-in, first-out queues of every teacher's last Q embeddings, initially random directions.
 
     Args:
-        teachers: C.
-        size: Q.
-        width: D.
-        generator: Draws the first directions.
-        device: Where they are kept.
+        teachers: Number of teachers C.
+        size: Embeddings per queue Q.
+        width: Dimensions of an embedding D.
+        generator: Draws the initial directions.
+        device: Device of the queues.
 
     Attributes:
         keys: Unit vectors [C, Q, D].
 
     Raises:
-        UserError: If they do not fit into memory.
+        UserError: If the queues do not fit into memory.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class InstanceQueues:
 
     @staticmethod
     def check(teachers: int, size: int, width: int, device: torch.device) -> None:
-        """Makes sure that so many queues fit into memory.
+        """Checks that queues of a given size fit into memory.
 
         Raises:
-            UserError: If they do not.
+            UserError: If the queues do not fit.
         """
         needed = 4 * teachers * size * width
         on_cpu = device.type == "cpu"
@@ -61,10 +61,10 @@ class InstanceQueues:
             )
 
     def push(self, embeddings: Tensor) -> None:
-        """Puts a batch in the place of the oldest entries.
+        """Replaces the oldest entries by a batch.
 
         Args:
-            embeddings: Of all teachers [C, B, D].
+            embeddings: Unit vectors of all teachers [C, B, D].
         """
         size = self.keys.shape[1]
         embeddings = embeddings[:, -size:]
@@ -74,7 +74,7 @@ class InstanceQueues:
 
 
 class _LogSumExp(torch.autograd.Function):
-    """log sum_j e^{z . d_j / tau}; its gradient is a weighted mean of the keys, so that no [B, Q] is kept."""
+    """``log sum_j e^{z . d_j / tau}`` with a gradient that stores no [B, Q]: a weighted mean of the keys."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, keys: Tensor, temperature: float, own: Tensor | None) -> Tensor:
@@ -90,16 +90,16 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def attend(z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The similarity distribution over a queue (FADngs Eq. 11 and FADngs Eq. 12), by what distillation needs of it.
+    """Computes normaliser and mean of the similarity distribution over a queue (FADngs Eq. 11 and FADngs Eq. 12).
 
     Args:
         z: Unit vectors [B, D].
         keys: Unit vectors [Q, D].
-        temperature: tau.
-        own: One more key of each row's own [B, D].
+        temperature: Temperature tau.
+        own: One additional key for each vector [B, D].
 
     Returns:
-        ``log sum_j e^{z . d_j / tau}`` [B], and the keys' mean under the distribution [B, D].
+        ``log sum_j e^{z . d_j / tau}`` [B], and the mean of the keys under the distribution [B, D].
     """
     logits = z @ keys.T / temperature
     extra = None if own is None else (z * own).sum(1) / temperature
@@ -121,20 +121,20 @@ def distillation_loss(
     student_temperature: float,
     own_key: bool = False,
 ) -> Tensor:
-    """FADngs Eq. 13: the weighted cross-entropy between the teachers' and the student's distributions.
+    """Computes the weighted cross-entropy between the teachers' and the student's distributions (FADngs Eq. 13).
 
-    The logarithm of Q_c is linear in the keys but for its normaliser, so that P_c enters through the mean of its
-    keys alone: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. Nothing of size B x Q
-    outlives its teacher.
+    The logarithm of Q_c is linear in the keys except for its normaliser, so that only the mean of the keys under P_c is
+    needed: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. No tensor of size B x Q is kept
+    from one teacher to the next.
 
     Args:
-        student: Unit vectors of a batch [B, D], with gradient.
-        teachers: Those of every teacher [C, B, D].
-        queues: Of every teacher [C, Q, D].
-        weights: w_c [C].
-        teacher_temperature: tau of FADngs Eq. 11.
-        student_temperature: tau of FADngs Eq. 12.
-        own_key: Whether a teacher's own embedding of an image is one more key, as in the released code.
+        student: The student's unit vectors of a batch [B, D], with gradient.
+        teachers: Unit vectors of every teacher [C, B, D].
+        queues: Queue of every teacher [C, Q, D].
+        weights: Weights w_c of the teachers [C].
+        teacher_temperature: Temperature tau of FADngs Eq. 11.
+        student_temperature: Temperature tau of FADngs Eq. 12.
+        own_key: Whether a teacher's embedding of an image is an additional key, as in the released code.
 
     Returns:
         The mean over the batch.
@@ -149,13 +149,13 @@ def distillation_loss(
 
 
 def teacher_weights(scores: Tensor) -> Tensor:
-    """How far each teacher agrees with all: w_c of FADngs.
+    """Computes the weights w_c of FADngs Eq. 13 from each teacher's agreement with all teachers.
 
-    Scores are normalised teacher by teacher; w_c is proportional to the Pearson correlation with their mean, or 0
-    where that is negative. Uniform where none is positive.
+    Scores are normalised teacher by teacher; w_c is proportional to the Pearson correlation with their mean, or 0 where
+    that is negative. If no correlation is positive, all weights are equal.
 
     Args:
-        scores: Each teacher's anomaly scores of the public images [C, P].
+        scores: Anomaly scores of the public images by teacher [C, P].
 
     Returns:
         Weights that sum to 1 [C].
@@ -173,22 +173,22 @@ class EnsembleDistillation:
     """Self-supervised ensemble distillation (FADngs, Section III-D).
 
     Args:
-        queue: Q, instances a queue.
-        epochs: E_g, passes over the public images a round.
-        batch_size: Public images a batch.
-        learning_rate: SGD's.
-        decay: Whether it falls over the rounds as the clients' does, or stays.
-        momentum: SGD's.
-        weight_decay: SGD's.
-        teacher_temperature: tau of FADngs Eq. 11. At the paper's 0.5 a distribution over tens of thousands of
-            instances is all but uniform, and teaches nothing.
-        student_temperature: tau of FADngs Eq. 12.
-        weighting: w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no scores to
-            correlate, and weights are uniform.
-        own_key: Whether a teacher's own embedding of an image is one more key.
+        queue: Instances per queue Q.
+        epochs: Passes over the public images per round E_g.
+        batch_size: Public images per batch.
+        learning_rate: Learning rate of SGD.
+        decay: Whether the learning rate falls over the rounds as the clients' does, or is constant.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+        teacher_temperature: Temperature tau of FADngs Eq. 11. At the paper's 0.5 the distribution over tens of
+            thousands of instances is almost uniform, and distillation has no effect.
+        student_temperature: Temperature tau of FADngs Eq. 12.
+        weighting: Weights w_c by ``pearson`` correlation, or ``uniform``. Without shared densities there are no
+            scores to correlate, and weights are uniform.
+        own_key: Whether a teacher's embedding of an image is an additional key.
         freeze_normalisation: Whether BatchNorm uses and keeps the averaged running statistics, so that equal teachers
-            leave the student as it is (at a learning rate of 0.003; 0.006 was unstable). Otherwise it uses those of
-            public batches, as in the released code, and leaves with the public images' statistics.
+            do not change the student (at a learning rate of 0.003; 0.006 was unstable). Otherwise it uses the
+            statistics of public batches, as in the released code, and keeps the running statistics of public images.
     """
 
     def __init__(
@@ -222,19 +222,19 @@ class EnsembleDistillation:
         context: Context,
         fabric: Fabric | None,
     ) -> tuple[Message, dict[str, float]]:
-        """Distils.
+        """Distils the teachers into the student.
 
         Args:
-            task: The student's form; its densities are those that teachers are weighed by. It is left with the
-                student's weights.
-            start: The averaged weights, where the student starts (FADngs Eq. 10).
+            task: Model of the student, whose densities give the teachers' scores; it holds the student's weights
+                afterwards.
+            start: The averaged weights, from which the student starts (FADngs Eq. 10).
             teachers: The weights of each client.
             public: Public images uint8 [P, 3, S, S].
             context: The round.
             fabric: Device and precision; None for the CPU in single precision.
 
         Returns:
-            The student's weights, and what to track.
+            The student's weights, and scalars to track.
 
         Raises:
             UserError: If training diverges, or the queues do not fit into memory.
@@ -260,7 +260,7 @@ class EnsembleDistillation:
         for _ in range(self.epochs):
             for batch in torch.randperm(len(images), generator=draw).split(self.batch_size):
                 batch = batch.to(device)
-                if len(batch) == 1 and not self.freeze_normalisation:  # it has no statistics
+                if len(batch) == 1 and not self.freeze_normalisation:  # one image has no batch statistics
                     continue
                 with _precision(fabric):
                     student = task.project(task(as_batch(task, images[batch])))
@@ -294,7 +294,7 @@ class EnsembleDistillation:
     def _ask_teachers(
         self, task: Contrastive, teachers: Sequence[Message], images: Tensor, fabric: Fabric | None
     ) -> tuple[Tensor, Tensor]:
-        """Every teacher's embeddings [C, P, D], in one pass for all epochs, and the teachers' weights [C]."""
+        """Computes every teacher's embeddings [C, P, D], once for all epochs, and the teachers' weights [C]."""
         task.eval()
         rows, scores = [], []
         for weights in teachers:
@@ -309,7 +309,7 @@ class EnsembleDistillation:
 
 
 def as_batch(task: Contrastive, images: Tensor) -> Mapping[str, Tensor]:
-    """Images uint8 [B, 3, S, S] as the task's loaders would give them."""
+    """Converts images uint8 [B, 3, S, S] to a batch in the form of the task's loaders."""
     return {"image": (images / 255 - task.mean) / task.std}
 
 

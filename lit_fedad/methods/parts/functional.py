@@ -1,4 +1,4 @@
-"""Tasks as functions: of other weights, in evaluation mode, over whole loaders."""
+"""Functional calls of tasks: with other weights, in evaluation mode, in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fedad.contracts import Task
 
 T = TypeVar("T")
 
-_CHUNK = 500  # images that a model looks at at once
+_CHUNK = 500  # images per forward pass
 
 
 class _Caller(nn.Module):
@@ -27,19 +27,19 @@ class _Caller(nn.Module):
 
 
 def with_weights(task: Task, weights: Mapping[str, Tensor], function: Callable[[Task], T]) -> T:
-    """Calls a function of a task that has other weights for the time of the call; gradients reach these.
+    """Calls a function with a task whose weights are replaced during the call; gradients reach the given weights.
 
     Args:
-        task: The task; its own weights are untouched.
-        weights: Some or all entries of its state, by name.
-        function: What is called.
+        task: The task; its own weights do not change.
+        weights: Some or all entries of the task's state, by name.
+        function: The function, of the task.
     """
     return functional_call(_Caller(task), {f"task.{n}": w for n, w in weights.items()}, (function,))
 
 
 @contextmanager
 def evaluating(task: Task) -> Iterator[None]:
-    """Switches a task to evaluation for a block: normalisation layers use, and leave, their running statistics."""
+    """Sets a task to evaluation mode for a block: normalisation layers use running statistics without updates."""
     training = task.training
     task.eval()
     try:
@@ -52,16 +52,16 @@ def evaluating(task: Task) -> Iterator[None]:
 def look(
     task: Task, weights: Mapping[str, Tensor], images: Tensor, function: Callable[[Tensor], T]
 ) -> list[T]:
-    """What a task says of images, in evaluation mode and a few hundred at a time.
+    """Applies a function to chunks of images, with a task in evaluation mode.
 
     Args:
-        task: The task; its own weights are untouched.
-        weights: What it has in their place, some or all entries of its state; none for its own.
-        images: On any device [n, C, H, W].
-        function: Called with the images of each part, on the task's device.
+        task: The task; its own weights do not change.
+        weights: Entries of the task's state to replace; empty for its own weights.
+        images: Images on any device [n, C, H, W].
+        function: The function, of each chunk of images on the task's device.
 
     Returns:
-        Its answers, in the order of the images.
+        The function's values by chunk, in the order of the images.
     """
     given = {name: entry.to(task.device) for name, entry in weights.items()}
     with evaluating(task):
@@ -72,7 +72,7 @@ def look(
 
 @contextmanager
 def frozen(task: Task) -> Iterator[None]:
-    """Keeps gradients out of a task's weights for a block: they flow through it, to what it looks at."""
+    """Disables gradients of a task's weights for a block; gradients still reach its inputs."""
     parameters = list(trainable(task).values())
     for parameter in parameters:
         parameter.requires_grad_(False)
@@ -84,10 +84,10 @@ def frozen(task: Task) -> Iterator[None]:
 
 
 def trainable(task: Task) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, by name."""
+    """Returns the trainable parameters of a task, by name."""
     return {name: p for name, p in task.named_parameters() if p.requires_grad}
 
 
 def pooled(features: Tensor) -> Tensor:
-    """One vector an image [B, C]: the mean over positions, where features have any."""
+    """Averages features over positions to one vector per image [B, C]; those without positions are unchanged."""
     return features if features.dim() == 2 else features.mean(1)

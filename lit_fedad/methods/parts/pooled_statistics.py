@@ -1,4 +1,4 @@
-"""The exchanges before round 1 that most methods share: pooled channel statistics, and local preparation."""
+"""The set-up exchanges that most methods share: pooled channel statistics and local preparation."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from lit_fedad.federation.aggregation import pool_statistics
 
 
 class HoldsStatistics(Protocol):
-    """A server with a place for what features are standardised by: ``mean`` and ``scale`` [C], or nothing."""
+    """A server with the statistics that features are standardised by: ``mean`` and ``scale`` [C], or empty."""
 
     statistics: Message
 
 
 def standardised(task: Task) -> bool:
-    """Tells whether a task's features are standardised."""
+    """Returns whether a task's features are standardised."""
     return isinstance(task, StandardisedTask) and task.standardise
 
 
 class PooledStatistics(Exchange[Client, Server]):
-    """Clients send count, mean and variance of their channels, and the server pools them."""
+    """The exchange in which clients send count, mean and variance of their channels, which the server pools."""
 
     name = "statistics"
 
@@ -46,7 +46,7 @@ class PooledStatistics(Exchange[Client, Server]):
         return {"count": torch.tensor(float(count)), "mean": mean, "variance": variance}
 
     def upload_spec(self, client: Client) -> MessageSpec:
-        """Declares `send`."""
+        """Declares the form of `send`."""
         per_channel = TensorSpec((client.task.num_features,))
         return {"count": TensorSpec(()), "mean": per_channel, "variance": per_channel}
 
@@ -57,9 +57,9 @@ class PooledStatistics(Exchange[Client, Server]):
 
 @dataclass
 class Prepare(Exchange[Client, Server]):
-    """Clients receive pooled statistics, where there are any, and prepare with the initial weights.
+    """The exchange in which clients receive pooled statistics, if any, and prepare with the initial weights.
 
-    Nothing goes up, and no weights go down: all clients draw the same.
+    Clients send nothing and receive no weights, since all have the same initial weights.
 
     Attributes:
         pooled: Whether statistics have been pooled.
@@ -69,19 +69,19 @@ class Prepare(Exchange[Client, Server]):
     name = "prepare"
 
     def broadcast(self, server: HoldsStatistics, client_id: int) -> Message:  # type: ignore[override]
-        """Returns ``mean`` and ``scale`` [C], or nothing."""
+        """Returns ``mean`` and ``scale`` [C], or an empty message."""
         return server.statistics
 
     def broadcast_spec(self, client: Client) -> MessageSpec:
-        """Declares `broadcast`."""
+        """Declares the form of `broadcast`."""
         return statistics_spec(client.task) if self.pooled else {}
 
     def receive(self, client: Client, message: Message) -> None:
-        """Hands the statistics to the task."""
+        """Loads the statistics into the task."""
         load_statistics(client.task, message)
 
     def send(self, client: Client, loader: DataLoader) -> Message:
-        """Has the task prepare; returns nothing."""
+        """Prepares the task; returns an empty message."""
         client.task.prepare(loader, client.context)
         return {}
 
@@ -93,7 +93,7 @@ def statistics_spec(task: Task) -> MessageSpec:
 
 
 def load_statistics(task: Task, message: Message) -> None:
-    """Hands a message's statistics to a task, if it holds any."""
+    """Loads a message's statistics, if any, into a task."""
     if "mean" in message:
         assert isinstance(task, StandardisedTask)
         task.load_statistics(message["mean"], message["scale"])

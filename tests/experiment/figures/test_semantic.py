@@ -34,7 +34,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
-from lit_fedad.privacy.distance_correlation import distance_correlation
+from lit_fedad.privacy.distance_correlation import distance_correlation_matrix
 from lit_fedad.report.console import Display
 
 SMALL = [
@@ -63,16 +63,10 @@ REPORTS = {
 def drawn(monkeypatch):
     """What is handed to the figures, by the name of the function; nothing is drawn."""
     calls = {}
-<<<<<<< HEAD
     for name, module in REPORTS.items():
         monkeypatch.setattr(module, name, lambda *given, name=name: calls.update({name: given}))
     monkeypatch.setattr(semantic, "save_figure", lambda *given: None)
-=======
-    for name in REPORTS:
-        monkeypatch.setattr(semantic_gallery, name, lambda *given, name=name: calls.update({name: given}))
-    monkeypatch.setattr(semantic_gallery, "save_figure", lambda *given: None)
-    monkeypatch.setattr(semantic_gallery, "tsne_layout", lambda features: features)
->>>>>>> h/robust
+    monkeypatch.setattr(semantic, "tsne_layout", lambda features: features)
     return calls
 
 
@@ -90,11 +84,11 @@ def finished(tmp_path_factory):
     return folder, train(compose([*FADNGS, f"out={folder}"]), quiet=True)
 
 
-def played(out, *words):
+def played(out, *overrides):
     """A federation after its last round that still knows what was merged in it; its data; and a Fabric."""
-    config, fabric = compose([*words, f"out={out}"]), make_fabric(accelerator="cpu")
+    config, fabric = compose([*overrides, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
-    model = build_model(config, images.products, build_public(config, images))
+    model = build_model(config, images.categories, build_public(config, images))
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     federation = build_federation(config, out, model, data, fabric)
     federation.run()
@@ -169,11 +163,11 @@ def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
+    "overrides", [["method=fedavg", "task=contrastive"], ["method=local", "task=contrastive"]]
 )
 @pytest.mark.slow
-def test_clients_that_share_no_densities_have_one_decision_and_no_report(words, drawn, tmp_path):
-    federation, data, fabric = played(tmp_path, *words, "contrastive_loss=crad", *SMALL)
+def test_clients_that_share_no_densities_have_one_decision_and_no_report(overrides, drawn, tmp_path):
+    federation, data, fabric = played(tmp_path, *overrides, "contrastive_loss=crad", *SMALL)
     thresholds = dict.fromkeys(federation.clients, 1.0)
     run = run_of(federation, data, fabric, tmp_path, thresholds, 0.95)
     for callback in (Predictions(), density_privacy.DensityPrivacy()):
@@ -314,7 +308,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
     assert report["shared_raw_r_squared"] == float(table[0, 1])
     assert report["shared_raw_r"] == pytest.approx(report["shared_raw_r_squared"] ** 0.5)
     assert json.loads((tmp_path / "distance_correlation.json").read_text())["images"] == 30
-    assert distance_correlation(torch.cat(raw).flatten(1), torch.cat(raw).flatten(1)).r == pytest.approx(1)
+    assert distance_correlation_matrix([torch.cat(raw).flatten(1)] * 2)[0, 1] == pytest.approx(1)
 
 
 def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
@@ -348,7 +342,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
     assert [row["heatmap"] for row in rows] == ["", "", ""]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.csv"]
     config, fabric = RunFolder(folder).config(), make_fabric(accelerator="cpu")
-    model = build_model(config, images.products)
+    model = build_model(config, images.categories)
     model.restore(folder, config, 1, fabric)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     loader = DataLoader([data.module.test.__getitems__([0, 60])], batch_size=None)
@@ -360,14 +354,14 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
 def test_two_processes_draw_what_one_draws(tmp_path):
     """Without distillation, which the first process does with every core while the others wait."""
     for devices in ("1", "2"):
-        words = [
+        overrides = [
             *FADNGS,
             "method.server.distillation=null",
             f"fabric.devices={devices}",
             f"out={tmp_path / devices}",
         ]
         subprocess.run(
-            [sys.executable, "-m", "lit_fedad.cli", "train", *words],
+            [sys.executable, "-m", "lit_fedad.cli", "train", *overrides],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             timeout=240,
