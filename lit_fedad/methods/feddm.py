@@ -349,8 +349,8 @@ class FedDMServer(FedAvgServer):
     def diagnostics(self) -> dict[str, float]:
         """Returns number and size in MiB of the round's images, training loss and accuracy, and change of features.
 
-        ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last round's
-        images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.
+        ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last
+        round's images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.
         """
         return self._report
 

@@ -110,8 +110,8 @@ class Softmin:
 class LocalScale:
     """The nearest distance relative to the slot's distance of normal patches: ``d / (r_k / r)^exponent``.
 
-    Patches of a homogeneous surface lie close to their slot, those of a varied one far from it; without the scale, images
-    of varied products have the highest scores whether anomalous or not. Not in the paper.
+    Patches of a homogeneous surface lie close to their slot, those of a varied one far from it; without the scale,
+    images of varied products have the highest scores whether anomalous or not. Not in the paper.
 
     Args:
         exponent: Exponent of the scale; 0 gives the plain distance, 1 the full scale.

@@ -50,12 +50,12 @@ class _Look(NamedTuple):
 def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures: Path) -> None:
     """Draws the separation of each client's normal images and anomalies under several models (FADngs Fig. 8).
 
-    Models are the average of the last round, the global model that was distilled from it, and each client's model as sent
-    for averaging; without distillation the average is the global model. A run that was resumed after its last round has
-    only the global model. Under every model each client estimates the densities of its training images: the averaged and
-    the global model score by those of all clients (if densities are shared), a local model by those of its client alone.
-    A client's images are normal test images of its most frequent class, and an equal, disjoint share of the anomalous
-    ones.
+    Models are the average of the last round, the global model that was distilled from it, and each client's model as
+    sent for averaging; without distillation the average is the global model. A run that was resumed after its last
+    round has only the global model. Under every model each client estimates the densities of its training images: the
+    averaged and the global model score by those of all clients (if densities are shared), a local model by those of its
+    client alone. A client's images are normal test images of its most frequent class, and an equal, disjoint share of
+    the anomalous ones.
 
     Args:
         federation: A federation of FADngs, after its last round.

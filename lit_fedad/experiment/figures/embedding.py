@@ -19,7 +19,7 @@ from lit_fedad.tasks.contrastive import Contrastive
 
 @torch.no_grad()
 def embed_images(task: Task, loader: DataLoader) -> Tensor:
-    """Computes representations of all images [n, D]: z of contrastive tasks, otherwise features, averaged over positions."""
+    """Computes representations of all images [n, D]: z of contrastive tasks, or features averaged over positions."""
     if isinstance(task, Contrastive):
         return task.embed(loader)[0].cpu()
     return torch.cat(list(map_batches(task, loader, lambda batch: pooled(task(batch)).cpu())))
