@@ -10,7 +10,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict export sweep report screenshots privacy pretrain test coverage test-slow lint format ui bench clean
+TASKS   := help install train evaluate predict export sweep report screenshots privacy pretrain test coverage test-slow test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -68,6 +68,9 @@ coverage: $(READY) ## Run the quick tests and show which lines they miss
 
 test-slow: $(READY) ## Run the slow tests (real data where LIT_FEDAD_DATA names it)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile $(ARGS)
+
+test-matrix: $(READY) ## Run the quick tests as other CPUs, more threads and other orders would
+	@PYTHON=$(BIN)/python scripts/test_matrix.sh -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(READY) ## Check style, types and the direction of imports
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

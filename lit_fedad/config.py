@@ -94,7 +94,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     if missing:
         raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
     config = typing.cast("Config", container)
-    if "experiment" not in chosen and "~experiment" not in overrides:
+    if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
         raise UserError(_NO_PRESET)
     _check_root(config)
     return config

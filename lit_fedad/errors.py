@@ -7,3 +7,16 @@ class UserError(Exception):
     The message is one clear line: it names the file, key or client and says what to do. The command line prints
     it without a traceback and exits with status 2.
     """
+
+
+def first_line(error: BaseException) -> str:
+    r"""Returns the first line of an error's message, or the name of its type if it has none.
+
+    Args:
+        error: Any error.
+
+    Example:
+        >>> first_line(ValueError("odd\nvery odd")), first_line(ValueError())
+        ('odd', 'ValueError')
+    """
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -83,28 +83,26 @@ def read(
     return call(declared, typed, command), others
 
 
-def separate(
-    declared: type, options: Sequence[str], command: str | None = None
-) -> tuple[list[str], list[str]]:
+def separate(declared: type, options: Sequence[str], command: str) -> tuple[list[str], list[str]]:
     """Separates the options that a dataclass declares from all others.
 
     Args:
         declared: As for `read`.
         options: Options in any order; a key that Hydra leaves out (``~start``) is one of the others.
-        command: Named in errors; None not to look for misspelt keys.
+        command: Named in errors.
 
     Returns:
         Options that the dataclass declares, for `read`; and all others as they are, such as overrides for `compose`.
 
     Raises:
-        UserError: If one of the others is close to a declared key.
+        UserError: If one of the others is close to a declared key: it is misspelt.
 
     Example:
         >>> from dataclasses import dataclass
         >>> @dataclass
         ... class Attack:
         ...     steps: int = 500
-        >>> separate(Attack, ["rounds=3", "steps=10", "~start"])
+        >>> separate(Attack, ["rounds=3", "steps=10", "~start"], "attack")
         (['steps=10'], ['rounds=3', '~start'])
     """
     kinds = typing.get_type_hints(declared)
@@ -114,7 +112,7 @@ def separate(
         if key in kinds or _is_mapping(kinds.get(key.partition(".")[0])):
             own.append(option)
             continue
-        if command and (near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8)):
+        if near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
             raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
         others.append(option)
     return own, others
@@ -140,6 +138,3 @@ def _typed(text: str, kind: Any, where: str) -> Any:
         with suppress(ValueError, KeyError):
             return parse(text)
     return text
-
-
-key_and_value = split  # replaced by `read` where a command declares its options

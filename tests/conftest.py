@@ -3,6 +3,7 @@
 import functools
 import warnings
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,12 @@ import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only 
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
 from lit_fedad.tasks.memory_bank import HingeLoss, MemoryBank, NearestDistance
+
+# How long an example takes is up to the machine and its load.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 class TinyPyramid(nn.Module):

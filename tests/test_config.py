@@ -112,8 +112,8 @@ def test_every_file_composes(group, option):
 @pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
 @pytest.mark.slow
 def test_every_method_builds_in_small(method, preset):
-    words = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
-    model = build_model(compose(words), ["a", "b"])
+    overrides = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
+    model = build_model(compose(overrides), ["a", "b"])
     assert model.client.task is model.task
     if model.backbone is not None:
         assert not any(p.requires_grad for p in model.backbone.parameters())
@@ -194,12 +194,12 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("overrides", "kind"),
     [(["method=fedavg"], "Dirichlet"), (["method=centralised"], "Pooled"),
      (["method=fedavg", "partition=by_product"], "ByProduct")],
 )  # fmt: skip
-def test_a_presets_number_of_clients_leaves_with_its_partition(words, kind):
-    node = compose(["experiment=cifar10", "data.root=images", *words])["partition"]
+def test_a_presets_number_of_clients_leaves_with_its_partition(overrides, kind):
+    node = compose(["experiment=cifar10", "data.root=images", *overrides])["partition"]
     assert type(build(node)).__name__ == kind
     assert node.get("clients") == (10 if kind == "Dirichlet" else None)
 
@@ -248,8 +248,8 @@ def test_a_presets_keys_win_over_a_methods_own_and_lose_to_debug_and_the_command
         debug__mine=f"method: {{client: {{{kept}: 8}}}}",
     )
 
-    def composed(*words):
-        return compose([f"method={method}", *words])["method"]["client"][kept]
+    def composed(*overrides):
+        return compose([f"method={method}", *overrides])["method"]["client"][kept]
 
     assert composed() not in (7, 8, 9)
     assert composed("experiment=mine") == 7
@@ -268,7 +268,7 @@ def test_what_a_variant_changes_holds_under_every_preset(write):
 
 
 @pytest.mark.parametrize(
-    ("words", "partition"),
+    ("overrides", "partition"),
     [
         (["method=fedavg"], "Dirichlet"),  # the root's
         (["method=fedavg", "experiment=mine"], "ByProduct"),
@@ -282,12 +282,12 @@ def test_what_a_variant_changes_holds_under_every_preset(write):
         ),
     ],
 )
-def test_a_groups_choice_by_debug_beats_the_methods_and_this_the_presets(write, words, partition):
+def test_a_groups_choice_by_debug_beats_the_methods_and_this_the_presets(write, overrides, partition):
     write(
         experiment__mine="defaults:\n  - override /partition: by_product",
         method__mine="defaults:\n  - centralised\n  - override /partition: file\npartition: {path: p}",
     )
-    assert compose(words)["partition"]["_target_"].rpartition(".")[2] == partition
+    assert compose(overrides)["partition"]["_target_"].rpartition(".")[2] == partition
 
 
 @pytest.mark.parametrize("experiment", [[], ["experiment=small"]])
@@ -321,7 +321,7 @@ def test_every_federation_builds(federation):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (["task.learning_rat=1"], "unknown key 'task.learning_rat'; did you mean 'task.learning_rate'"),
         (["metod=feddymem"], "did you mean 'method'"),
@@ -351,15 +351,15 @@ def test_every_federation_builds(federation):
         (["+callbacks.pictures.every=3"], "callbacks.pictures={'every': 3} must be a section with _target_"),
     ],
 )
-def test_mistake_is_refused_when_composing(words, said):
+def test_mistake_is_refused_when_composing(overrides, said):
     with pytest.raises(UserError) as error:
-        compose(words)
+        compose(overrides)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (["+task.learning_rat=1"], "MemoryBank has no key 'learning_rat'; did you mean 'learning_rate'"),
         (["+task.head.hiden=1"], "MemoryGenerator has no key 'hiden'; did you mean 'hidden'"),
@@ -375,15 +375,15 @@ def test_mistake_is_refused_when_composing(words, said):
         (["method=fadngs", "task.warmup=x"], "Contrastive.warmup='x' must be int"),
     ],
 )
-def test_mistake_is_refused_when_building_the_model(words, said):
+def test_mistake_is_refused_when_building_the_model(overrides, said):
     with pytest.raises(UserError) as error:
-        build_model(compose(["debug=seconds", *words]), ["a", "b"])
+        build_model(compose(["debug=seconds", *overrides]), ["a", "b"])
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("section", "words", "said"),
+    ("section", "overrides", "said"),
     [
         (
             "data",
@@ -399,14 +399,14 @@ def test_mistake_is_refused_when_building_the_model(words, said):
         ("partition", ["partition=pooled", "+partition.clients=2"], "Pooled has no key 'clients'"),
     ],
 )
-def test_mistake_in_a_section_is_refused(section, words, said):
+def test_mistake_in_a_section_is_refused(section, overrides, said):
     with pytest.raises(UserError) as error:
-        build(compose(words)[section])
+        build(compose(overrides)[section])
     assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("target", "section", "words", "said"),
+    ("target", "section", "overrides", "said"),
     [
         (ImageTransform, "image", ["+image.sise=3"], "image has no key 'sise'; did you mean 'size'"),
         (ImageTransform, "image", ["image.size=big"], "image.size='big' must be int"),
@@ -416,30 +416,30 @@ def test_mistake_in_a_section_is_refused(section, words, said):
         (make_fabric, "fabric", ["+fabric.device=2"], "did you mean 'devices'"),
     ],
 )
-def test_mistake_in_a_section_without_target_is_refused(target, section, words, said):
+def test_mistake_in_a_section_without_target_is_refused(target, section, overrides, said):
     with pytest.raises(UserError) as error:
-        call(target, compose(words)[section], section)
+        call(target, compose(overrides)[section], section)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [["out=x"], ["tracking=off"], ["tracking.uri=http://x"], ["fabric.devices=2"], ["fabric.accelerator=cpu"],
      ["cache.enabled=false"], ["cache.folder=x"], ["fresh=true"]],
 )  # fmt: skip
-def test_identity_ignores_circumstances(words):
-    assert identity(compose(words)) == identity(compose())
+def test_identity_ignores_circumstances(overrides):
+    assert identity(compose(overrides)) == identity(compose())
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [["seed=1"], ["rounds=7"], ["batch_size=3"], ["method=local"], ["task.sigma=1"], ["data.seed=1"],
      ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"],
      ["evaluation.every=2"], ["start=x"], ["distillation=small"]],
 )  # fmt: skip
-def test_identity_changes_with_anything_else(words):
-    assert identity(compose(words)) != identity(compose())
+def test_identity_changes_with_anything_else(overrides):
+    assert identity(compose(overrides)) != identity(compose())
 
 
 @pytest.mark.slow
@@ -455,6 +455,10 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert ours == {
         path.relative_to(unpacked / "lit_fedad/conf") for path in unpacked.rglob("lit_fedad/conf/**/*.yaml")
     }
+    package = repository / "lit_fedad"
+    templates = {path.relative_to(package) for path in package.rglob("*") if path.suffix in (".md", ".html")}
+    assert len(templates) >= 3
+    assert all((unpacked / "lit_fedad" / path).is_file() for path in templates)
     away.mkdir()
     code = (
         "import lit_fedad.config as c; print(c.__file__); print(c.conf_folder());"

@@ -37,17 +37,17 @@ def made(page: str) -> set[str]:
 
 
 def commands(page: str, start: str) -> list[list[str]]:
-    """The words after ``start`` of commands in code, placeholders and all."""
+    """The arguments after ``start`` of commands in code, placeholders and all."""
     lines = [line for line in code(page) if line.startswith(start + " ") and "..." not in line]
     return [shlex.split(line.removeprefix(start)) for line in lines]
 
 
 def trainings(page: str) -> list[list[str]]:
     """Overrides of the commands that train."""
-    found = [words for words in commands(page, "lit-fedad train") if "--cfg" not in words]
-    for target, *words in commands(page, "make"):
+    found = [overrides for overrides in commands(page, "lit-fedad train") if "--cfg" not in overrides]
+    for target, *variables in commands(page, "make"):
         if target == "train":
-            given = dict(word.split("=", 1) for word in words)
+            given = dict(variable.split("=", 1) for variable in variables)
             chosen = [f"{OF_MAKE[key]}={given[key]}" for key in ("METHOD", "DATA") if key in given]
             found.append([*chosen, *shlex.split(given.get("ARGS", ""))])
     return found
@@ -118,7 +118,7 @@ def test_choices_of_configuration_groups_exist(page):
 )
 def test_trainings_compose(page):
     for overrides in trainings(page):
-        if not any(word.partition("=")[2] in made(page) for word in overrides):
+        if not any(override.partition("=")[2] in made(page) for override in overrides):
             compose(overrides)
 
 

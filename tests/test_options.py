@@ -56,7 +56,6 @@ def test_all_that_is_not_declared_can_be_told_from_what_is():
     own, overrides = separate(Options, given, "sweep")
     assert own == ["run=a", "root.mpdd=/a", "steps=2"]
     assert overrides == ["rounds=3", "~start", "~run", "data.root=/x", "+gamma=2"]
-    assert separate(Options, ["step=2"]) == ([], ["step=2"])
 
 
 @pytest.mark.parametrize(

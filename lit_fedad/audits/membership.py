@@ -198,7 +198,7 @@ class ShadowRuns:
         return split(self.cells, shadow, self.seed)
 
     def play(self, shadow: int | None, on_visit: Callable[[int, int], None]) -> dict[int, Tensor]:
-        """Plays a shadow run, once; its file keeps what an observer of the last uploads thinks of the examples.
+        """Plays a run and computes phi of the examples from the last uploads; keeps it in a file and plays once.
 
         Args:
             shadow: Number of the shadow run; None for the attacked run.
@@ -255,14 +255,14 @@ class ShadowRuns:
     def write_phi(
         self, federation: Federation, updates: Mapping[int, Update], train: Dataset, folder: Path, key: str
     ) -> None:
-        """Writes what an observer of the last uploads thinks of the examples.
+        """Writes phi of the examples, computed from the last uploads.
 
         Args:
-            federation: Whose server is about to merge them.
-            updates: By client.
-            train: The joined images.
-            folder: The shadow run's.
-            key: Names run and seed.
+            federation: The shadow run's, before its server merges the uploads.
+            updates: The uploads, by client.
+            train: Training and test images, joined.
+            folder: Folder of the shadow run.
+            key: Identifies the attacked run and the seed.
         """
         attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
         phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, train) for c in attacked}
@@ -270,7 +270,7 @@ class ShadowRuns:
             torch.save({"key": key, "phi": phi}, part)
 
     def _phi(self, client: Client, number: int, train: Dataset) -> Tensor:
-        """What a predictor thinks of a client's examples, in their order [n]."""
+        """Computes the statistic phi of a client's examples under a predictor, in their order [n]."""
         examples, size = self.examples(number), self.config["evaluation"]["batch_size"]
         parts = []
         for start in range(0, len(examples), size):
@@ -314,7 +314,7 @@ class _Observer(FederationCallback):
 
 
 class NoEvaluation(Evaluator):
-    """Evaluates nothing."""
+    """An evaluator that evaluates nothing: only the uploads of a shadow run count."""
 
     metrics = ()
 
@@ -328,7 +328,7 @@ class NoEvaluation(Evaluator):
 
 @dataclass(frozen=True)
 class SampledAs(ClientSampler):
-    """Samples the clients that an experiment with another seed samples.
+    """A sampler that samples the clients that an experiment with another seed samples.
 
     Attributes:
         seed: Seed of the other experiment.
@@ -337,7 +337,7 @@ class SampledAs(ClientSampler):
     seed: int = 0
 
     def sample(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
-        """The clients of a round, ascending."""
+        """Samples the clients of a round, ascending."""
         return super().sample(clients, replace(context, seed=self.seed))
 
 

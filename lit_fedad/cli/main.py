@@ -78,9 +78,9 @@ def _data(options: Sequence[str]) -> None:
 
 def _report(options: Sequence[str]) -> None:
     if any(option.startswith("table=") for option in options):
-        from lit_fedad.comparison.table import report
+        from lit_fedad.comparison.table import report_table
 
-        report(options, Display())
+        report_table(options, Display())
     else:
         from lit_fedad.comparison.page import report_runs
 
@@ -155,9 +155,9 @@ COMMANDS = {
             "[experiment=A,B] [out=DIR] [ui=http://127.0.0.1:5000] [tracking.uri=URI]": (
                 "one HTML page, and Markdown, of all tracked runs; experiment= takes those of some MLflow experiments"
             ),
-            "table=feddymem_1 [root.mpdd=DIR | experiment=A,B | data=A,B] [seeds=0,1,2] [rows=A,B] [metrics=A,B]"
-            " [jobs=1] [out=DIR]": (
-                "make a paper's table: runs what is missing, resumes what was begun; any.key=value goes to every run"
+            "table=feddymem_1 [root.mpdd=DIR] [experiment=A,B] [data=A,B] [seeds=0,1,2] [rows=A,B] [metrics=A,B]"
+            " [jobs=1] [out=DIR] [any.key=value]": (
+                "make a paper's table: runs what is missing, resumes what was begun; other keys go to every run"
             ),
         },
         continues=True,

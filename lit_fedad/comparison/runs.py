@@ -1,24 +1,18 @@
-"""Complete runs as MLflow knows them, each with its result and files, and what tells their configurations apart."""
+"""Complete runs that MLflow lists, each with its result and files, in groups that differ in their seed alone."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from lit_fedad.comparison.differences import differences, shortened
 from lit_fedad.config import Config, flatten, identity
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
-# What says where and when a run happened, or which of several it is; and what repeats another key.
-_NOT_COMPARED = (
-    *("seed", "out", "tracking", "fabric", "cache", "fresh", "data.root"),
-    *("task.grid", "task.image_size"),
-)
-_PLAIN = re.compile(r"[\w./:+-]*")
 
 
 @dataclass(frozen=True)
@@ -26,8 +20,8 @@ class CompleteRun:
     """A complete run.
 
     Attributes:
-        tracked: What MLflow knows of it.
-        files: Folder that holds its result and its pictures here.
+        tracked: Its record in MLflow.
+        files: Folder on this machine that holds its result and its figures.
         result: Content of ``result.json``.
     """
 
@@ -37,18 +31,36 @@ class CompleteRun:
 
     @property
     def config(self) -> Config:
-        """The configuration it was made with."""
+        """Returns its configuration."""
         return self.result["config"]
 
     @property
     def seed(self) -> int:
-        """Its seed."""
+        """Returns its seed."""
         return self.result["seed"]
 
     @property
-    def metric(self) -> str:
-        """Its first metric, by which it chooses its best round."""
+    def first_metric(self) -> str:
+        """Names its first metric, by which it chooses its best round."""
         return next(name for name in self.result["last"] if name != "round")
+
+    def mean(self, metric: str, at: Literal["last", "best"] = "last") -> float | None:
+        """Returns the mean of a metric over clients; None if it is not measured or not defined.
+
+        Args:
+            metric: Name of the metric.
+            at: Which round.
+        """
+        return self.result[at].get(metric, {}).get("mean")
+
+    def per_client(self, metric: str) -> dict[str, float]:
+        """Returns a metric after the last round by client, without clients for which it is not defined.
+
+        Args:
+            metric: Name of the metric.
+        """
+        values = self.result["last"].get(metric, {}).get("per_client", {})
+        return {client: value for client, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,8 @@ class RunGroup:
     """Runs that differ in nothing but their seed.
 
     Attributes:
-        label: Method, and what tells it from other groups of this method on the same data.
-        runs: One a seed, by seed; at least one.
+        label: Method, and what distinguishes the group from others of this method on the same data.
+        runs: At least one run, by seed.
     """
 
     label: str
@@ -65,46 +77,52 @@ class RunGroup:
 
     @property
     def first(self) -> CompleteRun:
-        """The run of the lowest seed."""
+        """Returns the run of the lowest seed."""
         return self.runs[0]
 
 
+GroupsByData = Mapping[str, Sequence[RunGroup]]
+"""Groups of runs by the name of their data."""
+
+
 def complete_runs(tracked: Sequence[TrackedRun], fetched: Path, uri: str | None) -> list[CompleteRun]:
-    """Those of the runs that are complete, from their folders, or from MLflow where these are elsewhere or anew.
+    """Finds the complete ones among tracked runs.
+
+    Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now.
 
     Args:
         tracked: Runs.
-        fetched: Folder for what is fetched from MLflow.
-        uri: Tracking URI.
+        fetched: Folder for files from MLflow.
+        uri: Tracking URI; None for MLflow's own setting.
+
+    Returns:
+        The complete runs, in the order of `tracked`; studies are not among them.
     """
     found = []
     for run in tracked:
         folder = run.folder
-        # A study's own run has trials, not rounds.
         if folder is None or "method" not in run.tags or "study" in run.tags:
             continue
-        result = _result(folder)
+        result = RunFolder(folder).result()
         if run.status == "FINISHED" and (
             result is None or result["tracking_run_id"] not in (run.run_id, None)
         ):
             folder = fetched / run.run_id
             folder.mkdir(parents=True)
-            result = _result(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri))
+            result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
         if result is not None:
             found.append(CompleteRun(run, folder, result))
     return found
 
 
-def _result(folder: Path) -> dict[str, Any] | None:
-    path = folder / "result.json"
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
 def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
-    """Runs by data set, then by configuration without its seed; of several with one seed the last that began.
+    """Groups runs by data set, then by their configuration without its seed.
 
     Args:
-        runs: In the order of their beginning.
+        runs: In the order in which they began: of several runs with one configuration and seed the last one counts.
+
+    Returns:
+        Groups by the name of the data, by method.
     """
     seeds: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
@@ -117,65 +135,18 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
 
 
 def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
-    """Groups by method, each named by its method and, where others have the same, by what differs."""
+    """Labels groups by method and, where several have the same method, by what differs between them."""
     groups = []
     for runs in sorted(several, key=lambda runs: runs[0].result["method"]):
-        method = runs[0].result["method"]
-        kin = [other[0].config for other in several if other[0].result["method"] == method]
-        telling = {key for other in kin for key in differences(runs[0].config, other)}
-        values = flatten(runs[0].config)
-        words = [f"{key}={values[key]}" for key in sorted(telling) if key in values]
-        groups.append(RunGroup(f"{method} ({shortened(words)})" if words else method, runs))
-    # What is too long to be told in full gets a number.
+        method, config = runs[0].result["method"], runs[0].config
+        others = [other[0].config for other in several if other[0].result["method"] == method]
+        keys = {key for other in others for key in differences(config, other)}
+        values = flatten(config)
+        settings = [f"{key}={values[key]}" for key in sorted(keys) if key in values]
+        groups.append(RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs))
+    # Labels that are equal because they were shortened get a number.
     for label in {group.label for group in groups}:
         alike = [index for index, group in enumerate(groups) if group.label == label]
         for number, index in enumerate(alike if len(alike) > 1 else (), start=1):
             groups[index] = RunGroup(f"{label} ({number})", groups[index].runs)
     return groups
-
-
-def shortened(words: Sequence[str], most: int = 3) -> str:
-    """A list in words, of which the end is only counted.
-
-    Example:
-        >>> shortened(["rounds=3", "grid=4", "batch_size=2"], most=2)
-        'rounds=3, grid=4 and 1 more'
-    """
-    rest = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + rest
-
-
-def differences(config: Config, other: Config) -> dict[str, str]:
-    """Overrides that make a configuration of another one, by dotted key.
-
-    Seed, circumstances and places of files do not count; of weights, whether they are random.
-
-    Example:
-        >>> differences({"seed": 1, "image": {"size": 32}}, {"seed": 0, "image": {"size": 64}, "grid": 4})
-        {'grid': '~grid', 'image.size': 'image.size=32'}
-    """
-    ours, theirs = _comparable(config), _comparable(other)
-    words = {key: f"~{key}" for key in theirs.keys() - ours.keys()}
-    words |= {key: f"+{key}={_text(ours[key])}" for key in ours.keys() - theirs.keys()}
-    words |= {
-        key: f"{key}={_text(ours[key])}" for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]
-    }
-    return dict(sorted(words.items()))
-
-
-def _text(value: Any) -> str:
-    """A value as an override writes it."""
-    if not isinstance(value, str):
-        return json.dumps(value, separators=(",", ":"))
-    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
-
-
-def _comparable(config: Config) -> dict[str, Any]:
-    values = {
-        key: value
-        for key, value in flatten(config).items()
-        if key not in _NOT_COMPARED and key.partition(".")[0] not in _NOT_COMPARED
-    }
-    if values.get("backbone.weights") not in (None, "random"):
-        values["backbone.weights"] = None
-    return values

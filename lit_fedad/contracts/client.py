@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchanges
-from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.errors import UserError
@@ -43,8 +42,9 @@ class Predictors:
 class Client(L.LightningModule):
     """The client side of one method, which wraps a task and adds what the method needs.
 
-    One object represents every client of a process. The state of a single client is its `personal_state`, which is
-    loaded before the client's turn and stored after it.
+    One live object serves every client of a process. What belongs to a single client, its personal state, is what the
+    attributes in ``kept`` hold: it is loaded before the client's turn (`write_kept`), read after it (`read_kept`),
+    checkpointed, and never leaves the client.
 
     Args:
         task: What the client learns.
@@ -155,11 +155,3 @@ class Client(L.LightningModule):
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Predicts a batch; by default with the task's prediction."""
         return self.task.predict_step(batch, batch_idx)
-
-    def personal_state(self) -> dict[str, Any]:
-        """Returns the attributes in ``kept``: kept between rounds and checkpointed, never sent."""
-        return read_kept(self)
-
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Loads another client's `personal_state`."""
-        write_kept(self, state)

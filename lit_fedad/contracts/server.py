@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.contracts.message import Message, Update
 from lit_fedad.errors import UserError
 
@@ -18,9 +17,10 @@ class Server:
     """The server side of one method.
 
     Attributes:
-        fabric: Device and precision of the server's computations; None where no Fabric was launched.
-        context: The current round and exchange.
-        kept: Names of the attributes that a later round depends on, in addition to those of base classes.
+        fabric: Where the server computes and how precisely; None where nothing was launched.
+        context: The round, and the exchange, that is running.
+        kept: Names of all attributes that a later round depends on, beside those of base classes; checkpoints hold
+            them.
     """
 
     fabric: Fabric | None = None
@@ -59,14 +59,6 @@ class Server:
     def warnings(self) -> list[str]:
         """Returns warnings for the user after a round, one line each."""
         return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state that a later round depends on: the attributes in ``kept``."""
-        return read_kept(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that `state_dict` returned."""
-        write_kept(self, state)
 
 
 class AttackableServer(Server):

@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
+from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
-_MANY = 20  # products; more are counted, not named
-
-_READ = """\
-import json
-
-import numpy as np
-from PIL import Image, ImageOps
-
-how = json.load(open("preprocessing.json"))
-
-
-def read(path):
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB").convert(how["mode"])
-    side, short = how["size"], how["resize"]
-    width, height = image.size
-    if short is None:
-        image = image.resize((side, side), Image.BICUBIC)
-    else:
-        long = int(short * max(width, height) / min(width, height))
-        image = image.resize((short, long) if width <= height else (long, short), Image.BICUBIC)
-        left, top = round((image.width - side) / 2), round((image.height - side) / 2)
-        image = image.crop((left, top, left + side, top + side))
-    pixels = np.asarray(image, np.float32).reshape(side, side, -1) / 255
-    return pixels.transpose(2, 0, 1)[None]
-
-
-pixels = read("image.png")"""
-
-_LOADERS = {
-    "detector.onnx": """\
-import onnxruntime
-
-session = onnxruntime.InferenceSession("detector.onnx")
-names = [output.name for output in session.get_outputs()]
-outputs = dict(zip(names, session.run(names, {"pixels": pixels})))""",
-    "detector.pt2": """\
-import torch
-
-with torch.no_grad():
-    outputs = torch.export.load("detector.pt2").module()(torch.from_numpy(pixels))""",
-}
+_MANY = 20  # classes; more are counted, not named
 
 _MEANINGS = {
     "image_score": "how anomalous the image is; high is anomalous, and comparable within this detector alone",
@@ -63,15 +28,17 @@ _MEANINGS = {
     "class": "position of the likeliest class",
 }
 
+_Rows = list[tuple[str, ...]]
+
 
 @dataclass(frozen=True)
-class File:
-    """An exported detector.
+class DetectorFile:
+    """A file that holds an exported detector.
 
     Attributes:
-        name: Of the file.
-        size: In bytes.
-        difference: From the live client, as a share of the largest value of an output.
+        name: Name of the file.
+        size: Size in bytes.
+        difference: Difference from the live client, as a share of the largest value of an output.
     """
 
     name: str
@@ -81,15 +48,15 @@ class File:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card is made from.
+    """Facts that a model card states.
 
     Attributes:
         result: Content of the run's ``result.json``.
         config: The run's configuration.
-        client: Whose detector it is.
-        thresholds: Of image scores, by client; empty for classifiers.
-        preprocessing: How an image becomes the input.
-        outputs: Shape of each output, less the number of images.
+        client: Number of the client whose detector it is.
+        thresholds: Thresholds of image scores by client; empty for classifiers.
+        preprocessing: Content of ``preprocessing.json``.
+        outputs: Shape of each output, without the number of images.
         files: The exported detectors.
         compared: Numbers of random images and of image files that they were compared with the client on.
     """
@@ -100,49 +67,77 @@ class Facts:
     thresholds: Mapping[int, float]
     preprocessing: Mapping[str, Any]
     outputs: Mapping[str, tuple[int, ...]]
-    files: Sequence[File]
+    files: Sequence[DetectorFile]
     compared: tuple[int, int]
 
     @property
-    def seen(self) -> str:
-        """The images of the comparison, in words."""
+    def classifies(self) -> bool:
+        """Tells whether it is a classifier."""
+        return "probabilities" in self.outputs
+
+    @property
+    def compared_images(self) -> str:
+        """Counts the images that the files were compared with the client on, in words."""
         random, own = self.compared
         return f"{random} random images" + (f" and {own} image files" if own else "")
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Where the run's images come from, as far as it is known."""
+        """Lists the downloads that the run's images come from; none if they are not known."""
         data = self.config["data"]
         names = (self.result["data"], data.get("name"), data["_target_"].rpartition(".")[2])
         return next((CARDS[name].sources for name in names if name in CARDS), ())
 
 
 def model_card(facts: Facts) -> str:
-    """The card, in Markdown."""
-    sections = {
-        f"# {_title(facts)}": _what(facts),
-        "## Use and limits": _limits(facts),
-        "## Metrics of the run": _metrics(facts),
-        "## " + ("Classes" if _classifies(facts) else "Threshold"): _decision(facts),
-        "## Input and outputs": _signature(facts),
-        "## Files": _files(facts),
-        "## How to use it": _usage(facts),
-        "## Data": _data(facts),
-        "## Versions": _versions(),
-    }
-    return "\n\n".join(f"{head}\n\n{body}" for head, body in sections.items()) + "\n"
+    """Writes the model card.
+
+    Args:
+        facts: What it states.
+
+    Returns:
+        The card in Markdown.
+    """
+    result, partition = facts.result, facts.result["partition"]
+    kind = "classifier" if facts.classifies else "anomaly detector"
+    return _template().render(
+        title=f"{result['method']} {kind}, {result['data']}, client {facts.client}",
+        summary=_summary(facts),
+        classifies=facts.classifies,
+        random_backbone=result["backbone"]["taken"] == "random",
+        client=facts.client,
+        last_round=result["last"]["round"],
+        metrics=_metrics(facts),
+        classes=partition["products"],
+        quantile=facts.config["evaluation"]["threshold_quantile"],
+        threshold=f"{facts.thresholds[facts.client]:.9g}" if facts.thresholds else None,
+        thresholds=[
+            (f"**{number}**" if number == facts.client else str(number), f"{value:.9g}")
+            for number, value in facts.thresholds.items()
+        ],
+        signature=_signature(facts),
+        geometry=_geometry(facts),
+        files=[
+            (f"`{file.name}`", f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}")
+            for file in facts.files
+        ],
+        names=[file.name for file in facts.files],
+        compared=facts.compared_images,
+        data=result["data"],
+        strategy=partition["strategy"],
+        clients=[
+            (str(number), str(size), _classes(partition["products"], counts))
+            for number, (size, counts) in enumerate(zip(partition["sizes"], partition["counts"], strict=True))
+        ],
+        sources=facts.sources,
+        versions=[
+            f"Python {platform.python_version()}",
+            *(f"{package} {version(package)}" for package in _PACKAGES),
+        ],
+    )
 
 
-def _classifies(facts: Facts) -> bool:
-    return "probabilities" in facts.outputs
-
-
-def _title(facts: Facts) -> str:
-    kind = "classifier" if _classifies(facts) else "anomaly detector"
-    return f"{facts.result['method']} {kind}, {facts.result['data']}, client {facts.client}"
-
-
-def _what(facts: Facts) -> str:
+def _summary(facts: Facts) -> _Rows:
     result, method, backbone = facts.result, facts.config["method"], facts.result["backbone"]
     frozen = f"{backbone['name']}, weights {backbone['taken']}, SHA-256 {backbone['sha256']}"
     rows = [
@@ -153,142 +148,53 @@ def _what(facts: Facts) -> str:
         ("rounds", str(result["rounds"])),
         ("seed", str(result["seed"])),
     ]
-    if result["tracking_run_id"]:
-        rows.append(("MLflow run", result["tracking_run_id"]))
-    return _table(("", ""), rows)
+    return [*rows, *([("MLflow run", result["tracking_run_id"])] if result["tracking_run_id"] else [])]
 
 
-def _limits(facts: Facts) -> str:
-    lines = [
-        "Made for images like those it was trained on, listed below. On anything else it is untested: another camera,"
-        " light, position or product moves its scores."
-    ]
-    lines.append("It points a person to images, and decides nothing alone. It is no medical device.")
-    if _classifies(facts):
-        lines.append(
-            "It knows the classes below and no others: an image of none of them gets one of them, too."
-        )
-    else:
-        lines.append(
-            "It knows normal images alone: a defect that looks like normal variation is missed, and what is new but"
-            " harmless is reported."
-        )
-    if facts.result["backbone"]["taken"] == "random":
-        lines.append(
-            "**Its backbone has random weights: it shows that everything works, and detects nothing well.**"
-        )
-    lines.append(
-        "The file holds weights, and for most detectors features or densities of training images: share it as"
-        " carefully as what it was trained on."
-    )
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _metrics(facts: Facts) -> str:
-    last = facts.result["last"]
-    rows = []
-    for name, values in last.items():
+def _metrics(facts: Facts) -> _Rows:
+    rows: _Rows = []
+    for name, values in facts.result["last"].items():
         if name == "round" or values["mean"] is None:
             continue
         own = values["per_client"].get(str(facts.client))
         worst = [number for number, value in values["per_client"].items() if value == values["worst"]]
         cells = (_number(own), _number(values["mean"]), f"{_number(values['worst'])} ({', '.join(worst)})")
         rows.append((metric_title(name), *cells, _number(values["pooled"])))
-    heads = ("metric", f"client {facts.client}", "mean", "worst (client)", "pooled")
-    return f"Round {last['round']}, on the test images of all clients.\n\n{_table(heads, rows)}"
+    return rows
 
 
-def _decision(facts: Facts) -> str:
-    if _classifies(facts):
-        return "In order: " + ", ".join(facts.result["partition"]["products"]) + "."
-    quantile = facts.config["evaluation"]["threshold_quantile"]
-    rows = [
-        (f"**{number}**" if number == facts.client else str(number), f"{value:.9g}")
-        for number, value in facts.thresholds.items()
-    ]
-    return (
-        f"An image is called anomalous above **{facts.thresholds[facts.client]:.9g}**: the {quantile:g} quantile of the"
-        " scores of the client's own training images. No test label was looked at. Of new normal images, which the"
-        f" detector has not seen, expect more than {1 - quantile:.1%} above it. The run's thresholds by"
-        f" client:\n\n{_table(('client', 'threshold'), rows)}"
-    )
-
-
-def _signature(facts: Facts) -> str:
-    how = facts.preprocessing
-    channels, side = len(how["mode"]), how["size"]
-    rows = [
-        ("`pixels`", f"[B, {channels}, {side}, {side}]", f"input: float32 in 0 .. 1, {_colours(channels)}")
-    ]
+def _signature(facts: Facts) -> _Rows:
+    channels, side = len(facts.preprocessing["mode"]), facts.preprocessing["size"]
+    colours = "grey" if channels == 1 else "red, green, blue"
+    rows: _Rows = [("`pixels`", f"[B, {channels}, {side}, {side}]", f"input: float32 in 0 .. 1, {colours}")]
     for name, shape in facts.outputs.items():
         rows.append((f"`{name}`", f"[{', '.join(map(str, ('B', *shape)))}]", _MEANINGS[name]))
-    short = how["resize"]
-    geometry = (
-        f"both sides to {side}" if short is None else f"the short side to {short}, then the centre crop"
-    )
-    return (
-        f"{_table(('name', 'shape', 'meaning'), rows)}\n\nB is any number of images. Normalisation is part of the file;"
-        f" resizing is not: {geometry}, bicubic with antialiasing (Pillow), as `preprocessing.json` says. Other"
-        " resampling moves the scores. Transparent images were put on white, 16 bits scaled to 8."
-    )
+    return rows
 
 
-def _files(facts: Facts) -> str:
-    rows = [
-        (f"`{file.name}`", f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}")
-        for file in facts.files
-    ]
-    return (
-        f"{_table(('file', 'bytes', 'difference'), rows)}\n\nThe difference is the largest from the live client on"
-        f" {facts.seen}, as a share of the largest value of an output, in single precision on a CPU."
-    )
+def _geometry(facts: Facts) -> str:
+    side, short = facts.preprocessing["size"], facts.preprocessing["resize"]
+    return f"both sides to {side}" if short is None else f"the short side to {short}, then the centre crop"
 
 
-def _usage(facts: Facts) -> str:
-    blocks = [_READ, *(_LOADERS[file.name] for file in facts.files)]
-    return "In the folder of the files:\n\n" + "\n\n".join(f"```python\n{block}\n```" for block in blocks)
-
-
-def _data(facts: Facts) -> str:
-    partition = facts.result["partition"]
-    rows = [
-        (str(number), str(size), _held(partition["products"], counts))
-        for number, (size, counts) in enumerate(zip(partition["sizes"], partition["counts"], strict=True))
-    ]
-    heads = ("client", "training images", "of")
-    sources = [
-        f"- {source.title}: licence {source.licence}; {source.address}; cite: {source.paper}"
-        for source in facts.sources
-    ] or ["- Licences of these images are not known here; they may bind this detector, too."]
-    return (
-        f"{facts.result['data']}, dealt by {partition['strategy']}.\n\n{_table(heads, rows)}\n\n"
-        + "\n".join(sources)
-        + "\n- The weights of a backbone are under the licence of where they were taken from."
-    )
-
-
-def _versions() -> str:
-    versions = [f"{package} {version(package)}" for package in _PACKAGES]
-    return ", ".join([f"Python {platform.python_version()}", *versions]) + "."
-
-
-def _held(products: Sequence[str], counts: Sequence[int]) -> str:
-    held = [f"{product} {count}" for product, count in zip(products, counts, strict=True) if count]
-    return _listed(held) if held else "nothing"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= _MANY else f"{len(names)} classes"
-
-
-def _colours(channels: int) -> str:
-    return "grey" if channels == 1 else "red, green, blue"
+def _classes(names: Sequence[str], counts: Sequence[int]) -> str:
+    """Names the classes of a client's images with their numbers, or counts them if they are many."""
+    present = [f"{name} {count}" for name, count in zip(names, counts, strict=True) if count]
+    return ", ".join(present) or "nothing" if len(present) <= _MANY else f"{len(present)} classes"
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals["table"] = markdown_table
+    return environment.get_template("model_card_template.md")

@@ -1,4 +1,4 @@
-"""A finished run, used: metrics recomputed, new images scored."""
+"""Uses a finished run: recomputes its metrics, and scores new images with one of its clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         Metrics as ``last`` in ``result.json``.
 
     Raises:
-        UserError: If there is no such complete run, or its data or backbone cannot be had again.
+        UserError: If there is no such complete run, or its data or backbone are not available or not the same.
     """
     progress = Progress()
     finished = reopen(run, overrides, [progress])
@@ -66,25 +66,25 @@ def predict(
 ) -> Path:
     """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
 
-    Tasks that do not localise draw no heatmap. Classifiers write each image's class and its probability instead.
+    Tasks that do not localise get no heatmaps. Classifiers write the class of each image and its probability instead.
 
-    The run's training images need not exist any more. Heatmaps colour what scores above half the threshold,
-    up to twice the threshold: one scale for all images, which does not depend on what else is in the folder.
+    The run's training images need not exist any more. Colours of heatmaps range from half the threshold to twice the
+    threshold: one scale for all images, which does not depend on the other images of the folder.
 
     Args:
         run: MLflow run id, or the run's folder.
-        images: Folder of images, searched through; or one image.
-        client: Whose detector; None for the client with most training images.
-        out: Where to write; None for ``predictions`` in the run's folder.
+        images: Folder of images, with all folders in it; or one image.
+        client: Number of the client; None for the client with most training images.
+        out: Folder to write to; None for ``predictions`` in the run's folder.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
-        The CSV: path, score, threshold, decision, heatmap. The threshold is a quantile of the scores of the
-        client's own normal training images; test labels were never looked at.
+        The CSV file with path, score, threshold, decision and heatmap. The threshold is a quantile of the scores of
+        the client's own normal training images; no test label was used.
 
     Raises:
         UserError: If there is no such complete run, client or image, or the backbone differs from the run's;
-            after all other images are scored, if an image could not be read.
+            also if an image could not be read, after all others are scored.
     """
     folder, result, config = complete_run(run, overrides)
     number = choose_client(client, result["partition"]["sizes"])
@@ -95,12 +95,12 @@ def predict(
     model = same_model(config, result)
     model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
-    judge: _Detect | _Classify
+    scorer: _Detect | _Classify
     if model.task.kind == "classification":
-        judge = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
+        scorer = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
     else:
         threshold = folder.thresholds()[number]
-        judge = _Detect(model.client, fabric, transform, threshold, destination, root, display)
+        scorer = _Detect(model.client, fabric, transform, threshold, destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     try:
@@ -109,19 +109,19 @@ def predict(
             scores.open("w", newline="") as file,
             display.progress(f"Scoring with client {number}") as progress,
         ):
-            writer = csv.DictWriter(file, judge.columns)
+            writer = csv.DictWriter(file, scorer.columns)
             writer.writeheader()
             for start in range(0, len(paths), size := config["evaluation"]["batch_size"]):
-                judged = judge(paths[start : start + size])
-                writer.writerows(judged)
+                scored = scorer(paths[start : start + size])
+                writer.writerows(scored)
                 file.flush()  # an interruption loses nothing that was computed
-                rows += judged
+                rows += scored
                 progress(len(rows), len(paths))
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
-    read = sum(row[judge.verdict] != UNREADABLE for row in rows)
-    display.note(f"client {number}: {judge.summary(rows)}")
-    display.where_next([("scores", str(scores)), *judge.pictures(rows)])
+    read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
+    display.note(f"client {number}: {scorer.summary(rows)}")
+    display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
     if read < len(rows):
         raise UserError(
             f"{len(rows) - read} of {len(rows)} images could not be read; the others are scored: {scores}"
@@ -130,7 +130,7 @@ def predict(
 
 
 def _readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
-    """The images that can be read, as the task sees them; a warning for every other."""
+    """Reads images as input of the task; warns of those that cannot be read."""
     images = {}
     for path in paths:
         try:
@@ -142,7 +142,7 @@ def _readable(paths: Sequence[Path], transform: ImageTransform, display: Display
 
 @dataclass(frozen=True)
 class _Classify:
-    """Turns image files into rows of the CSV: the likeliest class of each."""
+    """Writes rows of the CSV file for a classifier: the likeliest class of each image."""
 
     client: Client
     fabric: Fabric
@@ -151,10 +151,10 @@ class _Classify:
     display: Display
 
     columns = CLASS_COLUMNS
-    verdict = "class"
+    decision_column = "class"
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
-        """Rows of one batch."""
+        """Predicts one batch of files, and returns their rows."""
         images = _readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
         if images:
@@ -167,18 +167,18 @@ class _Classify:
         return list(rows.values())
 
     def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
-        """How many images of each class."""
+        """Counts the images of each class."""
         counts = Counter(row["class"] for row in rows)
         return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
     def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-        """None."""
+        """Returns nothing: a classifier draws no pictures."""
         return []
 
 
 @dataclass(frozen=True)
 class _Detect:
-    """Turns image files into rows of the CSV, and draws their heatmaps."""
+    """Writes rows of the CSV file for an anomaly detector, and draws heatmaps."""
 
     client: Client
     fabric: Fabric
@@ -189,21 +189,21 @@ class _Detect:
     display: Display
 
     columns = COLUMNS
-    verdict = "decision"
+    decision_column = "decision"
 
     def summary(self, rows: Sequence[Mapping[str, str]]) -> str:
-        """How many images are anomalous."""
+        """Counts the anomalous images."""
         decisions = [row["decision"] for row in rows]
         read = len(rows) - decisions.count(UNREADABLE)
         return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous (threshold {self.threshold:.4g})"
 
     def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-        """Where the heatmaps lie; nowhere if the task does not localise."""
+        """Returns name and folder of the heatmaps, if there are any."""
         drawn = any(row.get("heatmap") for row in rows)
         return [("heatmaps", str(self.destination / "heatmaps"))] if drawn else []
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
-        """Rows of one batch; those of unreadable images have neither score nor heatmap."""
+        """Predicts one batch of files, and returns their rows; unreadable images have no score and no heatmap."""
         images = _readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         if images:
@@ -222,7 +222,7 @@ class _Detect:
         return list(rows.values())
 
     def _draw(self, path: Path, anomaly_map: np.ndarray) -> str:
-        """Draws the heatmap of an image into a mirror of the images' folders, so that no two share a name."""
+        """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         name = Path("heatmaps") / folder / f"{path.stem}_{path.suffix[1:]}.png"
         image = self.transform.raw(path).numpy()
@@ -231,11 +231,14 @@ class _Detect:
 
 
 def image_files(root: Path, destination: Path) -> list[Path]:
-    """Images below a folder, or the one given; heatmaps of an earlier call are none.
+    """Lists the images in a folder, without heatmaps of an earlier call.
 
     Args:
-        root: The folder, or the image.
-        destination: Where the call writes.
+        root: The folder, or one image.
+        destination: Folder that the call writes to.
+
+    Returns:
+        Their paths, in alphabetical order.
 
     Raises:
         UserError: If there is no image.

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
+from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
@@ -87,10 +88,10 @@ class Model:
         if latest is None:
             raise UserError(f"{folder}: no round is complete yet; train first")
         round, state = checkpoints.load(latest)
-        self.server.load_state_dict(state["server"])
+        write_kept(self.server, state["server"])
         context = Context(config["seed"], round + 1, number)
         self.server.begin(context)
-        pool = ClientPool(self.client.personal_state(), folder / "personal")
+        pool = ClientPool(read_kept(self.client), folder / "personal")
         pool.restore(latest, {number})
         exchange, channel = self.client.exchanges.at(context), build(config["federation"]["channel"])
         message, spec = exchange.broadcast(self.server, number), exchange.broadcast_spec(self.client)
@@ -344,9 +345,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         rounds=config["rounds"],
         seed=config["seed"],
         checkpoints=open_checkpoints(folder, config, model),
-        pool=ClientPool(
-            model.client.personal_state(), folder / "personal", config["federation"]["pool_bytes"]
-        ),
+        pool=ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"]),
         sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],

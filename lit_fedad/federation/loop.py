@@ -19,6 +19,7 @@ from lit_fedad.contracts import (
     Update,
     nothing_to_attack,
 )
+from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.channel import Channel
@@ -159,8 +160,8 @@ class Federation:
             client.task.load_state_dict(lent, strict=False)
             client.refresh(ordered_loader(self.data.at(round), number))
             if round == self.rounds and which == "own":
-                # No round follows: the checkpoint keeps the state that predicts now, with its bank, for new images.
-                self.pool.put(number, client.personal_state())
+                # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
+                self.pool.put(number, read_kept(client))
             return question(client, number)
 
         return self._ask(round, deploy_and_ask, self.clients if clients is None else clients)
@@ -203,7 +204,7 @@ class Federation:
         if latest is None:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
-        self.server.load_state_dict(state["server"])
+        write_kept(self.server, state["server"])
         self.history = state["history"]
         self.pool.restore(latest, self.mine)
         return round + 1
@@ -217,7 +218,7 @@ class Federation:
         self.pool.save(folder, previous)
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            state = {"server": self.server.state_dict(), "history": self.history}
+            state = {"server": read_kept(self.server), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
@@ -286,7 +287,7 @@ class Federation:
         try:
             self.turn.activate(exchange, context, self.pool.get(client), blob)
             result = self.turn.play(exchange, data)
-            self.pool.put(client, self.client.personal_state())
+            self.pool.put(client, read_kept(self.client))
             scored = exchange.trains and self.evaluator.after_fit and self.client.predictors.own
             if scored and self._last_before_evaluation(client, context.round):
                 self.client.deploy()

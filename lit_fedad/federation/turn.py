@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Message
+from lit_fedad.contracts.kept_state import write_kept
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import State
@@ -65,7 +66,7 @@ class Turn:
         """
         client = self.client
         client.begin(context)
-        client.load_personal_state(state)
+        write_kept(client, state)
         message = self.channel.down.unpack(blob, exchange.broadcast_spec(client), "the server")
         exchange.receive(client, message)
         client.to(self.fabric.device)

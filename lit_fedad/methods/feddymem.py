@@ -9,7 +9,7 @@ position, but k-means returns them in arbitrary order; and training after the fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -135,17 +135,13 @@ class FedDyMemClient(Client):
         if self.task.head is not None:
             self.task.head.load_state_dict(weights)
 
-    def load_personal_state(self, state: Mapping[str, Any]) -> None:
-        """Loads another client's head and optimiser; a new client may draw its own head."""
-        super().load_personal_state(state)
-        if self.independent_init and not self.drew_head and self.task.head is not None:
-            with seeded(self.context.seed, "head", client=self.context.client):
-                self.task.head.reset_parameters()  # type: ignore[operator]
-        self.drew_head = True
-
     def receive(self, message: Message) -> None:
-        """Loads statistics, memory and threshold, as far as the message holds them."""
+        """Loads statistics, memory and threshold, as far as the message holds them; a new client may draw its head."""
         task = self.task
+        if self.independent_init and not self.drew_head and task.head is not None:
+            with seeded(self.context.seed, "head", client=self.context.client):
+                task.head.reset_parameters()  # type: ignore[operator]
+        self.drew_head = True
         load_statistics(task, message)
         if "memory" in message:
             task.load_memory(message["memory"], message.get("radii"))

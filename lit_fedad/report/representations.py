@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 from scipy.stats import gaussian_kde
-from sklearn.manifold import TSNE
 
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.style import COLOURS, FONT_SIZE, LEGEND, blank_figure, legend_mark
@@ -25,24 +24,9 @@ _GRID = 60  # points a side on which a density is evaluated
 _LEVELS = (0.15, 0.4, 0.65, 0.9)  # contours, as shares of the highest density of a client
 
 
-def embed(features: ArrayLike) -> np.ndarray:
-    """Embeds features in the plane with t-SNE, deterministically.
-
-    Args:
-        features: Features [n, D], n >= 4; 2,000 take less than a minute.
-
-    Returns:
-        Positions [n, 2].
-    """
-    points = np.asarray(features, dtype=np.float32)
-    perplexity = min(30.0, len(points) / 4)
-    init = "pca" if np.ptp(points, axis=0).any() else "random"  # equal features have no principal component
-    return np.asarray(TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points))
-
-
 def draw_representations(
     path: Path,
-    features: ArrayLike,
+    places: ArrayLike,
     owner: ArrayLike,
     global_decisions: ArrayLike,
     local_decisions: ArrayLike | None = None,
@@ -58,7 +42,7 @@ def draw_representations(
 
     Args:
         path: PNG file to write; missing folders are created.
-        features: Representations [n, D], n >= 4.
+        places: Places of the images' representations in the plane [n, 2], as of `tsne_layout`.
         owner: Client of each image [n]; -1 for an anomaly.
         global_decisions: Whether the densities of all clients call an image anomalous, bool [n].
         local_decisions: Whether the densities of one client do, bool [n]; None leaves panel (d) out.
@@ -71,28 +55,27 @@ def draw_representations(
     Raises:
         ValueError: The arrays differ in length.
     """
-    owners = np.asarray(owner)
+    points, owners = np.asarray(places), np.asarray(owner)
     judged = [(judge, np.asarray(global_decisions, dtype=bool))]
     if local_decisions is not None:
         judged.append((f"densities of client {local_client}", np.asarray(local_decisions, dtype=bool)))
-    lengths = [len(np.asarray(features)), len(owners), *(len(calls) for _, calls in judged)]
+    lengths = [len(points), len(owners), *(len(calls) for _, calls in judged)]
     if len(set(lengths)) > 1:
-        raise ValueError(f"features, owners and decisions of {lengths} images; expected one number of images")
-    places = embed(features)
+        raise ValueError(f"places, owners and decisions of {lengths} images; expected one number of images")
     clients = [int(client) for client in np.unique(owners[owners >= 0])]
-    size = float(np.clip(3000 / len(places), 5, 20))
+    size = float(np.clip(3000 / len(points), 5, 20))
 
     rows, columns = (1, 3) if local_decisions is None else (2, 2)
     legend_height = 0.15 * math.ceil((len(clients) + 1) / _LEGEND_COLUMNS)
     figure = blank_figure(7.16, (3.1 if local_decisions is None else 7.5) + legend_height)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True).flatten()
-    _by_client(panels[0], places, owners, clients, size)
-    _densities(panels[1], places, owners, clients)
+    _by_client(panels[0], points, owners, clients, size)
+    _densities(panels[1], points, owners, clients)
     for axes, letter, (name, calls) in zip(panels[2:], "cd", judged, strict=False):
-        _decisions(axes, places, owners < 0, calls, size)
+        _decisions(axes, points, owners < 0, calls, size)
         axes.set_title(f"({letter}) {name}\n{_count_errors(owners < 0, calls)}", fontsize=FONT_SIZE + 1)
-    centre = (places.max(axis=0) + places.min(axis=0)) / 2
-    reach = 0.56 * np.ptp(places, axis=0).max()
+    centre = (points.max(axis=0) + points.min(axis=0)) / 2
+    reach = 0.56 * np.ptp(points, axis=0).max()
     for axes in panels:
         axes.set(xlim=centre[0] + [-reach, reach], ylim=centre[1] + [-reach, reach], xticks=[], yticks=[])
         axes.set_box_aspect(1)

@@ -191,7 +191,7 @@ class Reconstruction(RepresentationLoss):
 
 
 def _instance_loss(logits: Tensor, size: int) -> Tensor:
-    """Computes the mean of -log softmax at the other view; row v B + i is view v of image i, views 2k and 2k + 1 pair."""
+    """Computes the mean of -log softmax at the other view; row v B + i is view v of image i; 2k and 2k + 1 pair."""
     rows = torch.arange(len(logits), device=logits.device)
     view, image = rows.div(size, rounding_mode="floor"), rows % size
     return F.cross_entropy(logits, (view ^ 1) * size + image)

@@ -16,6 +16,7 @@ from lit_fedad.audits import membership as membership_audit
 from lit_fedad.audits.membership import LiraOptions, ShadowRuns, attack, infer
 from lit_fedad.cli import main as cli
 from lit_fedad.config import compose
+from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
@@ -45,7 +46,7 @@ class Spy:
         name = federation.checkpoints.folder.parent.name
         self.held[name] = [list(own) for own in federation.data.partition]
         result = original(federation)
-        self.ended[name] = federation.server.state_dict()
+        self.ended[name] = read_kept(federation.server)
         return result
 
 

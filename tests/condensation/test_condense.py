@@ -118,9 +118,9 @@ def test_a_class_is_augmented_alike_on_both_sides_and_otherwise_than_the_next():
     )
     for batch, images in seen:
         assert batch.times.tolist() == [2, 2]
-        assert all(torch.equal(batch.images[i], images[j]) for i, j in [(0, 0), (1, 1), (1, 2)])
+        torch.testing.assert_close(batch.images[[0, 1, 1]], images)
     assert len({batch.images[0].numpy().tobytes() for batch, _ in seen}) > 6
-    assert sum(not torch.equal(*batch.images) for batch, _ in seen) > 6
+    assert sum(not torch.allclose(*batch.images, atol=0.01) for batch, _ in seen) > 6
 
 
 def test_without_augmentation_images_are_looked_at_as_they_are():

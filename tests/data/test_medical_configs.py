@@ -115,23 +115,27 @@ def test_parts_can_be_changed_on_the_command_line(tmp_path):
     brats(tmp_path / "BraTS2021")
     head_ct(tmp_path / "HeadCT")
     (tmp_path / "HeadCT" / "head_ct" / "head_ct").rename(tmp_path / "HeadCT" / "png")
-    words = ["data=brain", f"data.root={tmp_path}"]
+    overrides = ["data=brain", f"data.root={tmp_path}"]
     with pytest.raises(UserError, match="head_ct/head_ct: no such folder"):
-        build(compose(words)["data"])
-    words += ["data.parts.HeadCT.images=png", "data.parts.HeadCT.train_share=0.5", "~data.parts.BraTS2021"]
-    images = build(compose(words)["data"])
+        build(compose(overrides)["data"])
+    overrides += [
+        "data.parts.HeadCT.images=png",
+        "data.parts.HeadCT.train_share=0.5",
+        "~data.parts.BraTS2021",
+    ]
+    images = build(compose(overrides)["data"])
     assert Counter(sample.product for sample in images.train) == {"BrainTumor": 4, "HeadCT": 4}
 
 
 @pytest.mark.parametrize(
-    ("option", "words", "expected"),
+    ("option", "overrides", "expected"),
     [
         ("medianomaly", [], ("LAG", 4, 5)),
         ("folders", [], ("own", 3, 5)),
         ("labelled_csv", ["data.images=png"], ("table", 6, 10)),
     ],
 )
-def test_single_sets_are_read(option, words, expected, tmp_path):
+def test_single_sets_are_read(option, overrides, expected, tmp_path):
     root = tmp_path / expected[0]
     if option == "medianomaly":
         medianomaly(root)
@@ -141,5 +145,5 @@ def test_single_sets_are_read(option, words, expected, tmp_path):
     else:
         touch(root / "png", 16)
         (root / "labels.csv").write_text("id,label\n" + "".join(f"{i},{int(i < 8)}\n" for i in range(16)))
-    images = build(compose([f"data={option}", f"data.root={root}", *words])["data"])
+    images = build(compose([f"data={option}", f"data.root={root}", *overrides])["data"])
     assert (images.name, len(images.train), len(images.test)) == expected

@@ -124,20 +124,20 @@ def test_fetching_fails_in_one_line(tmp_path, monkeypatch):
 
 
 def test_names_and_sizes_are_checked(tmp_path):
-    for words in (["data.name=chestmnist"], ["data.size=32"]):
+    for overrides in (["data.name=chestmnist"], ["data.size=32"]):
         with pytest.raises(UserError, match="must be one of"):
-            build(compose(["data=pathmnist", f"data.root={tmp_path}", *words])["data"])
+            build(compose(["data=pathmnist", f"data.root={tmp_path}", *overrides])["data"])
 
 
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_grey_sets_keep_one_channel():
-    root, words = Path(ROOT) / "medical", ["method=fedavg", "task=classifier_convnet", "image.size=28"]
-    pneumonia = build_images(compose([*words, "data=pneumoniamnist", f"data.root={root}"]))
+    root, overrides = Path(ROOT) / "medical", ["method=fedavg", "task=classifier_convnet", "image.size=28"]
+    pneumonia = build_images(compose([*overrides, "data=pneumoniamnist", f"data.root={root}"]))
     assert pneumonia.train_images.shape == (3_882, 1, 28, 28)
     assert pneumonia.classes == ("normal", "pneumonia")
     assert pneumonia.test_labels.bincount().tolist() == [234, 390]
     packed = [f"data.root={root}", "data.train=mednist_32.npz", "image.channels=1"]
-    mednist = build_images(compose([*words, "data=packed", *packed]))
+    mednist = build_images(compose([*overrides, "data=packed", *packed]))
     assert mednist.train_images.shape == (6_000, 1, 32, 32)
     assert (mednist.mean, mednist.std) == ((0.5,), (0.5,))

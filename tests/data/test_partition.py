@@ -38,7 +38,7 @@ strategies = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(counts=counts, strategy=strategies, seed=seeds)
 def test_every_image_has_one_owner_and_the_seed_decides_alone(counts, strategy, seed):
     images = image_set(*counts)
@@ -58,7 +58,7 @@ def test_every_image_has_one_owner_and_the_seed_decides_alone(counts, strategy, 
     assert sum(partition.sizes) == sum(counts)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     counts=st.lists(st.integers(20, 60), min_size=3, max_size=6),
     clients=st.integers(1, 5),

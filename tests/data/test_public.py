@@ -137,8 +137,8 @@ def test_synthetic_pictures_are_no_motifs():
     refuse_overlap(public, private, "motifs")
 
 
-def configured(*words):
-    return build(compose(["image.size=8", "image.resize=null", *words])["public"])
+def configured(*overrides):
+    return build(compose(["image.size=8", "image.resize=null", *overrides])["public"])
 
 
 def test_the_configurations_build(photographs, tmp_path):

@@ -187,7 +187,7 @@ def test_the_others_are_spread_evenly_at_random():
     assert all(stats.chisquare(row).pvalue > 1e-3 for row in off_diagonal)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     classes=st.integers(2, 5),
     clients=st.integers(1, 7),
@@ -278,8 +278,8 @@ def archives(tmp_path):
 
 
 def test_the_packed_configuration_builds_and_is_dealt(archives):
-    words = ["data=semantic_cifar10_packed", f"data.root={archives}", "partition=dominant"]
-    config = compose([*words, "partition.clients=2", "partition.size=10", "partition.contamination=0.1"])
+    overrides = ["data=semantic_cifar10_packed", f"data.root={archives}", "partition=dominant"]
+    config = compose([*overrides, "partition.clients=2", "partition.size=10", "partition.contamination=0.1"])
     images = build(config["data"])
     assert images.classes == ("0", "1", "cifar100", "imagenet")
     assert images.test_labels.tolist() == [0, 1, 2, 2, 3, 3, 3]
@@ -317,8 +317,8 @@ def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_cifar10_against_cifar100_and_imagenet():
-    words = ["data=semantic_cifar10_packed", f"data.root={ROOT}/cifar", "partition=dominant"]
-    config = compose(words)
+    overrides = ["data=semantic_cifar10_packed", f"data.root={ROOT}/cifar", "partition=dominant"]
+    config = compose(overrides)
     images = build(config["data"])
     assert images.train_labels.bincount().tolist() == [2_000] * 10 + [500]
     assert images.test_labels.bincount().tolist() == [1_000] * 10 + [5_000, 1_000]

@@ -44,7 +44,7 @@ def listed(partition: Partition) -> list[int]:
     return [*held, *partition.reserved]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     counts=st.lists(st.integers(20, 60), min_size=2, max_size=8),
     strategy=st.builds(

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import re
 import shutil
 
@@ -11,14 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.contracts import Context, Prediction
-from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment import export as module
-from lit_fedad.deployment.export import Detector, difference, export, trace, write
+from lit_fedad.deployment import formats as module
+from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.methods.local import LocalClient
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 
@@ -36,18 +32,6 @@ def exported(tiny_run, tmp_path_factory):
     Image.fromarray(pixels).save(out / "image.png")
     export(str(tiny_run), client=1, formats=("pt2",), out=str(out), images=str(out / "image.png"))
     return out
-
-
-@pytest.fixture
-def make_detector(make_task, make_loader):
-    """A detector of 8 channels with a bank of its own images."""
-
-    def make(threshold=1.0, **overrides):
-        client = LocalClient(make_task(**overrides))
-        client.task.prepare(make_loader(), Context(seed=0, round=0))
-        return Detector(client, ImageTransform(32), threshold)
-
-    return make
 
 
 def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_run, tmp_path, monkeypatch):
@@ -73,7 +57,8 @@ def test_the_folder_holds_detector_preprocessing_and_card(exported):
 
 
 def test_the_card_says_what_the_run_says(exported, tiny_run):
-    card = (exported / "model_card.md").read_text()
+    # Cells are padded with spaces.
+    card = re.sub(" +", " ", (exported / "model_card.md").read_text())
     result, thresholds = RunFolder(tiny_run).result(), RunFolder(tiny_run).thresholds()
     sizes = result["partition"]["sizes"]
     auroc = result["last"]["i_auroc"]
@@ -103,13 +88,13 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train
 
-    words = (
+    overrides = (
         "debug=seconds", "tracking=off", "fabric.accelerator=cpu", "method=fedavg", "data=motif_classes",
         "~data.train_per_product", "~data.test_per_product", "data.train_per_class=3", "data.test_per_class=1",
         "data.size=16", "image.size=16", "task=classifier_convnet", "task.encoder.channels=4", "rounds=1",
         "evaluation.pictures=0", f"out={tmp_path / 'run'}",
     )  # fmt: skip
-    train(compose(list(words)), quiet=True)
+    train(compose(list(overrides)), quiet=True)
     folder = export(str(tmp_path / "run"), formats=("pt2",))
     result = RunFolder(tmp_path / "run").result()
     largest = int(np.argmax(result["partition"]["sizes"]))
@@ -131,60 +116,6 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     assert f"In order: {', '.join(result['partition']['products'])}." in card
     RunFolder(tmp_path / "run").clear()
     assert not (tmp_path / "run" / "export").exists()
-
-
-def test_the_graph_takes_any_number_of_images(make_detector):
-    detector = make_detector(threshold=0.7)
-    program = trace(detector, ImageTransform(32))
-    for size in (1, 2, 7):
-        pixels = torch.rand(size, 3, 32, 32)
-        with torch.no_grad():
-            found = program.module()(pixels)
-        normalised = (pixels - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor(
-            [0.229, 0.224, 0.225]
-        ).view(3, 1, 1)
-        live = detector.client.task.predict_step({"image": normalised})
-        torch.testing.assert_close(found["image_score"], live.image_score, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found["anomaly_map"], live.anomaly_map, rtol=1e-5, atol=1e-6)
-        assert found["decision"].tolist() == (found["image_score"] > 0.7).tolist()
-
-
-class Mean(torch.nn.Module):
-    def forward(self, pixels):
-        return {"image_score": pixels.mean((1, 2, 3))}
-
-
-def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
-    pixels = torch.rand(2, 3, 4, 4)
-    program = torch.export.export(Mean(), (pixels,))
-    same = Mean()(pixels)
-    for wrong in (1.001, math.nan):
-        other = {"image_score": same["image_score"] * wrong}
-        with pytest.raises(
-            UserError, match=r"format=pt2: the exported detector differs from the live one by"
-        ):
-            write(program, ["pt2"], tmp_path, [(pixels, same), (pixels, other)])
-        assert not [*tmp_path.iterdir()]
-    (file,) = write(program, ["pt2"], tmp_path, [(pixels, same)])
-    assert (file.name, file.difference) == ("detector.pt2", 0)
-    assert file.size == (tmp_path / "detector.pt2").stat().st_size
-
-
-def test_decisions_part_at_the_threshold_as_the_run_has_it(make_detector):
-    """A threshold between two single-precision numbers keeps its side; no number is not normal."""
-    below, above = np.float32(1), np.nextafter(np.float32(1), np.float32(2))
-    threshold = (float(below) + float(above)) / 2
-    score = torch.tensor([below, above, math.nan])
-    for limit, expected in ((threshold, [False, True, True]), (float(above), [False, False, True])):
-        assert make_detector(limit).judge(Prediction(score))["decision"].tolist() == expected
-
-
-def test_difference_is_a_share_of_the_largest_value():
-    live = {"image_score": torch.tensor([10.0, 1.0]), "class": torch.tensor([1, 2])}
-    assert difference(
-        live, {"image_score": torch.tensor([10.0, 1.5]), "class": torch.tensor([9, 9])}
-    ) == pytest.approx(0.05)
-    assert math.isnan(difference(live, {"image_score": torch.tensor([math.nan, 1.0])}))
 
 
 @pytest.mark.parametrize(
@@ -215,15 +146,3 @@ def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install onnx onnxscript onnxruntime; or give format=pt2"):
         export(str(tiny_run), formats=("pt2", "onnx"))
-
-
-def test_a_prediction_that_branches_on_values_is_one_line(make_detector):
-    class Branches(LocalClient):
-        def predict_step(self, batch, batch_idx=0):
-            return super().predict_step(batch) if batch["image"].sum() > 0 else Prediction(batch["image"])
-
-    detector = make_detector()
-    detector.client = Branches(detector.client.task)
-    with pytest.raises(UserError, match=r"^Branches: its prediction cannot be exported \(") as caught:
-        trace(detector, ImageTransform(32))
-    assert "\n" not in str(caught.value)

@@ -231,10 +231,10 @@ def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
             return prediction_of(torch.full((len(batch["image"]),), math.nan))
 
     fabric = make_fabric(accelerator="cpu")
-    judge = prediction._Detect(
+    scorer = prediction._Detect(
         Broken(), fabric, ImageTransform(32), 1.0, tmp_path, photos, prediction.Display(quiet=True)
     )
-    row = judge([photos / "top.bmp"])[0]
+    row = scorer([photos / "top.bmp"])[0]
     assert (row["decision"], row["heatmap"]) == ("anomalous", "")
 
 

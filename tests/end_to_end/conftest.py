@@ -30,20 +30,20 @@ class Lab:
     shared: Path
     _finished: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = field(default_factory=dict)
 
-    def words(self, out: Path, *overrides: str) -> list[str]:
+    def overrides(self, out: Path, *own: str) -> list[str]:
         return [
             "debug=seconds",
             f"out={out}",
             f"cache.folder={self.shared}",
-            *([] if {"data=motifs", "data=motif_classes"} & {*overrides} else [f"data.root={self.shared}"]),
-            *(["data.size=64"] if not any(o.startswith("data=") for o in overrides) else []),
+            *([] if {"data=motifs", "data=motif_classes"} & {*own} else [f"data.root={self.shared}"]),
+            *(["data.size=64"] if not any(o.startswith("data=") for o in own) else []),
             "tracking=off",
             "fabric.accelerator=cpu",
-            *overrides,
+            *own,
         ]
 
     def config(self, out: Path, *overrides: str) -> Config:
-        return compose(self.words(out, *overrides))
+        return compose(self.overrides(out, *overrides))
 
     def train(self, out: Path, *overrides: str) -> dict[str, Any]:
         return train(self.config(out, *overrides), quiet=True)
@@ -64,7 +64,7 @@ class Lab:
             "-m",
             "lit_fedad.cli",
             "train",
-            *self.words(out, *overrides),
+            *self.overrides(out, *overrides),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         return subprocess.Popen(

@@ -10,7 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.deployment.export import FORMATS, TOLERANCE, export
+from lit_fedad.deployment.checked_files import TOLERANCE
+from lit_fedad.deployment.export import export
+from lit_fedad.deployment.formats import FORMATS
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -93,13 +95,13 @@ def test_real_weights_and_photographs(lab, tmp_path):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train
 
-    words = (
+    overrides = (
         "experiment=real_mixture", f"data.root={ROOT}", f"backbone.weights={weights}", "tracking=off",
         "data.train_per_product=8", "data.test_per_product=4", "rounds=1", "evaluation.pictures=0",
         "partition=iid", "partition.clients=2", "fabric.accelerator=cpu", f"cache.folder={lab.shared}",
         f"out={tmp_path / 'run'}",
     )  # fmt: skip
-    train(compose(list(words)), quiet=True)
+    train(compose(list(overrides)), quiet=True)
     photographs = tmp_path / "photographs"
     photographs.mkdir()
     sources = sorted(path for path in Path(ROOT, "mvtec").rglob("*.jpg") if "test" in path.parts)[::20][:4]

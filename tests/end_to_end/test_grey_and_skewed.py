@@ -20,8 +20,8 @@ MOTIFS = (
 @pytest.fixture
 def skewed(lab):
     # Seed 0 leaves client 7 without images.
-    words = ("partition=label_skew", "partition.clients=10", "partition.min_size=0")
-    return lab.finished("method=fedavg", *SMALL, *MOTIFS, *words)
+    overrides = ("partition=label_skew", "partition.clients=10", "partition.min_size=0")
+    return lab.finished("method=fedavg", *SMALL, *MOTIFS, *overrides)
 
 
 def test_a_client_without_images_takes_no_part(skewed):
@@ -38,8 +38,8 @@ def test_a_client_without_images_takes_no_part(skewed):
 
 def test_its_partition_is_played_again_by_another_method(lab, skewed, tmp_path):
     out, first = skewed
-    words = ("partition=file", "partition.clients=10", f"partition.path={out / 'partition.json'}")
-    result = lab.train(tmp_path / "run", "method=scaffold", *SMALL, *MOTIFS, *words)
+    overrides = ("partition=file", "partition.clients=10", f"partition.path={out / 'partition.json'}")
+    result = lab.train(tmp_path / "run", "method=scaffold", *SMALL, *MOTIFS, *overrides)
     assert result["partition"]["counts"] == first["partition"]["counts"]
     assert evaluate(str(tmp_path / "run"))["accuracy"]["mean"] == result["last"]["accuracy"]["mean"]
 
@@ -53,9 +53,9 @@ def test_grey_images_train_and_predict(lab, tmp_path):
         arrays[f"{part}_images"] = (noise + 150 * labels[:, None, None]).astype(np.uint8)
         arrays[f"{part}_labels"] = labels[:, None]
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
-    words = ("data=pneumoniamnist", f"data.root={tmp_path}", "image.size=28", "partition=iid")
+    overrides = ("data=pneumoniamnist", f"data.root={tmp_path}", "image.size=28", "partition=iid")
     gone = ("~data.train_per_product", "~data.test_per_product", "partition.clients=2", "rounds=3")
-    result = lab.train(tmp_path / "run", "method=fedavg", *SMALL, *words, *gone, "task.learning_rate=0.1")
+    result = lab.train(tmp_path / "run", "method=fedavg", *SMALL, *overrides, *gone, "task.learning_rate=0.1")
     assert result["partition"]["products"] == ["normal", "pneumonia"]
     assert result["last"]["accuracy"]["mean"] == 1
     for label, grey in enumerate((30, 180)):

@@ -80,7 +80,7 @@ def test_method_trains_and_writes_its_files(lab, method):
     assert pictures <= {path.stem for path in (out / "figures").glob("*.png")}
 
 
-WORDS = (
+SMALL_SEMANTIC = (
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
     "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
@@ -92,7 +92,7 @@ WORDS = (
     "method", ["fadngs", *(pytest.param(m, marks=pytest.mark.slow) for m in SEMANTIC[1:])]
 )
 def test_semantic_method_trains_and_writes_its_files(lab, method):
-    out, result = lab.finished(f"method={method}", *WORDS)
+    out, result = lab.finished(f"method={method}", *SMALL_SEMANTIC)
     stored = strict_json(out / "result.json")
     assert stored == json.loads(json.dumps(result))
     assert (stored["method"], stored["task"], stored["data"]) == (method, "Contrastive", "motifs")
@@ -189,14 +189,14 @@ def test_evaluating_a_semantic_run_again_gives_the_same(lab, differences):
 
 def ended(lab):
     """Folder, and what it says of its last round, of a run to start from."""
-    out, result = lab.finished("method=fadngs", *WORDS)
+    out, result = lab.finished("method=fadngs", *SMALL_SEMANTIC)
     return out, result["last"]
 
 
 def test_a_run_that_starts_from_another_begins_where_that_ended(lab, tmp_path, differences):
     """Densities are made anew, under weights that are the other run's: scores are the same to the last bit."""
     start, last = ended(lab)
-    settings = ("method=fadngs", *WORDS, f"start={start}", "rounds=1")
+    settings = ("method=fadngs", *SMALL_SEMANTIC, f"start={start}", "rounds=1")
     config = (start / "config.yaml").read_bytes()
     other = lab.train(tmp_path / "other", *settings)
     assert other["first"]["round"] == 0
@@ -209,9 +209,19 @@ def test_a_run_that_starts_from_another_begins_where_that_ended(lab, tmp_path, d
 def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differences):
     """An encoder trained by FADngs, with a projection of another width, under FedAvg."""
     start, _ = ended(lab)
-    words = [word for word in WORDS if not word.startswith(("public", "method.server", "task.projection"))]
-    words = ["method=fedavg", "task=contrastive", "encoder=resnet18_narrow", *words[:-1], "task.projection=6"]
-    lab.train(tmp_path / "other", *words, f"start={start}", "rounds=0", "evaluation.pictures=0")
+    overrides = [
+        override
+        for override in SMALL_SEMANTIC
+        if not override.startswith(("public", "method.server", "task.projection"))
+    ]
+    overrides = [
+        "method=fedavg",
+        "task=contrastive",
+        "encoder=resnet18_narrow",
+        *overrides[:-1],
+        "task.projection=6",
+    ]
+    lab.train(tmp_path / "other", *overrides, f"start={start}", "rounds=0", "evaluation.pictures=0")
     old = lab.state(start)["server"]["weights"]
     new = lab.state(tmp_path / "other")["server"]["weights"]
     assert differences(*({n: e for n, e in w.items() if n.startswith("encoder.")} for w in (old, new))) == []
@@ -223,13 +233,13 @@ def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_bytes((start / "config.yaml").read_bytes())
     local, _ = lab.finished("method=local")
-    for words, said in [
+    for overrides, said in [
         ((f"start={tmp_path / 'nothing'}",), "start=.*nothing: no such folder, and no tracked run"),
         ((f"start={tmp_path / 'begun'}",), "start=.*begun: the run is not complete"),
         ((f"start={local}",), "start=.*holds no weights that fit this task"),
     ]:
         with pytest.raises(UserError, match=said) as error:
-            lab.train(tmp_path / "run", "method=fadngs", *WORDS, *words)
+            lab.train(tmp_path / "run", "method=fadngs", *SMALL_SEMANTIC, *overrides)
         assert "\n" not in str(error.value)
 
 

@@ -30,20 +30,20 @@ def test_own_weights_close_half_of_the_gap(tmp_path):
 
     def detect(name: str, product: str) -> tuple[float, float]:
         folder = tmp_path / f"{name}-{Path(product).name}"
-        words = [
+        overrides = [
             "method=nearest_neighbour",
             "task.standardise=false",
             "data=mvtec_mixture",
             f"data.root={data}",
         ]
-        words += [f"data.products=[{product}]", "data.train_per_product=40", "data.test_per_product=40"]
-        words += [
+        overrides += [f"data.products=[{product}]", "data.train_per_product=40", "data.test_per_product=40"]
+        overrides += [
             "tracking=off",
             "evaluation.pictures=0",
             f"cache.folder={tmp_path / 'cache'}",
             f"out={folder}",
         ]
-        last = train(compose([*words, *backbones[name]]), quiet=True)["last"]
+        last = train(compose([*overrides, *backbones[name]]), quiet=True)["last"]
         return last["i_auroc"]["mean"], last["p_auroc"]["mean"]
 
     found = {name: [detect(name, product) for product in PRODUCTS] for name in backbones}

@@ -63,7 +63,9 @@ def test_a_failed_client_is_left_out_of_its_round(lab, pair_overrides, tmp_path,
 def test_a_pair_that_makes_no_sense_says_why_in_one_line(lab, small_tasks, method, task, tmp_path):
     # Sizes of the small tasks meet no key where the method comes with the settings of its own.
     data = [
-        word for word in small_tasks[task if method not in SHARES_IMAGES else "classifier"] if "data" in word
+        override
+        for override in small_tasks[task if method not in SHARES_IMAGES else "classifier"]
+        if "data" in override
     ]
     data += STREAM if method in IN_STAGES else []
     with pytest.raises(UserError, match=re.escape(PAIRS[method, task])) as error:

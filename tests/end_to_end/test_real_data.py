@@ -26,14 +26,14 @@ def real(lab, tmp_path):
 
     def run(experiment: str, *overrides: str):
         (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
-        words = (
+        common = (
             f"experiment={experiment}",
             f"data.root={ROOT}",
             f"backbone.weights={weights}",
             "tracking=off",
         )
         places = (f"out={tmp_path / 'run'}", f"cache.folder={lab.shared}", "fabric.accelerator=cpu")
-        return train(compose([*words, *places, "partition=iid", "partition.clients=2", *overrides]))
+        return train(compose([*common, *places, "partition=iid", "partition.clients=2", *overrides]))
 
     return run
 
@@ -69,7 +69,7 @@ def test_fadngs_on_cifar(tmp_path, lab):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train
 
-    words = (
+    overrides = (
         "method=fadngs",
         "experiment=semantic_cifar10",
         f"data.root={ROOT}/cifar",
@@ -84,7 +84,7 @@ def test_fadngs_on_cifar(tmp_path, lab):
         "encoder.channels=8",
     )
     few = ("data.normal.test_per_class=50", "data.test_per_set=500", "fabric.accelerator=cpu", "tracking=off")
-    result = train(compose([*words, *scale, *few, f"out={tmp_path / 'run'}"]))
+    result = train(compose([*overrides, *scale, *few, f"out={tmp_path / 'run'}"]))
     assert [row[k] for k, row in enumerate(result["partition"]["counts"])] == [89] * 10
     assert [row[10] for row in result["partition"]["counts"]] == [1] * 10
     for metric in ("auroc", "auroc_cifar100", "auroc_imagenet", "fe_imagenet", "me_train_cifar100"):
@@ -103,7 +103,7 @@ def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train
 
-    words = (
+    overrides = (
         "method=fedvck",
         "data=packed",
         f"data.root={ROOT}/medical",
@@ -132,7 +132,7 @@ def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
         "tracking=off",
         f"out={tmp_path / 'run'}",
     )
-    result = train(compose([*words, *few, *circumstances]), quiet=True)
+    result = train(compose([*overrides, *few, *circumstances]), quiet=True)
     assert result["last"]["accuracy"]["pooled"] > 0.45  # chance: 0.17
     assert result["last"]["accuracy"]["pooled"] > result["first"]["accuracy"]["pooled"] - 0.1
     assert [scalars["images"] for scalars in result["scalars"]] == [result["scalars"][0]["images"]] * 3

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from lit_fedad.config import compose, locate
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -65,23 +67,24 @@ def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeyp
     client = locate(lab.config(tmp_path / "run", *settings)["method"]["client"]["_target_"])
     seen = {}
 
-    def watch(name):
-        original = getattr(client, name)
+    def watch(owner, name, live):
+        original = getattr(owner, name)
 
-        def watched(self, loader, *rest):
-            at = name, self.context.client, self.context.stage
-            seen.setdefault(at, set()).update(loader.dataset.indices)
-            return original(self, loader, *rest)
+        def watched(*given):
+            context, loader = live(*given).context, next(arg for arg in given if isinstance(arg, DataLoader))
+            seen.setdefault((name, context.client, context.stage), set()).update(loader.dataset.indices)
+            return original(*given)
 
-        monkeypatch.setattr(client, name, watched)
+        monkeypatch.setattr(owner, name, watched)
 
-    for name in ("adapt", "fit", "send"):
-        watch(name)
+    watch(client, "refresh", lambda client, loader: client)
+    watch(Train, "train", lambda exchange, client, loader, fabric: client)
+    watch(client, "send", lambda client, loader: client)
     lab.train(tmp_path / "run", *settings)
     stages = json.loads((tmp_path / "run" / "partition.json").read_text())["stages"]
     assert seen == {
         (name, number, stage): set(stages[number][stage])
-        for name in ("adapt", "fit", "send")
+        for name in ("refresh", "train", "send")
         for number in (0, 1)
         for stage in (0, 1)
     }
@@ -175,14 +178,14 @@ def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome
 def test_real_surfaces_come_in_turn(lab, tmp_path, method):
     (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
     few = ("data.train_per_product=12", "data.test_per_product=12", "rounds=3", "evaluation.pictures=0")
-    words = (
+    overrides = (
         "experiment=anomaly_stream",
         f"method={method}",
         f"data.root={ROOT}",
         f"backbone.weights={weights}",
     )
     places = (f"out={tmp_path / 'run'}", f"cache.folder={lab.shared}", "tracking=off")
-    result = train(compose([*words, *few, *places, "fabric.accelerator=cpu"]))
+    result = train(compose([*overrides, *few, *places, "fabric.accelerator=cpu"]))
     assert result["partition"]["products"] == ["bottle", "screw", "magnetic_tile"]
     assert list(result["metrics"]) == ["0", "1", "2", "3"]
     # The first task is one product type alone.

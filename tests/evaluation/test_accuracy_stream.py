@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Client, Exchanges, Prediction, Predictors, Server, Task, TensorSpec
+from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
@@ -144,7 +145,7 @@ def play(tmp_path, monkeypatch):
         home = tmp_path / folder
         federation = Federation(
             server or OracleServer(), client, module, judge, fabric, until or rounds, 0,
-            Checkpoints(home / "checkpoints", "tiny"), ClientPool(client.personal_state(), home / "personal"),
+            Checkpoints(home / "checkpoints", "tiny"), ClientPool(read_kept(client), home / "personal"),
             ClientSampler(fraction), Channel(), every,
         )  # fmt: skip
         federation.run()

@@ -32,8 +32,8 @@ def files(train, test):
 
 
 def test_a_file_that_is_a_client_s_or_a_test_image_cannot_be_public(photographs, tmp_path):
-    words = ["method=fadngs", "image.size=8", "public=folder", f"public.root={tmp_path / 'private'}"]
-    config = compose(words)
+    overrides = ["method=fadngs", "image.size=8", "public=folder", f"public.root={tmp_path / 'private'}"]
+    config = compose(overrides)
     for images in (files(photographs[:1], []), files([], photographs[1:2])):
         with pytest.raises(UserError, match="1 of 3 images are also in plates"):
             build_public(config, images)
@@ -57,9 +57,9 @@ def test_only_classifiers_look_at_grey_images(photographs):
 
 
 def test_images_have_the_configured_channels(tmp_path):
-    words = ["method=fedavg", "data=motif_classes", "task=classifier", "debug=seconds", "tracking=off"]
+    overrides = ["method=fedavg", "data=motif_classes", "task=classifier", "debug=seconds", "tracking=off"]
     grey = ["~data.train_per_product", "~data.test_per_product", "image.size=32", "image.channels=1"]
     with pytest.raises(
         UserError, match="image.channels=1, but the images of motif_classes have 3; give image.ch"
     ):
-        train(compose([*words, *grey, f"out={tmp_path / 'run'}"]), quiet=True)
+        train(compose([*overrides, *grey, f"out={tmp_path / 'run'}"]), quiet=True)

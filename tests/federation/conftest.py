@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Task, TensorSpec
+from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_data import ClientData
@@ -139,7 +140,7 @@ def toy(tmp_path: Path):
             "rounds": 3,
             "seed": 0,
             "checkpoints": Checkpoints(folder / "checkpoints", "toy"),
-            "pool": ClientPool(client.personal_state(), folder / "personal"),
+            "pool": ClientPool(read_kept(client), folder / "personal"),
             "sampler": ClientSampler(),
             "channel": Channel(),
         }

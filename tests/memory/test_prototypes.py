@@ -121,5 +121,5 @@ def test_numbering_of_classes_does_not_matter():
     labels = torch.arange(12) % 3
     means, counts = class_means(features, labels, 4)
     renamed, recounted = class_means(features, order[labels], 4)
-    assert torch.equal(renamed[order], means)
+    torch.testing.assert_close(renamed[order], means)  # the order of a sum may follow the place in a matrix
     assert torch.equal(recounted[order], counts)

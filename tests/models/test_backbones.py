@@ -1,6 +1,5 @@
 import os
 import socket
-import time
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -213,24 +212,27 @@ def test_wrong_requests_are_named(name, layers, weights, message):
         create_backbone(name, layers=layers, weights=weights)
 
 
-def test_a_hub_that_refuses_is_said_at_once():
-    start = time.monotonic()
+@pytest.fixture
+def no_download(monkeypatch):
+    """The hub's own client, which repeats requests for most of a minute, must not begin."""
+    forbidden = "a hub out of reach was asked for a file"
+    monkeypatch.setattr(backbones.hub, "hf_hub_download", lambda *_, **__: pytest.fail(forbidden))
+
+
+def test_a_hub_that_refuses_is_said_at_once(no_download):
     with pytest.raises(
         UserError, match=r"cannot be downloaded \(http://127.0.0.1:9: .*the library's own: backbone=own"
     ):
         create_backbone(TINY)
-    assert time.monotonic() - start < 2
 
 
-def test_a_hub_that_never_answers_is_given_up(monkeypatch):
+def test_a_hub_that_never_answers_is_given_up(no_download, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
         monkeypatch.setattr(backbones, "HUB_TIMEOUT", 0.2)
-        start = time.monotonic()
         with pytest.raises(UserError, match=r"cannot be downloaded .*weights=/path/to/file"):
             create_backbone(TINY)
-        assert time.monotonic() - start < 2
 
 
 def test_offline_mode_asks_nobody(monkeypatch):

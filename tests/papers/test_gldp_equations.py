@@ -8,17 +8,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
-from lit_fedad.methods.gldp import (
-    CLASSES,
-    VECTORS,
-    GLDPClient,
-    GLDPServer,
-    global_relation,
-    local_relation,
-)
+from lit_fedad.methods.gldp import CLASSES, VECTORS, GLDPClient, GLDPServer, global_relation, local_relation
 from lit_fedad.tasks.classifier import Classifier
 
 STEP, WIDTH, KINDS = 0.1, 3, 4
@@ -355,19 +349,14 @@ TASKS = {
         [{0: 0}, {0: 0, 1: 0}, {1: 1}, {0: 1, 1: 1}],  # rounds skipped, of them the first of a task
         [{0: 0}, {1: 0}, {1: 1}, {1: 1}, {0: 2, 1: 2}],  # a whole task skipped
         [{0: 0, 1: 0}, {1: 2}, {0: 2, 1: 2}],  # and a first visit that is not the first task's
-        [
-            {0: 0, 1: 0},
-            {0: 1, 1: 1},
-            {0: 0, 1: 0},
-            {0: 1, 1: 1},
-        ],  # tasks that come again: the literal schedule
+        [{0: 0, 1: 0}, {0: 1, 1: 1}, {0: 0, 1: 0}, {0: 1, 1: 1}],  # stages that come again: literally
     ],
 )
 def test_algorithm_1(rounds, beta):
     """Each round names its participants and their tasks."""
     client = make_client(beta=beta)
     server = GLDPServer(client, beta=beta)
-    shelf = {number: detached(client.personal_state()) for number in TASKS}
+    shelf = {number: detached(read_kept(client)) for number in TASKS}
     common, old, current, last = {}, {0: {}, 1: {}}, {0: {}, 1: {}}, {0: 0, 1: 0}
     start = parameters(client)[:2]
     for round, participants in enumerate(rounds, start=1):
@@ -376,7 +365,7 @@ def test_algorithm_1(rounds, beta):
         for number, stage in participants.items():
             broadcast = server.broadcast(number)
             client.begin(Context(0, round, client=number, stage=stage))
-            client.load_personal_state(shelf[number])
+            write_kept(client, shelf[number])
             client.receive(broadcast)
             # Everyone starts from the last mean and the last global prototypes, whoever trained just before.
             for found, expected in zip(parameters(client), start, strict=False):
@@ -399,7 +388,7 @@ def test_algorithm_1(rounds, beta):
             assert_known(Prototypes.unpack(message[VECTORS], message[CLASSES], KINDS), sent[number])
             assert_known(client.old, old[number])
             assert_known(client.local, {**old[number], **current[number]})
-            shelf[number] = detached(client.personal_state())
+            shelf[number] = detached(read_kept(client))
             updates[number] = Update(message, len(y))
         server.aggregate(updates)
         start = [sum(parts) / len(parts) for parts in zip(*bases.values(), strict=True)]

@@ -294,7 +294,7 @@ def test_on_a_terminal_progress_is_a_bar_with_times_that_vanishes(capsys, termin
     text = capsys.readouterr().out
     assert "\x1b[2K" in text  # lines are erased
     shown = ESCAPE.sub("", text)
-    assert re.search(r"features \[train\] .*20/20 0:00:0\d left", shown)
+    assert re.search(r"features \[train\] .*20/20 \d+:\d\d:\d\d left", shown)
     assert shown.rstrip("\r\n").splitlines()[-1].startswith("features")
 
 

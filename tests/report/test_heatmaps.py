@@ -7,14 +7,13 @@ from sklearn.metrics import roc_auc_score
 
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, overlay, pick_cases, robust_range, save_heatmap
 
-GENERATOR = np.random.default_rng(0)
 
-
-def case(scale=1.0, mask="square", size=(16, 24), caption="bottle"):
+def case(seed=0, scale=1.0, mask="square", size=(16, 24), caption="bottle"):
     masks = {"none": None, "empty": np.zeros(size, np.uint8), "square": np.zeros(size, np.uint8)}
     masks["square"][4:9, 5:12] = 255
-    image = GENERATOR.integers(0, 256, (*size, 3), dtype=np.uint8)
-    return Case(image, masks[mask], scale * GENERATOR.random(size), caption)
+    draw = np.random.default_rng(seed)
+    image = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
+    return Case(image, masks[mask], scale * draw.random(size), caption)
 
 
 def cells(figure):
@@ -27,7 +26,7 @@ def heads(figure):
 
 
 def test_one_row_a_case_with_four_columns_and_a_colour_bar():
-    cases = [case(caption=f"case {i}") for i in range(3)]
+    cases = [case(seed=i, caption=f"case {i}") for i in range(3)]
     figure = heatmap_sheet(cases, "the title")
     assert heads(figure) == ["image", "mask", "anomaly map", "overlay"]
     assert len(cells(figure)) == 12
@@ -39,7 +38,7 @@ def test_one_row_a_case_with_four_columns_and_a_colour_bar():
 
 
 def test_all_maps_and_overlays_share_the_scale_of_the_colour_bar():
-    cases = [case(scale=1.0), case(scale=10.0), case(scale=0.1)]
+    cases = [case(0, 1.0), case(1, 10.0), case(2, 0.1)]
     figure = heatmap_sheet(cases, "")
     low, high = np.percentile(np.stack([c.anomaly_map for c in cases]), [2, 99.5])
     for row in range(3):
@@ -131,7 +130,7 @@ def test_a_saved_heatmap_is_the_overlay_pixel_for_pixel(tmp_path):
 
 
 def test_a_few_extreme_or_undefined_pixels_do_not_move_the_range():
-    maps = [GENERATOR.random((50, 50)) for _ in range(4)]
+    maps = [np.random.default_rng(seed).random((50, 50)) for seed in range(4)]
     clean = robust_range(maps)
     maps[0][0, :3] = [1e6, np.inf, np.nan]
     assert robust_range(maps) == pytest.approx(clean, abs=2e-3)
@@ -146,13 +145,13 @@ def own_auroc(index, scores, labels):
 
 def test_cases_are_picked_by_their_part_of_the_auroc():
     labels = np.repeat([0, 1], [25, 35])
-    scores = np.round(GENERATOR.normal(labels * 1.0, 1.0), 1)  # rounded: with ties
+    scores = np.round(np.random.default_rng(0).normal(labels * 1.0, 1.0), 1)  # rounded: with ties
     parts = np.array([own_auroc(index, scores, labels) for index in range(60)])
     picked = pick_cases(scores, labels, best=30, worst=30)
     assert sorted(picked) == list(range(60))
     assert np.all(np.diff(parts[picked[:30]]) <= 1e-12)
     assert np.all(np.diff(parts[picked[30:]]) >= -1e-12)
-    assert parts[picked[:30]].min() >= parts[picked[30:]].max()
+    assert parts[picked[:30]].min() >= parts[picked[30:]].max() - 1e-12
 
 
 def test_equal_ranks_are_told_apart_by_the_distance():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "sweeps" / "slurm" / "sweep.sbatch"
+PATIENCE = 120  # seconds; what is waited for takes a moment, on however busy a machine
 WORKER = """\
 #!/usr/bin/env bash
 printf '%s\\n' "$@" > {log}/arguments
@@ -61,7 +62,7 @@ def test_environment_becomes_the_worker_s_options(cluster, tmp_path):
     job = cluster(
         STUDY="feddymem_th", STORAGE="postgresql://u:p@h/db?a=b", OUT="/x y", ARGS="rounds=3 grid=8"
     )
-    assert job.wait(30) == 0
+    assert job.wait(PATIENCE) == 0
     arguments = (tmp_path / "arguments").read_text().splitlines()
     assert arguments[:2] == ["sweep", "study=feddymem_th"]
     assert sorted(arguments[2:]) == sorted(
@@ -71,20 +72,20 @@ def test_environment_becomes_the_worker_s_options(cluster, tmp_path):
 
 
 def test_time_limit_reaches_the_worker_and_requeues_its_task(cluster, tmp_path):
-    job = cluster(tenths=300, STUDY="feddymem_th")
-    end = time.monotonic() + 30
+    job = cluster(tenths=6000, STUDY="feddymem_th")
+    end = time.monotonic() + PATIENCE
     while not (tmp_path / "started").exists():
         assert time.monotonic() < end
         time.sleep(0.02)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 0
+    assert job.wait(PATIENCE) == 0
     assert (tmp_path / "gave_back").exists()
     assert (tmp_path / "requeued").read_text().split() == ["requeue", "70_1"]
 
 
 def test_failure_is_the_job_s(cluster, tmp_path):
-    assert cluster(status=2, STUDY="feddymem_th").wait(30) == 2
+    assert cluster(status=2, STUDY="feddymem_th").wait(PATIENCE) == 2
     job = cluster()
-    assert job.wait(30) != 0
+    assert job.wait(PATIENCE) != 0
     assert "name of a study file" in job.stderr.read()
     assert not (tmp_path / "requeued").exists()

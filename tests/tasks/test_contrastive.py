@@ -307,7 +307,7 @@ def test_learns_under_a_plain_trainer():
 
 def test_cached_features_are_refused():
     with pytest.raises(UserError, match=r"set cache\.enabled=false") as error:
-        make().encode({"features": torch.rand(2, 6)})
+        make()({"features": torch.rand(2, 6)})
     assert "\n" not in str(error.value)
 
 

@@ -19,7 +19,7 @@ from lit_fedad.methods.feddm import FedDMServer, Knowledge
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.knowledge_plane import knowledge_plane
 from lit_fedad.report.knowledge_sheet import evenly, knowledge_sheet
-from lit_fedad.report.representations import embed
+from lit_fedad.report.tsne import tsne_layout
 
 _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in the plane at most
 
@@ -71,7 +71,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
     sheet = {round: (own.numpy(), kinds.numpy()) for round, (own, kinds) in shared.items()}
     save_figure(knowledge_sheet(sheet, data.images.classes), folder / "figures" / "knowledge.png")
     plane = knowledge_plane(
-        embed(features),
+        tsne_layout(features),
         torch.cat([labels, data.images.test_labels[real]]),
         torch.arange(len(images)) < len(condensed),
         data.images.classes,

@@ -20,6 +20,7 @@ from lit_fedad.experiment.figures.embedding import (
 from lit_fedad.experiment.run import Run
 from lit_fedad.report.figures import save_figure, score_figure
 from lit_fedad.report.representations import draw_representations
+from lit_fedad.report.tsne import tsne_layout
 from lit_fedad.tasks.contrastive import Contrastive
 
 _IN_THE_PLANE = 500  # normal test images that t-SNE lays out, and as many anomalies
@@ -61,7 +62,7 @@ def show_representations(run: Run) -> None:
     save_figure(score_figure(scores, anomalous[indices], threshold), figures / "scores.png")
     draw_representations(
         figures / "representations.png",
-        features,
+        tsne_layout(features),
         owners[indices],
         scores > threshold,
         alone,

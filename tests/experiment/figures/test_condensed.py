@@ -58,7 +58,7 @@ def embedded(monkeypatch):
     """Features that were to be laid out, and what was drawn of them; two of them stand for the plane."""
     seen = {}
     plane = knowledge_gallery.knowledge_plane
-    monkeypatch.setattr(knowledge_gallery, "embed", lambda z: seen.setdefault("features", z)[:, :2])
+    monkeypatch.setattr(knowledge_gallery, "tsne_layout", lambda z: seen.setdefault("features", z)[:, :2])
     monkeypatch.setattr(
         knowledge_gallery, "knowledge_plane", lambda *given: plane(*seen.setdefault("plane", given))
     )
@@ -104,11 +104,11 @@ def test_where_nothing_was_shared_nothing_is_drawn(scene, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_leaves_its_knowledge(tmp_path):
-    words = [
+    overrides = [
         "method=fedvck", "tracking=off", "rounds=1", f"out={tmp_path / 'run'}", "data.train_per_class=20",
         "data.test_per_class=4", "data.size=16", "image.size=16", "partition.clients=2", "task.encoder.channels=4",
         "method.client.condensation.steps=1", "method.client.condensation.batch=4", "method.server.training.epochs=1",
     ]  # fmt: skip
-    train(compose(words), quiet=True)
+    train(compose(overrides), quiet=True)
     figures = {path.stem for path in (RunFolder(tmp_path / "run").path / "figures").iterdir()}
     assert {"knowledge", "knowledge_tsne", "communication"} <= figures

@@ -1,0 +1,136 @@
+"""The results of a paper's table so far, and the files that show them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from lit_fedad.comparison.plan import PlannedRun
+from lit_fedad.report.console import Display
+from lit_fedad.report.figures import save_figure, whole_file
+from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.table_figure import rows_figure, tasks_figure
+from lit_fedad.report.tables import (
+    Outcome,
+    Setting,
+    Table,
+    caption,
+    costs_table,
+    markdown,
+    results_table,
+    runs_frame,
+)
+
+_FIGURES = {"rows": rows_figure, "tasks": tasks_figure}
+
+
+class TableResults:
+    """A table with the results of its runs so far.
+
+    Args:
+        name: Name of the table, and of its files.
+        table: The table.
+        runs: All runs that it consists of, at least one.
+        out: Folder of its files.
+
+    Attributes:
+        runs: One run for each folder: rows may share runs, since one run may hold several classifiers.
+        files: Paths of the Markdown file, the CSV file and, if the table has one, the figure.
+        causes: Why runs failed, by folder.
+    """
+
+    def __init__(self, name: str, table: Table, runs: Sequence[PlannedRun], out: Path) -> None:
+        self._table, self._cells = table, runs
+        self._rows = list(dict.fromkeys(run.row for run in runs))
+        self._endings = {row.label: row.ending for row in (*table.rows, *table.beyond)}
+        # The paper's numbers belong to its settings, or to its data whatever preset they were chosen by.
+        self._columns: dict[str, str] = {
+            run.column: run.column
+            if isinstance(table.columns.get(run.column), Setting)
+            else run.config["data"].get("name") or ""
+            for run in runs
+        }
+        self.files = [out / f"{name}.md", out / f"{name}.csv"]
+        if table.figure in _FIGURES:
+            self.files.append(out / f"{name}.png")
+        self.runs: dict[Path, PlannedRun] = {}
+        for run in runs:
+            self.runs.setdefault(run.folder.path, run)
+        self.causes: dict[Path, str] = {}
+        self._results: dict[Path, dict[str, Any]] = {}
+        for path, run in self.runs.items():
+            if not run.config["fresh"] and (result := run.folder.result()):
+                self._results[path] = result
+
+    def missing(self) -> list[PlannedRun]:
+        """Lists the runs that have no result."""
+        return [run for path, run in self.runs.items() if path not in self._results]
+
+    def add(self, run: PlannedRun, cause: str | None) -> None:
+        """Takes in a run that has ended, and writes the files anew.
+
+        Args:
+            run: The run.
+            cause: Why it failed; None if it did not.
+        """
+        path = run.folder.path
+        if cause:
+            self.causes[path] = cause
+        elif result := run.folder.result():
+            self._results[path] = result
+        self.write()
+
+    def write(self) -> None:
+        """Writes the files with the results so far: an interruption loses no result."""
+        frame = self.frame()
+        with whole_file(self.files[0]) as part:
+            part.write_text(markdown(self._table, self._rows, self._columns, frame))
+        with whole_file(self.files[1]) as part:
+            frame.to_csv(part, index=False)
+        if draw := _FIGURES.get(self._table.figure):
+            save_figure(draw(self._table, list(self._columns), frame), self.files[2])
+
+    def frame(self) -> pd.DataFrame:
+        """Builds a frame with one line for each row, column and seed."""
+        outcomes = [
+            Outcome(
+                run.row,
+                run.column,
+                run.seed,
+                str(run.folder.path),
+                self._results.get(run.folder.path),
+                self.causes.get(run.folder.path),
+                self._endings[run.row],
+            )
+            for run in self._cells
+        ]
+        return runs_frame(outcomes, self._table.metrics)
+
+    def show(self, display: Display) -> None:
+        """Prints the table: one table a column if all columns side by side are wider than the terminal.
+
+        Args:
+            display: Prints.
+        """
+        frame = self.frame()
+        rows = [row for row in (*self._table.rows, *self._table.beyond) if row.label in self._rows]
+        whole = results_table(self._table, rows, self._columns, frame)
+        tables = [whole]
+        width = markdown_table(list(whole.columns), whole.to_numpy().tolist()).index("\n")
+        if width > shutil.get_terminal_size((120, 0)).columns:
+            tables = [
+                results_table(self._table, rows, {column: data}, frame)
+                for column, data in self._columns.items()
+            ]
+        display.note("")
+        display.note(self._table.title)
+        for table in (*tables, costs_table(self._table, rows, frame)):
+            display.table(cast("list[dict[str, str]]", table.to_dict("records")))
+            display.note("")
+        for line in caption(self._table, list(self._columns), frame):
+            display.note(line)
+        display.where_next([*(("file", str(file)) for file in self.files), ("compare", "mlflow ui")])

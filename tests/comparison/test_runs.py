@@ -1,0 +1,23 @@
+"""Groups of complete runs, and what their configurations differ in."""
+
+from lit_fedad.comparison.differences import differences
+from lit_fedad.comparison.runs import groups_by_data
+from lit_fedad.config import compose
+
+
+def test_configurations_of_one_method_are_told_apart(make_run):
+    runs = [make_run("a", "feddymem", [0.5, 0.5]), make_run("b", "feddymem", [0.6, 0.6], batch_size=3)]
+    groups = groups_by_data(runs)["textures"]
+    assert {group.label for group in groups} == {"feddymem (batch_size=10)", "feddymem (batch_size=3)"}
+
+
+def test_of_runs_alike_the_last_counts(make_run):
+    runs = [make_run("old", "feddymem", [0.5, 0.5]), make_run("new", "feddymem", [0.6, 0.6])]
+    (group,) = groups_by_data(runs)["textures"]
+    assert [run.tracked.run_id for run in group.runs] == ["new"]
+
+
+def test_differences_are_overrides(configs):
+    told = differences(configs["feddymem"], configs["fedavg"]).values()
+    again = compose(["method=fedavg", "rounds=2", *told])
+    assert differences(again, configs["feddymem"]) == {}
