@@ -160,7 +160,7 @@ def test_every_data_source_builds(data, tree, tmp_path):
         given = [f"data.root={tree(PRODUCTS[data])}"]
     images = build(compose([f"data={data}", *given])["data"])
     assert isinstance(images, ImageSet)
-    assert len(images.products) == len(PRODUCTS.get(data, range(5)))
+    assert len(images.categories) == len(PRODUCTS.get(data, range(5)))
 
 
 @pytest.mark.parametrize("experiment", sorted(set(choices("experiment")) & set(PRODUCTS)))

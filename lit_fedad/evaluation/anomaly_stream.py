@@ -68,8 +68,8 @@ class AnomalyStreamEvaluator(Evaluator):
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
         self.judges: dict[int, AnomalyEvaluator] = {}
         for number in sorted({product for own in self.tasks for task in own for product in task}):
-            product = images.products[number]
-            indices = [i for i, sample in enumerate(images.test) if sample.product == product]
+            product = images.categories[number]
+            indices = [i for i, sample in enumerate(images.test) if sample.category == product]
             if not indices:
                 raise UserError(
                     f"{images.name}: product '{product}' comes in a task but has no test images; add some, or leave"

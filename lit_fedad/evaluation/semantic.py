@@ -47,7 +47,7 @@ class SemanticEvaluator(Evaluator):
         metrics = SemanticMetrics(self.anomalies)
         for batch in self.module.test_dataloader():
             scores = predict_batch(client, batch, self.fabric).image_score.cpu()
-            metrics.update(scores, (batch["product"] - self.normal_classes + 1).clamp(min=0))
+            metrics.update(scores, (batch["category"] - self.normal_classes + 1).clamp(min=0))
         holders = (
             [c for c, size in self.module.sizes.items() if size] if client.predictors.shared else [number]
         )

@@ -170,37 +170,38 @@ def build_partition(config: Config, images: Images) -> Partition:
     return partition
 
 
-def build_teaching(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
-    """Builds the set of images that the partition reserves for the method's server, if it uses any.
+def build_server_labelled(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
+    """Selects the labelled images that the partition reserves for the method's server, if it uses any.
 
     Raises:
         UserError: If there are none.
     """
-    if not takes(config["method"]["server"], "teaching"):
+    if not takes(config["method"]["server"], "server_labelled"):
         return None
     assert isinstance(images, LabelledSet)
     kept = list(partition.reserved)
     if not kept:
         raise UserError(
-            f"method {config['method']['name']} teaches its server with labelled images that no client holds:"
-            " give partition=task_stream partition.teaching=100 (of each class)"
+            f"method {config['method']['name']} trains its server with labelled images that no client holds:"
+            " give partition=task_stream partition.server_labelled=100 (of each class)"
         )
     return LabelledDataset(images.train_images[kept], images.train_labels[kept], images.mean, images.std)
 
 
 def build_model(
     config: Config,
-    products: Sequence[str],
+    categories: Sequence[str],
     public: Tensor | None = None,
-    teaching: LabelledDataset | None = None,
+    server_labelled: LabelledDataset | None = None,
 ) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
     Args:
         config: The configuration.
-        products: Product types or classes of the data set.
+        categories: Product types or classes of the data set.
         public: Images from `build_public`; without them a server that uses public images can predict, but not train.
-        teaching: Images from `build_teaching`; without them a server that uses them can predict, but not train.
+        server_labelled: Images from `build_server_labelled`; without them a server that uses them can predict, but
+            not train.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
@@ -209,12 +210,12 @@ def build_model(
                 raise UserError("this task looks at images through a backbone: give backbone=resnet18")
             given["backbone"] = build(config["backbone"])
         if takes(config["task"], "classes"):
-            given["classes"] = len(products)
+            given["classes"] = len(categories)
         task = build(config["task"], **given)
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
-        kept = {"public": public, "teaching": teaching}
+        kept = {"public": public, "server_labelled": server_labelled}
         server = build(
             config["method"]["server"],
             client=client,

@@ -17,7 +17,7 @@ from lit_fedad.experiment.build import (
     build_model,
     build_partition,
     build_public,
-    build_teaching,
+    build_server_labelled,
 )
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.figures.history import History
@@ -96,8 +96,9 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     """
     images = build_images(config)
     partition = build_partition(config, images)
-    public, teaching = build_public(config, images), build_teaching(config, images, partition)
-    model = build_model(config, images.products, public, teaching)
+    public = build_public(config, images)
+    server_labelled = build_server_labelled(config, images, partition)
+    model = build_model(config, images.categories, public, server_labelled)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
     federation = build_federation(config, folder.path, model, data, fabric)

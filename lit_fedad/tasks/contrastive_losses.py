@@ -160,8 +160,8 @@ class CrossEntropy(RepresentationLoss):
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the cross-entropy as ``loss``, and ``accuracy``."""
-        known = batch["product"] < self.classes
-        logits, labels = self.linear(projections[0][known]), batch["product"][known]
+        known = batch["category"] < self.classes
+        logits, labels = self.linear(projections[0][known]), batch["category"][known]
         if not len(labels):
             return {"loss": 0 * projections.sum()}
         accuracy = (logits.detach().argmax(1) == labels).float().mean()

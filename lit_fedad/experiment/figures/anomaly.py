@@ -65,5 +65,5 @@ def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) 
         image=data.transform.raw(sample.path).numpy(),
         mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
         anomaly_map=anomaly_map[0].cpu().numpy(),
-        caption=f"{sample.product}: {sample.defect}, score {score:.3g}",
+        caption=f"{sample.category}: {sample.defect}, score {score:.3g}",
     )

@@ -45,7 +45,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
         folder: The run's folder, for ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
     shared = cast("FedDMServer", federation.server).images_by_round()
-    count = len(data.images.products)
+    count = len(data.images.categories)
     chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:
         return

@@ -35,9 +35,9 @@ def draw_partition(data: Data, folder: Path) -> None:
     """Draws the numbers of images by client and class (FedDyMem Fig. 5), and by stage where data come in stages."""
     partition, images = data.partition, data.images
     if partition.stages is None:
-        figure = partition_figure(partition.counts(images), images.products)
+        figure = partition_figure(partition.counts(images), images.categories)
     else:
-        figure = stages_figure(partition.stage_counts(images), images.products)
+        figure = stages_figure(partition.stage_counts(images), images.categories)
     save_figure(figure, folder / "figures" / "partition.png")
 
 
