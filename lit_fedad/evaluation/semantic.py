@@ -18,8 +18,8 @@ class SemanticEvaluator(Evaluator):
 
     Args:
         module: Test batches in a fixed order, and training data by client.
-        normal_classes: Products below this number are normal.
-        anomalies: Names of the anomaly sets, which are the products after the normal classes.
+        normal_classes: Categories below this number are normal.
+        anomalies: Names of the anomaly sets, which are the categories after the normal classes.
         fabric: Moves batches and sets precision.
         quantile: Share of a client's training images below its label-free threshold.
     """
