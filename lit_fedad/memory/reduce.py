@@ -31,7 +31,7 @@ class Reduced(NamedTuple):
 
 
 class MemoryReduce(ABC):
-    """Compresses a stream of feature maps to a memory of fixed size.
+    """Compresses a stream of feature maps to a memory of fixed size (FedDyMem Eq. 13).
 
     Call :meth:`start` once a round, :meth:`update` with every batch of maps, then :meth:`finish`. The maps
     are never held all at once, and the batch size does not matter.

@@ -166,8 +166,8 @@ class FedVCKServer(FedDMServer):
     Args:
         client: A client.
         training: Epochs, batches and learning rate of training in a round.
-        rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code keeps
-            half of all rounds, but at least ten.
+        rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code
+            keeps half of all rounds, but at least ten.
         contrast: Weight of the contrast; 0 for none.
         negatives: Number K of negative classes (FedVCK Eq. 13).
         temperature: Temperature tau (FedVCK Eq. 15).
