@@ -136,7 +136,7 @@ def test_a_group_is_treated_alike_and_only_it(operation):
     numbers = torch.tensor([[0.1, 0.2, 0.9], [0.8, 0.7, 0.3]])
     drawn = Draw(torch.tensor([operation, operation]), numbers)
     a, b, c = diff_augment(image.repeat(3, 1, 1, 1), drawn, torch.tensor([1, 0, 1]))
-    assert torch.equal(a, c)
+    torch.testing.assert_close(a, c)  # places in a batch may round differently
     assert not torch.allclose(a, b, atol=0.01)
 
 
