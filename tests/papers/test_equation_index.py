@@ -1,4 +1,4 @@
-"""Every equation of the four papers is found by its name, ``FedDyMem Eq. 12``, where it is implemented, and only there."""
+"""Every equation of the four papers is found by name, ``FedDyMem Eq. 12``, where it is implemented and only there."""
 
 from __future__ import annotations
 
