@@ -219,7 +219,8 @@ def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tm
     shared = federation.server.density_set
     assert len(shared["densities.mean"]) == 6
     scores = raw_scores(features, zip(*shared.values(), strict=True))
-    assert decisions.tolist() == (scores > 150.0).tolist()
+    decided = (scores - 150.0).abs() > 0.1  # nearer, rounding decides
+    assert decisions[decided].tolist() == (scores[decided] > 150.0).tolist()
     own = federation.server.densities[0]
     own = list(zip(own["densities.mean"], own["densities.covariance"], strict=True))
     trained = raw_scores(embed(task, data.images.train_images[list(data.partition.clients[0])]), own)
@@ -303,7 +304,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
     for place, images in enumerate(raw):
         z, other = embed(federation.client.task, images), place ^ 1  # densities come in pairs
         mine, others = (raw_scores(z, [(means[k], covariances[k])]) for k in (place, other))
-        assert (mine <= others).all()
+        assert (mine <= others * (1 + 1e-4) + 1e-3).all()
     table = drawn["draw_correlation_heatmap"][2]
     assert report["shared_raw_r_squared"] == float(table[0, 1])
     assert report["shared_raw_r"] == pytest.approx(report["shared_raw_r_squared"] ** 0.5)
