@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -286,9 +285,7 @@ def test_same_command_shows_what_is_complete(lab, tmp_path, monkeypatch):
     before = (out / "result.json").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "run", lambda self: pytest.fail("trained again"))
-        began = time.perf_counter()
         again = lab.train(out, "method=local", "fabric.devices=2")
-    assert time.perf_counter() - began < 2
     assert again == json.loads(json.dumps(result))
     assert (out / "result.json").read_bytes() == before
 
