@@ -131,3 +131,16 @@ def test_equations_are_found_by_paper_and_number(page):
 
 def test_the_readme_is_short():
     assert len(read("README.md").splitlines()) <= 200
+
+
+def test_stations_are_where_the_architecture_puts_them():
+    """``file.py Class.method`` of docs/architecture.md is defined in that file."""
+    stations = re.findall(
+        r"`(lit_fedad/[\w/]+\.py) ([\w.]+)`", (ROOT / "docs" / "architecture.md").read_text()
+    )
+    assert len(stations) > 30
+    for path, name in stations:
+        owner, _, method = name.rpartition(".")
+        source = (ROOT / path).read_text()
+        assert re.search(rf"^ *(def|class) {method}\b", source, re.MULTILINE), f"{path} {name}"
+        assert not owner or re.search(rf"^class {owner}\b", source, re.MULTILINE), f"{path} {name}"
