@@ -28,7 +28,8 @@ from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Message, MessageSpec, TensorSpec
 from lit_fedad.errors import UserError
-from lit_fedad.methods.feddm import CLASSES, FedDMClient, FedDMServer, Knowledge, OwnImages
+from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
+from lit_fedad.methods.parts.condensed_images import CLASSES, Knowledge
 from lit_fedad.methods.parts.functional import look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
@@ -166,8 +167,8 @@ class FedVCKServer(FedDMServer):
     Args:
         client: A client.
         training: Epochs, batches and learning rate of training in a round.
-        rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code keeps
-            half of all rounds, but at least ten.
+        rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code
+            keeps half of all rounds, but at least ten.
         contrast: Weight of the contrast; 0 for none.
         negatives: Number K of negative classes (FedVCK Eq. 13).
         temperature: Temperature tau (FedVCK Eq. 15).

@@ -16,7 +16,8 @@ from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
-from lit_fedad.methods.feddm import CLASSES, COUNTS, IMAGES, FedDMClient, FedDMServer, joined
+from lit_fedad.methods.feddm import FedDMClient, FedDMServer
+from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES, joined
 from lit_fedad.models.convnet import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
