@@ -155,7 +155,7 @@ def test_every_data_source_builds(data, tree, tmp_path):
         given = [f"data.root={tree(PRODUCTS[data])}"]
     images = build(compose([f"data={data}", *given])["data"])
     assert isinstance(images, ImageSet)
-    assert len(images.products) == len(PRODUCTS.get(data, range(5)))
+    assert len(images.categories) == len(PRODUCTS.get(data, range(5)))
 
 
 @pytest.mark.parametrize("experiment", sorted(set(choices("experiment")) & set(PRODUCTS)))
@@ -186,6 +186,17 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     )
     dealt = build(config["partition"])(build(config["data"]), 0)
     assert sorted(i for client in dealt.clients for i in client) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind"),
+    [(["method=fedavg"], "Dirichlet"), (["method=centralised"], "Pooled"),
+     (["method=fedavg", "partition=by_product"], "ByProduct")],
+)  # fmt: skip
+def test_a_presets_number_of_clients_leaves_with_its_partition(overrides, kind):
+    node = compose(["experiment=cifar10", "data.root=images", *overrides])["partition"]
+    assert type(build(node)).__name__ == kind
+    assert node.get("clients") == (10 if kind == "Dirichlet" else None)
 
 
 @pytest.mark.parametrize("loss", choices("contrastive_loss"))

@@ -1,4 +1,4 @@
-"""Which of preset, method, debug and command line wins, key by key."""
+"""Who wins over whom: root, groups, method, preset, variant, debug, command line."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ import shutil
 import pytest
 
 from lit_fedad import config as config_module
-from lit_fedad.config import build, compose, conf_folder, identity
+from lit_fedad.config import compose, conf_folder, identity
 from lit_fedad.errors import UserError
-
-
-@pytest.mark.parametrize(
-    ("overrides", "kind"),
-    [(["method=fedavg"], "Dirichlet"), (["method=centralised"], "Pooled"),
-     (["method=fedavg", "partition=by_product"], "ByProduct")],
-)  # fmt: skip
-def test_a_presets_number_of_clients_leaves_with_its_partition(overrides, kind):
-    node = compose(["experiment=cifar10", "data.root=images", *overrides])["partition"]
-    assert type(build(node)).__name__ == kind
-    assert node.get("clients") == (10 if kind == "Dirichlet" else None)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from lit_fedad.experiment.build import (
     build_federation,
     build_model,
     build_public,
-    build_teaching,
+    build_server_labelled,
 )
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
 from lit_fedad.experiment.run_folder import RunFolder
@@ -178,10 +178,10 @@ class ShadowRuns:
         self.home, self.seed, self.fabric = home, seed, run.fabric
         config, images, self.partition = run.config, run.data.images, run.data.partition
         self.public = build_public(config, images)
-        self.teaching = build_teaching(config, images, self.partition)
+        self.server_labelled = build_server_labelled(config, images, self.partition)
         self.images, held_out = _joined(images)
-        products = [sample.product for sample in self.images.train]
-        self.cells = draw_cells(self.partition.tasks, products, held_out, seed)
+        categories = [sample.category for sample in self.images.train]
+        self.cells = draw_cells(self.partition.by_stage, categories, held_out, seed)
         if not self.cells:
             raise UserError(
                 f"{images.name}: no test image can be a non-member: none is of a class that a client holds"
@@ -214,11 +214,11 @@ class ShadowRuns:
         if shadow is not None:
             name = f"shadow_{shadow}"
             config = {**config, "seed": derive_seed(self.seed, name)}
-            tasks = trained_on(partition.tasks, self.cells, self.chosen(shadow))
+            stages = trained_on(partition.by_stage, self.cells, self.chosen(shadow))
             partition = (
-                Partition(tuple(own[0] for own in tasks))
+                Partition(tuple(own[0] for own in stages))
                 if partition.stages is None
-                else Partition.in_stages(tasks, schedule=partition.schedule)
+                else Partition.in_stages(stages, schedule=partition.schedule)
             )
         folder = self.home / name
         file, key = folder / "phi.pt", f"{self.identity} {self.seed}"
@@ -244,7 +244,7 @@ class ShadowRuns:
         """Builds a federation that evaluates nothing, and writes phi when the last uploads come in."""
         observer = _Observer(self, folder, key, on_visit)
         fabric = one_process(config, [observer])
-        model = build_model(self.config, self.images.products, self.public, self.teaching)
+        model = build_model(self.config, self.images.categories, self.public, self.server_labelled)
         data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
         federation = build_federation(config, folder, model, data, fabric)
         observer.train = data.module.train

@@ -96,8 +96,8 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
 def _products(
     images: ImageSet, official: Mapping[str, Counts], problems: Sequence[Problem]
 ) -> list[dict[str, str]]:
-    masks = Counter(sample.product for sample in images.test if sample.mask is not None)
-    troubles = Counter(problem.product for problem in problems)
+    masks = Counter(sample.category for sample in images.test if sample.mask is not None)
+    troubles = Counter(problem.category for problem in problems)
     rows = []
     for product, found in count(images).items():
         cells = [str(number) for number in found]
@@ -110,5 +110,5 @@ def _products(
 
 
 def _classes(images: Any) -> list[dict[str, str]]:
-    train, test = (Counter(item.product for item in part) for part in (images.train, images.test))
-    return [{"class": name, "train": str(train[name]), "test": str(test[name])} for name in images.products]
+    train, test = (Counter(item.category for item in part) for part in (images.train, images.test))
+    return [{"class": name, "train": str(train[name]), "test": str(test[name])} for name in images.categories]

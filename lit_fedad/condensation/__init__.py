@@ -1,1 +1,1 @@
-"""What condenses a client's images into a few synthetic ones: kernels, batch statistics, the optimisation."""
+"""Condensation of a client's images into a few synthetic ones: kernels, batch statistics, optimisation."""

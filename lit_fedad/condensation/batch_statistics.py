@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of another batch: synthetic images are judged as if among real ones."""
+"""Batch normalisation with the statistics of another batch: synthetic images are encoded as if among real ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lit_fedad.errors import UserError
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
-"""Mean [C] and biased variance [C] of what reaches each batch normalisation, by the layer's name."""
+"""Name of a batch normalisation -> mean [C] and biased variance [C] of its inputs."""
 
 
 def check_encoder(encoder: nn.Module) -> None:
-    """Checks that there are batch statistics to take over.
+    """Checks that an encoder has batch normalisation, whose statistics can be recorded.
 
     Raises:
         UserError: If the encoder has no batch normalisation.
@@ -33,12 +33,12 @@ def check_encoder(encoder: nn.Module) -> None:
 
 @torch.no_grad()
 def record(encoder: nn.Module, images: Tensor, times: Tensor | None = None) -> tuple[Tensor, Statistics]:
-    """Encodes a batch, every batch normalisation by this batch's own mean and biased variance.
+    """Encodes a batch, normalised by its own mean and biased variance, and records these statistics.
 
-    The encoder stays as it is, running statistics included.
+    The encoder does not change, nor do its running statistics.
 
     Args:
-        encoder: From images to features.
+        encoder: Encoder from images to features.
         images: A batch [B, C, H, W].
         times: How often each image is in the batch [B]; None for once.
 
@@ -46,7 +46,7 @@ def record(encoder: nn.Module, images: Tensor, times: Tensor | None = None) -> t
         Features [B, D] without gradient, and the statistics that normalised them.
 
     Source:
-        FedVCK, Eq. 4: mu_l and sigma_l of the real batch.
+        FedVCK Eq. 4: mu_l and sigma_l of the real batch.
     """
     statistics: dict[str, tuple[Tensor, Tensor]] = {}
     order = None
@@ -84,20 +84,20 @@ def _moments(maps: Tensor, groups: Sequence[tuple[int, int]]) -> tuple[Tensor, T
 
 
 def apply(encoder: nn.Module, images: Tensor, statistics: Statistics) -> Tensor:
-    """Encodes images, every batch normalisation by fixed statistics of another batch.
+    """Encodes images, normalised by recorded statistics of another batch.
 
     Differentiable in the images; the statistics are constants.
 
     Args:
-        encoder: From images to features, the one that `record` saw.
+        encoder: Encoder that `record` was called with.
         images: Images [B, C, H, W].
-        statistics: What `record` gave.
+        statistics: Statistics from `record`.
 
     Returns:
-        Features [B, D]: of the recorded batch itself, those that `record` gave.
+        Features [B, D]; for the recorded batch, those of `record`.
 
     Source:
-        FedVCK, Eq. 4.
+        FedVCK Eq. 4.
     """
     layers = {name: encoder.get_submodule(name) for name in statistics}
     with _lent(layers.values()):
@@ -107,12 +107,12 @@ def apply(encoder: nn.Module, images: Tensor, statistics: Statistics) -> Tensor:
 
 
 def unconstrained(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Encodes a batch, every batch normalisation by this batch's own statistics, through which gradients flow.
+    """Encodes a batch, normalised by its own statistics, through which gradients flow.
 
-    The encoder stays as it is. One without batch normalisation just encodes.
+    The encoder does not change, and may be without batch normalisation.
 
     Args:
-        encoder: From images to features.
+        encoder: Encoder from images to features.
         images: A batch [B, C, H, W].
 
     Returns:
@@ -128,7 +128,7 @@ def unconstrained(encoder: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def _lent(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Has batch normalisations use what lies in their buffers; afterwards they are as before."""
+    """Lets batch normalisations use the statistics in their buffers; afterwards both are as before."""
     kept = [(layer, layer.training, layer.running_mean, layer.running_var) for layer in layers]
     try:
         for layer, *_ in kept:

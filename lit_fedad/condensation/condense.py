@@ -16,12 +16,12 @@ from lit_fedad.models.diff_augment import diff_augment, draw
 
 
 class RealBatch(NamedTuple):
-    """What was drawn of a client's classes, each image once: to draw with replacement is to draw many of them again.
+    """Draws of a client's classes with replacement, each image held once.
 
     Attributes:
-        images: Sorted by class [u, C, H, W].
+        images: The u different images, sorted by class [u, C, H, W].
         times: How often each was drawn, int64 [u].
-        sizes: Different images of each class.
+        sizes: Number of different images of each class.
     """
 
     images: Tensor
@@ -30,23 +30,23 @@ class RealBatch(NamedTuple):
 
 
 Distance = Callable[[RealBatch, Tensor], Tensor]
-"""From a batch of real images and all synthetic ones, sorted by class, to the loss."""
+"""Function from a batch of real images and all synthetic ones, sorted by class, to the loss."""
 
 
 @dataclass(frozen=True)
 class Condensation:
-    """Moves synthetic images, by SGD, until a distance to batches of real ones is small.
+    """Optimisation of synthetic images, by SGD, to a small distance from batches of real ones.
 
     Every step draws a batch of each class with replacement. All classes go through the network at once; the images
     of a class, real and synthetic, are augmented alike.
 
     Attributes:
         steps: Steps of SGD.
-        batch: Real images a class and step.
-        learning_rate: SGD's, in the space of normalised images.
-        momentum: SGD's.
+        batch: Real images of each class in a step.
+        learning_rate: Learning rate of SGD, for normalised images.
+        momentum: Momentum of SGD.
         clip: Largest norm of the gradient in all images; None for no limit.
-        augment: Whether both sides are looked at through `diff_augment`.
+        augment: Whether real and synthetic images are augmented by `diff_augment`.
 
     Raises:
         UserError: If a number is out of range.
@@ -82,17 +82,17 @@ class Condensation:
         generator: torch.Generator,
         fabric: Fabric,
     ) -> tuple[Tensor, list[float]]:
-        """Condenses.
+        """Optimises synthetic images.
 
         Args:
             start: Synthetic images [sum(counts), C, H, W], sorted by class.
-            counts: How many of each of the k classes.
+            counts: Number of synthetic images of each of the k classes.
             real: Real images [n, C, H, W], sorted by class.
-            weights: Of each class, how likely each of its real images is drawn [n_c]; n in all.
-            distance: Called with augmented real images, ``batch`` draws of each class, and synthetic ones
+            weights: For each class, the probability of each of its real images [n_c]; n in all.
+            distance: Loss, called with augmented real images, ``batch`` draws of each class, and synthetic ones
                 [sum(counts), C, H, W].
-            generator: Draws batches and augmentations.
-            fabric: Device and precision.
+            generator: Source of batches and augmentations.
+            fabric: Fabric with device and precision.
 
         Returns:
             The synthetic images, and the loss of every step.

@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy: how far apart two sets of features are, by their means in a kernel's space."""
+"""Maximum mean discrepancy: the distance between two sets of features by their means in a kernel's space."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,7 +10,7 @@ Kernel = Literal["linear", "polynomial", "gaussian", "laplace"]
 
 
 def kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel, bandwidth: Tensor | float = 1.0) -> Tensor:
-    """Kernel values of all pairs, with d the Euclidean distance.
+    """Computes kernel values of all pairs, with d the Euclidean distance.
 
     - ``linear``: x . y
     - ``polynomial``: (x . y + 1)^2
@@ -18,13 +18,13 @@ def kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel, bandwidth: Tensor | floa
     - ``laplace``: sum over g in 0.1, 1, 5 of exp(-g d^2). It squares the distance like a Gaussian; the name is that of
       FedVCK's released code.
 
-    All is computed in double precision.
+    The computation is in double precision.
 
     Args:
         x: Features [n, D].
         y: Features [m, D].
-        kernel: Which kernel.
-        bandwidth: s; the other kernels have none.
+        kernel: Name of the kernel.
+        bandwidth: Bandwidth s of the Gaussian kernel.
 
     Returns:
         Float64 [n, m].
@@ -47,22 +47,23 @@ def kernel_matrix(x: Tensor, y: Tensor, kernel: Kernel, bandwidth: Tensor | floa
 
 
 def mmd(real: Tensor, synthetic: Tensor, kernel: Kernel = "linear", times: Tensor | None = None) -> Tensor:
-    """Squared maximum mean discrepancy, the biased estimate: mean K(B, B) + mean K(S, S) - 2 mean K(B, S).
+    """Computes the squared maximum mean discrepancy: mean K(B, B) + mean K(S, S) - 2 mean K(B, S).
 
     The Gaussian kernel's bandwidth is the mean squared distance among real and synthetic features together, over
-    pairs of different draws. The linear kernel's value is the squared distance of the means, and computed so.
+    pairs of different draws. With the linear kernel the value is the squared distance of the means. The estimate is
+    biased.
 
     Args:
         real: Features B [n, D].
         synthetic: Features S [m, D].
-        kernel: Which kernel.
+        kernel: Name of the kernel.
         times: How often each of B was drawn [n]; None for once.
 
     Returns:
         A float64 scalar, 0 where both sets are equal.
 
     Source:
-        FedVCK, Eq. 3 (linear: Eq. 2).
+        FedVCK Eq. 3; with the linear kernel FedVCK Eq. 2.
 
     Example:
         >>> mmd(torch.tensor([[0.0, 1.0], [0.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
@@ -83,10 +84,10 @@ def mmd(real: Tensor, synthetic: Tensor, kernel: Kernel = "linear", times: Tenso
 
 
 def mean_squared_distance(features: Tensor, times: Tensor) -> float:
-    """Over all pairs of different draws: twice the variance, summed over dimensions.
+    """Computes the mean squared distance over all pairs of different draws: twice the total variance.
 
     Args:
-        features: [n, D]; no gradient reaches them.
+        features: Features [n, D]; no gradient reaches them.
         times: How often each was drawn [n].
     """
     points = features.detach().double()
@@ -103,21 +104,21 @@ def class_mmd(
     counts: Sequence[int],
     kernel: Kernel = "linear",
 ) -> Tensor:
-    """Sum over classes of the discrepancy between their real and their synthetic features.
+    """Computes the sum over classes of the discrepancy between their real and their synthetic features.
 
     Args:
         real: Features [sum(sizes), D], sorted by class.
         synthetic: Features [sum(counts), D], sorted by class.
         times: How often each real image was drawn [sum(sizes)].
-        sizes: Real images of each of the k classes.
-        counts: Synthetic images of each.
-        kernel: Which kernel.
+        sizes: Number of real images of each of the k classes.
+        counts: Number of synthetic images of each class.
+        kernel: Name of the kernel.
 
     Returns:
         A float64 scalar.
 
     Source:
-        FedVCK, Eq. 9.
+        FedVCK Eq. 9.
     """
     if kernel != "linear":
         parts = zip(

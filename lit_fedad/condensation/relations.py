@@ -1,4 +1,4 @@
-"""Which classes a model confuses, and a loss that drives them apart (FedVCK, Eqs. 12-15)."""
+"""Relations between classes that a model confuses, and a loss that separates them (FedVCK)."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from torch.nn import functional as F
 def merged_prototypes(
     prototypes: Sequence[Tensor], sizes: Sequence[Tensor], classes: Sequence[Tensor], count: int
 ) -> Tensor:
-    """Global logit prototypes: the clients' mean logits of each class, weighted by their images (FedVCK, Eq. 12).
+    """Merges the clients' mean logits of each class, weighted by their images (FedVCK Eq. 12).
 
     Args:
-        prototypes: Of every client, mean logits of the classes that it owns [k, K].
-        sizes: How many images each is the mean of, int64 [k].
-        classes: Which classes these are, int64 [k].
+        prototypes: For every client, mean logits of the classes that it holds [k, K].
+        sizes: For every client, the number of images behind each, int64 [k].
+        classes: For every client, these classes, int64 [k].
         count: Number of classes K.
 
     Returns:
-        float32 [K, K]; a row of NaN for a class that nobody owns.
+        Global logit prototypes, float32 [K, K]; a row of NaN for a class that no client holds.
     """
     total = torch.zeros(count, count, dtype=torch.float64)
     images = torch.zeros(count, dtype=torch.float64)
@@ -30,15 +30,17 @@ def merged_prototypes(
 
 
 def hard_negatives(prototypes: Tensor, present: Tensor, k: int) -> Tensor:
-    """The K classes that each class is most easily taken for: HN(c) = argtopK over j != c of p_c[j] (Eq. 13).
+    """Selects the K classes that each class is most easily confused with (FedVCK Eq. 13).
+
+    HN(c) = argtopK over j != c of p_c[j].
 
     Args:
         prototypes: Mean logits of each class [C, C]; rows of NaN where they are not known.
-        present: Classes that may be negatives, bool [C].
-        k: K; all others where there are fewer.
+        present: Whether each class may be a negative, bool [C].
+        k: Number of negatives K; all other classes where there are fewer.
 
     Returns:
-        bool [C, C]: whether j is in HN(c). Never c itself; rows without logits are empty.
+        Whether j is in HN(c), bool [C, C]. Never c itself; rows without logits are empty.
     """
     known = ~prototypes.isnan().any(1)
     allowed = known[:, None] & present & ~torch.eye(len(prototypes), dtype=torch.bool)
@@ -47,32 +49,32 @@ def hard_negatives(prototypes: Tensor, present: Tensor, k: int) -> Tensor:
 
 
 def class_means(features: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Feature prototypes: the mean feature of each class, of norm 1 (FedVCK, Eq. 14).
+    """Computes feature prototypes: the mean feature of each class, of norm 1 (FedVCK Eq. 14).
 
     Args:
-        features: [n, D].
-        labels: int64 [n].
+        features: Features [n, D].
+        labels: Classes, int64 [n].
         count: Number of classes.
 
     Returns:
-        [count, D]; zeros for a class without images.
+        Prototypes [count, D]; zeros for a class without images.
     """
     total = features.new_zeros(count, features.shape[1]).index_add_(0, labels, features)
     return F.normalize(total, dim=1)  # the mean's direction is the sum's
 
 
 class RelationalContrast(nn.Module):
-    """Draws features to their class's prototype, and away from those of its hard negatives (FedVCK, Eq. 15).
+    """Loss that moves features to the prototype of their class and away from those of its hard negatives.
 
-    ``-log e^{h(z) . f_c / tau} / sum_j e^{h(z) . f_j / tau}``, with h a small network whose output has norm 1. Eq. 15
-    sums over the hard negatives alone, which leaves the loss without a lower bound: by default the class itself is one
-    of j.
+    ``-log e^{h(z) . f_c / tau} / sum_j e^{h(z) . f_j / tau}``, with h a small network whose output has norm 1. In
+    FedVCK Eq. 15, j runs over the hard negatives alone, which leaves the loss without a lower bound: by default the
+    class itself is one of j.
 
     Args:
-        prototypes: f_c, of norm 1 [C, D]; zeros for classes that have none.
-        negatives: HN, bool [C, C].
-        hidden: Width of h's hidden layer.
-        temperature: tau.
+        prototypes: Prototypes f_c of norm 1 [C, D]; zeros for classes that have none.
+        negatives: Hard negatives HN, bool [C, C].
+        hidden: Width of the hidden layer of h.
+        temperature: Temperature tau.
         with_own: Whether the class itself is in the denominator.
     """
 
@@ -98,11 +100,14 @@ class RelationalContrast(nn.Module):
         self.temperature = temperature
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The mean over images whose class has hard negatives and a prototype; 0 without any.
+        """Computes the mean loss over images whose class has hard negatives and a prototype; 0 without any.
 
         Args:
-            features: [B, D], B > 1.
-            labels: int64 [B].
+            features: Features [B, D], B > 1.
+            labels: Classes, int64 [B].
+
+        Returns:
+            A scalar.
         """
         judged = self.candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
         similarity = F.normalize(self.head(features).float(), dim=1) @ self.prototypes.T / self.temperature

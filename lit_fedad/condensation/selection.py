@@ -1,4 +1,4 @@
-"""Which real images to condense: those that the model gets wrong (FedVCK, Eqs. 5-8)."""
+"""Importance of real images for condensation: high for those that the model misclassifies (FedVCK)."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -7,19 +7,19 @@ from torch.nn import functional as F
 def importance(
     current: Tensor, previous: Tensor, labels: Tensor, alpha: float = 0.5, bias: float = 0.0
 ) -> Tensor:
-    """How important images are: w = 1 / (1 + exp(-err + b)), err the cross-entropy of two models' mixed logits.
+    """Computes the importance of images: w = 1 / (1 + exp(-err + b)), err the cross-entropy of two models' mean logits.
 
-    FedVCK, Eqs. 5-7. The error of the current model alone would be skewed by what it overfits.
+    FedVCK Eq. 5, FedVCK Eq. 6, FedVCK Eq. 7. The error of the current model alone would be biased by its overfitting.
 
     Args:
-        current: Logits of the model as it is [n, K].
-        previous: Logits of the model as it was one round ago [n, K].
-        labels: int64 [n].
+        current: Logits of the current model [n, K].
+        previous: Logits of the model of the round before [n, K].
+        labels: Classes, int64 [n].
         alpha: Share of the current model.
-        bias: b: the error at which an image is half as important as can be.
+        bias: Error b at which the importance is one half.
 
     Returns:
-        float32 [n], each in (0, 1).
+        Importance, float32 [n], each in (0, 1).
 
     Example:
         >>> import torch
@@ -33,10 +33,10 @@ def importance(
 
 
 def chances(weights: Tensor) -> Tensor:
-    """P_w of the images of one class: their importance over its sum (FedVCK, Eq. 8).
+    """Computes the probabilities P_w of the images of one class: their importance over its sum (FedVCK Eq. 8).
 
     Args:
-        weights: Of one class [n].
+        weights: Importance of the images of one class [n].
 
     Returns:
         Probabilities [n].

@@ -16,12 +16,12 @@ from lit_fedad.models.diff_augment import diff_augment, draw
 
 @dataclass(frozen=True)
 class ExtraLoss:
-    """What is minimised beside cross-entropy.
+    """Loss that is added to cross-entropy.
 
     Attributes:
-        module: From features [B, D] of images as they are and labels [B] to a scalar.
-        weight: Of the scalar.
-        learning_rate: Adam's, for the module's own parameters.
+        module: Function from features [B, D] of images without augmentation and labels [B] to a scalar.
+        weight: Weight of the scalar.
+        learning_rate: Learning rate of Adam, for the module's own parameters.
     """
 
     module: nn.Module
@@ -35,11 +35,11 @@ class CondensedTraining:
 
     Attributes:
         epochs: Passes over the images.
-        batch_size: Images a step.
-        learning_rate: SGD's.
-        momentum: SGD's.
-        weight_decay: SGD's.
-        augment: Whether cross-entropy looks at images through `diff_augment`, each with a draw of its own.
+        batch_size: Images of a step.
+        learning_rate: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+        augment: Whether images are augmented for cross-entropy by `diff_augment`, each with a draw of its own.
 
     Raises:
         UserError: If a number is out of range.
@@ -71,18 +71,18 @@ class CondensedTraining:
         fabric: Fabric,
         extra: ExtraLoss | None = None,
     ) -> dict[str, float]:
-        """Trains in place.
+        """Trains a model in place.
 
         Args:
-            model: All that is trained, on the device.
-            features: Of normalised images [B, C, H, W].
-            head: From features to logits.
-            images: As they were sent [n, C, H, W].
-            labels: int64 [n].
-            normalise: From images as they were sent to what the model looks at.
-            generator: Draws batches and augmentations.
-            fabric: Device and precision.
-            extra: Another loss.
+            model: All trained modules, on the device.
+            features: Function from normalised images [B, C, H, W] to features.
+            head: Function from features to logits.
+            images: Images as sent [n, C, H, W].
+            labels: Classes, int64 [n].
+            normalise: Function from images as sent to normalised images.
+            generator: Source of batches and augmentations.
+            fabric: Fabric with device and precision.
+            extra: Additional loss.
 
         Returns:
             Loss and accuracy of the last epoch.

@@ -67,7 +67,7 @@ class AttackableServer(Server):
     def adversary_view(self, update: Update, client: Client) -> None:
         """Turns a client into the best predictor that an observer of its upload can build before the upload is merged.
 
-        The observer knows the round's broadcast and the clients' initial state, but no personal state.
+        The observer has the round's broadcast and the clients' initial state, but no personal state.
 
         Args:
             update: The client's upload.

@@ -1,1 +1,1 @@
-"""Images on disk, who holds them, and how they are read."""
+"""Image sets, their partition among clients, and the batches made of them."""

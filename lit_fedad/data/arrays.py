@@ -1,4 +1,4 @@
-"""Images as uint8 arrays: which ones to take, and all at one size."""
+"""Images as uint8 arrays: random draws, scaling and reading."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ from lit_fedad.errors import UserError
 
 
 def draw(population: int, limit: int | None, key: str, *seed: object) -> np.ndarray:
-    """Draws at most ``limit`` of so many images.
+    """Draws the positions of at most ``limit`` of so many images.
 
     Args:
-        population: How many there are.
+        population: Number of images.
         limit: At most this many; None takes all.
-        key: What the limit is called where a person sets it.
+        key: Configuration key of the limit, for messages and for the seed.
         seed: Seed of the draw; a smaller draw is part of a larger one.
 
     Returns:
@@ -49,7 +49,11 @@ def resized(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def read_images(paths: Sequence[Path], size: int) -> Tensor:
-    """Reads image files; the short side is scaled to ``size`` (bicubic, antialiased) and the centre is cut out.
+    """Reads image files; the short side is scaled to ``size`` (bicubic, antialiased) and the centre is cropped.
+
+    Args:
+        paths: N image files.
+        size: Side of the square images in pixels.
 
     Returns:
         RGB images, uint8 [N, 3, size, size].

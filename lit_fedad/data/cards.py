@@ -1,4 +1,4 @@
-"""What is known of the public sets behind the data configurations: where they are, licences, papers, sizes."""
+"""Facts about the public sets behind the data configurations: addresses, licences, papers and sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ UNSTATED = "see the page"
 
 
 class Counts(NamedTuple):
-    """Numbers of images of one product.
+    """Numbers of images of one product type.
 
     Attributes:
         train: Normal training images.
@@ -23,13 +23,13 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """One download.
+    """A download.
 
     Attributes:
         title: Name of the set.
-        address: Where it is obtained.
+        address: Page of the download.
         licence: Licence; `UNSTATED` where it is not established.
-        paper: What to cite; `UNSTATED` where the page says it.
+        paper: Paper to cite; `UNSTATED` where the page names it.
     """
 
     title: str
@@ -40,12 +40,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Card:
-    """What a data configuration is made of.
+    """Description of a data configuration.
 
     Attributes:
-        title: One line on what it shows.
-        kind: What can be measured on it.
-        sources: Downloads that it takes.
+        title: Its contents in one line.
+        kind: The measurements that it allows.
+        sources: Downloads that it needs.
         counts: Product -> official size; only where it is established, and where the split is the set's own.
     """
 

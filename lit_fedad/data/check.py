@@ -1,4 +1,4 @@
-"""Verifies the files of an image set: everything that training would read, and that the split is clean."""
+"""Checks of an image set: every file that training would read, and the split."""
 
 import hashlib
 from collections import Counter
@@ -18,22 +18,22 @@ _READER = ImageTransform(size=1)  # decodes and converts as training does; what 
 
 
 class Problem(NamedTuple):
-    """Something wrong with a set.
+    """A fault of an image set.
 
     Attributes:
-        product: The product it concerns.
-        message: One line; it begins with the file, or else with the product.
+        category: Product type that it concerns.
+        message: One line that begins with the file or, for a whole category, with its name.
     """
 
-    product: str
+    category: str
     message: str
 
 
 def count(images: ImageSet) -> dict[str, Counts]:
-    """Counts the images of each product, products in order of first appearance."""
-    train = Counter(sample.product for sample in images.train)
-    test = Counter((sample.product, sample.label) for sample in images.test)
-    return {name: Counts(train[name], test[name, 0], test[name, 1]) for name in images.products}
+    """Counts the images of each category, categories in order of first appearance."""
+    train = Counter(sample.category for sample in images.train)
+    test = Counter((sample.category, sample.label) for sample in images.test)
+    return {name: Counts(train[name], test[name, 0], test[name, 1]) for name in images.categories}
 
 
 def check(
@@ -41,19 +41,19 @@ def check(
     official: Mapping[str, Counts] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Problem]:
-    """Reads every file of a set and looks for all that is wrong with it.
+    """Reads every file of a set and reports its faults.
 
-    These are images and masks that cannot be decoded, masks that do not fit their image or its label, test images
-    that are training images as well (byte for byte), products whose test images all have one label, and sizes
+    Faults are images and masks that cannot be decoded, masks that do not fit their image or its label, test images
+    that are training images as well (byte for byte), categories whose test images all have one label, and sizes
     other than the official ones.
 
     Args:
         images: The set.
-        official: Product -> official size, for the products where it is known.
+        official: Category -> official size, for the categories where it is known.
         progress: Called with the number of images read and of all images.
 
     Returns:
-        The problems: of files in the order of the set, of leaked test images, of whole products.
+        The problems: of files in the order of the set, of leaked test images, of whole categories.
     """
     samples = [*images.train, *images.test]
     problems: list[Problem] = []
@@ -61,7 +61,7 @@ def check(
     with ThreadPoolExecutor() as pool:
         readings = zip(samples, pool.map(_read, samples), strict=True)
         for done, (sample, (digest, messages)) in enumerate(readings, 1):
-            problems += [Problem(sample.product, message) for message in messages]
+            problems += [Problem(sample.category, message) for message in messages]
             if digest is not None:
                 digests[sample.path] = digest
             progress(done, len(samples))
@@ -104,18 +104,18 @@ def _leaks(images: ImageSet, digests: Mapping[Path, bytes]) -> Iterator[Problem]
     for sample in images.test:
         twin = trained.get(digests.get(sample.path, b""))
         if twin is not None:
-            yield Problem(sample.product, f"{sample.path}: the same file as the training image {twin}")
+            yield Problem(sample.category, f"{sample.path}: the same file as the training image {twin}")
 
 
 def _sizes(found: Mapping[str, Counts], official: Mapping[str, Counts]) -> Iterator[Problem]:
     """Products on which AUROC means nothing, or that are not as large as they should be."""
-    for product, counts in found.items():
+    for category, counts in found.items():
         if not counts.good:
-            yield Problem(product, f"{product}: no normal test image")
+            yield Problem(category, f"{category}: no normal test image")
         if not counts.anomalous:
-            yield Problem(product, f"{product}: no anomalous test image")
-        if counts != official.get(product, counts):
-            sizes = [" / ".join(map(str, numbers)) for numbers in (counts, official[product])]
+            yield Problem(category, f"{category}: no anomalous test image")
+        if counts != official.get(category, counts):
+            sizes = [" / ".join(map(str, numbers)) for numbers in (counts, official[category])]
             yield Problem(
-                product, f"{product}: {sizes[0]} images (train / good / anomalous), officially {sizes[1]}"
+                category, f"{category}: {sizes[0]} images (train / good / anomalous), officially {sizes[1]}"
             )

@@ -1,4 +1,4 @@
-"""COCO annotation files: which image shows which defect, and where.
+"""COCO annotation files: the defects of images and their regions.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -36,7 +36,7 @@ class AnnotatedImage:
     annotations: tuple[dict[str, Any], ...]
 
     def mask(self) -> np.ndarray:
-        """Rasterises all annotations.
+        """Draws all annotations into one mask.
 
         A pixel belongs to a polygon if its centre lies inside. A box stands in for an annotation whose segmentation
         is missing or covers no pixel.

@@ -15,7 +15,7 @@ from lit_fedad.errors import UserError
 
 
 class Batch(TypedDict, total=False):
-    """What every loader yields: images or their features, never both.
+    """Batch of a loader: images or their features, never both.
 
     Attributes:
         image: Normalised images, float32 ``[B, C, S, S]``; C is 1 for grey, else 3.
@@ -23,7 +23,7 @@ class Batch(TypedDict, total=False):
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.
         index: Position in the data set, int64 ``[B]``.
-        product: Position of the class or anomaly set in the image set's ``products``, int64 ``[B]``; only where
+        category: Position of the class or anomaly set in the image set's ``categories``, int64 ``[B]``; only where
             classes stand behind the two labels.
     """
 
@@ -32,7 +32,7 @@ class Batch(TypedDict, total=False):
     label: Tensor
     mask: Tensor
     index: Tensor
-    product: Tensor
+    category: Tensor
 
 
 class Targets:
@@ -40,8 +40,8 @@ class Targets:
 
     Args:
         samples: The samples.
-        transform: Reads a mask.
-        with_masks: Whether masks are wanted.
+        transform: Transform that reads a mask.
+        with_masks: Whether batches carry masks.
     """
 
     def __init__(self, samples: Sequence[Sample], transform: ImageTransform, with_masks: bool) -> None:
@@ -53,7 +53,7 @@ class Targets:
             self._masks = np.stack(masks) if masks else np.empty((0, 0), np.uint8)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
-        """Label, index and, where wanted, mask of the samples at these positions."""
+        """Returns label, index and, where wanted, mask of the samples at these positions."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         batch = Batch(label=self._labels[index], index=index)
         if self._masks is not None:
@@ -63,11 +63,11 @@ class Targets:
 
 
 class ImageDataset(Dataset):
-    """Images, read anew each time.
+    """Images that are read from their files each time.
 
     Args:
         samples: The samples.
-        transform: Turns files into tensors.
+        transform: Transform from files to tensors.
         with_masks: Whether batches carry masks.
     """
 
@@ -93,7 +93,7 @@ class ImageDataset(Dataset):
 
 
 def unbatched(batch: Batch) -> Batch:
-    """The only item of a batch of one."""
+    """Removes the batch dimension of a batch of one."""
     item = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
     if "pyramid" in batch:
         return cast("Batch", {**item, "pyramid": tuple(features[0] for features in batch["pyramid"])})
@@ -101,7 +101,7 @@ def unbatched(batch: Batch) -> Batch:
 
 
 class FederatedDataModule(L.LightningDataModule):
-    """Training images dealt to clients, and one test set.
+    """Training images of each client, and one test set.
 
     Args:
         train: Normal images, or images of all classes: a data set whose ``__getitems__`` gives a `Batch`.
@@ -109,14 +109,12 @@ class FederatedDataModule(L.LightningDataModule):
         partition: For every client the indices of its images in ``train``.
         batch_size: Training images a batch.
         eval_batch_size: Test images a batch.
-        client: The client whose images ``train_dataloader`` gives; None for those of all clients.
-        num_workers: Processes that read images. Cached features need none.
 
     Attributes:
-        milestones: Rounds after which clients go on to other images: none, here all images are there from the start.
+        milestones: Rounds that are the last of a client's stage: none here, as all images are there from the start.
 
     Raises:
-        UserError: If the partition names an image, or ``client`` a client, that does not exist.
+        UserError: If the partition names an image that does not exist.
     """
 
     milestones: frozenset[int] = frozenset()
@@ -128,15 +126,11 @@ class FederatedDataModule(L.LightningDataModule):
         partition: Sequence[Sequence[int]],
         batch_size: int = 10,
         eval_batch_size: int = 32,
-        client: int | None = None,
-        num_workers: int = 0,
     ) -> None:
         super().__init__()
         self.train, self.test = train, test
         self.partition = [list(indices) for indices in partition]
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.client = client
-        self.num_workers = num_workers
         size = len(train)  # type: ignore[arg-type]
         for number, indices in enumerate(self.partition):
             outside = [index for index in indices if not 0 <= index < size]
@@ -144,8 +138,6 @@ class FederatedDataModule(L.LightningDataModule):
                 raise UserError(
                     f"client {number} holds image {outside[0]}, but there are {size} training images"
                 )
-        if client is not None:
-            self._indices(client)
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -154,27 +146,25 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def stages(self) -> dict[int, int]:
-        """Which of its tasks each client is at: there is but one."""
+        """Number of the current stage by client: always 0 here."""
         return dict.fromkeys(range(len(self.partition)), 0)
 
     def at(self, round: int) -> "FederatedDataModule":
-        """What the clients hold in a round: the same in every."""
+        """Returns the data that the clients hold in a round: the same in every round."""
         return self
 
     def train_dataloader(self) -> DataLoader:
-        """Shuffled batches of one client, or of all clients together."""
-        if self.client is None:
-            pooled = sorted(index for indices in self.partition for index in indices)
-            return self._loader(self.train, pooled, self.batch_size, shuffle=True)
-        return self._loader(self.train, self._indices(self.client), self.batch_size, shuffle=True)
+        """Builds a loader of shuffled training batches of all clients together."""
+        pooled = sorted(index for indices in self.partition for index in indices)
+        return self._loader(self.train, pooled, self.batch_size, shuffle=True)
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
-        """Training batches of one client.
+        """Builds a loader of training batches of one client.
 
         Args:
-            client: Client number.
-            generator: Decides the order: the same seed gives the same batches.
-            shuffle: False for the order of the partition.
+            client: Number of the client.
+            generator: Source of the order: the same seed gives the same batches.
+            shuffle: Whether images come in random order; otherwise in that of the partition.
 
         Returns:
             A loader; each pass over it draws a new order from ``generator``.
@@ -185,13 +175,9 @@ class FederatedDataModule(L.LightningDataModule):
         return self._loader(self.train, self._indices(client), self.batch_size, shuffle, generator)
 
     def test_dataloader(self) -> DataLoader:
-        """The test set in its order."""
+        """Builds a loader of the test set in its order."""
         # A loader without a generator takes a number from the global one, even in a fixed order.
         return self._loader(self.test, None, self.eval_batch_size, shuffle=False, generator=torch.Generator())
-
-    def predict_dataloader(self) -> DataLoader:
-        """The test set in its order."""
-        return self.test_dataloader()
 
     def _indices(self, client: int) -> list[int]:
         if not 0 <= client < len(self.partition):
@@ -217,7 +203,6 @@ class FederatedDataModule(L.LightningDataModule):
             batch_size=batch_size,
             shuffle=shuffle,
             generator=generator,
-            num_workers=self.num_workers,
             collate_fn=_as_is,
         )
 

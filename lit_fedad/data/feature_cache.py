@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,24 +34,15 @@ class CachedFeatures(Dataset):
     """
 
     def __init__(self, file: Path, shapes: Shapes, rows: Sequence[int], targets: Targets) -> None:
-        self._file, self._shapes, self._targets = file, shapes, targets
+        self._shapes, self._targets = shapes, targets
         self._rows = np.asarray(rows, dtype=np.int64)
         ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64).tolist()
         self._spans = list(zip([0, *ends], ends, strict=False))
-        self._data = self._map()
-
-    def _map(self) -> np.ndarray:
-        if not len(self._rows):
-            return np.empty((0, 0), np.float16)
-        return np.memmap(self._file, np.float16, "r", shape=(int(self._rows.max()) + 1, self._spans[-1][1]))
-
-    # A memory map would travel to a worker process as a copy of the whole file.
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_data": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._data = self._map()
+        self._data = np.empty((0, 0), np.float16)
+        if len(self._rows):
+            self._data = np.memmap(
+                file, np.float16, "r", shape=(int(self._rows.max()) + 1, self._spans[-1][1])
+            )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -73,17 +63,16 @@ class CachedFeatures(Dataset):
 
 
 class FeatureCache:
-    """Keeps what a frozen extractor makes of images.
+    """Cache of the features that a frozen extractor gives for images.
 
     Rows are found by the bytes of an image: copies and renamed files are computed once. Several processes may
     fill the same folder at the same time: one computes, the others wait and read.
 
     Args:
-        folder: Where caches lie; each pair of transform and extractor gets a folder of its own in it.
-        transform: Turns files into images.
+        folder: Folder of all caches; each pair of transform and extractor gets a folder of its own in it.
+        transform: Transform from files to images.
         extractor: Frozen model: images ``[B, 3, S, S]`` to one tensor ``[B, C_l, H_l, W_l]`` a layer.
         fingerprint: Identifies the extractor: it changes whenever its features do.
-        max_bytes: Limit on the size of the rows; None leaves it to the disk.
 
     Attributes:
         folder: The folder of this transform and extractor.
@@ -95,9 +84,8 @@ class FeatureCache:
         transform: ImageTransform,
         extractor: Callable[[Tensor], Sequence[Tensor]],
         fingerprint: str,
-        max_bytes: int | None = None,
     ) -> None:
-        self._transform, self._extractor, self._max_bytes = transform, extractor, max_bytes
+        self._transform, self._extractor = transform, extractor
         identity = {"format": _FORMAT, "transform": transform.fingerprint, "backbone": fingerprint}
         self.folder = Path(folder) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self._store = RowStore(self.folder, identity)
@@ -110,13 +98,13 @@ class FeatureCache:
         progress: Callable[[int, int], None] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Computes what is missing or damaged.
+        """Computes the features that are missing or damaged.
 
         Args:
             samples: The samples whose features will be read.
             batch_size: Images a call of the extractor.
             progress: Called after each batch with the number of images done and of images to do.
-            device: Where the extractor is.
+            device: Device of the extractor.
 
         Raises:
             UserError: If an image cannot be read, its features do not fit half precision, or the folder
@@ -133,7 +121,7 @@ class FeatureCache:
             if self._store.shapes not in (None, shapes):
                 self._store.clear(f"is for shapes {self._store.shapes}, but the backbone gives {shapes}")
                 missing = list(path_of)
-            self._store.prepare(shapes, len(missing), self._max_bytes)
+            self._store.prepare(shapes, len(missing))
             batches = [missing[start : start + batch_size] for start in range(0, len(missing), batch_size)]
             done = 0
             for batch, images in zip(batches, self._decode(batches, path_of), strict=True):

@@ -47,7 +47,7 @@ def folders(
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images directly inside a folder, by name; hidden files and other types are passed over.
+    """Lists the images directly inside a folder, by name; hidden files and other types are left out.
 
     Raises:
         UserError: There is no such folder, or no image in it.

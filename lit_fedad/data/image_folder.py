@@ -1,4 +1,4 @@
-"""Unlabelled images below a folder, such as an out-of-distribution set, held in memory at one size."""
+"""Unlabelled images below a folder, such as an out-of-distribution set, in memory at one size."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def image_folder(
 
 
 def images_below(folder: Path) -> list[Path]:
-    """The images in a folder and in those below it, by path; whatever is hidden is passed over.
+    """Lists the images in a folder and in those below it, by path; hidden files and folders are left out.
 
     Raises:
         UserError: There is no such folder, or no image in it.

@@ -1,4 +1,4 @@
-"""ImageNette: ten classes of ImageNet that are easily told apart (Howard, 2019)."""
+"""ImageNette: ten classes of ImageNet that are easily distinguished (Howard, 2019)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.datasets import ImageFolder
 
-from lit_fedad.data.arrays import read_images
-from lit_fedad.data.labelled import HALF, LabelledSet, balanced
+from lit_fedad.data.labelled import HALF, LabelledSet, read_balanced
 from lit_fedad.errors import UserError
 
 ADDRESS = "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz"
@@ -58,25 +57,18 @@ def imagenette(
     if len(folders) != 1:
         found = ", ".join(folder.name for folder in folders) or "no folder imagenette2*"
         raise UserError(f"{root}: holds {found}; unpack {ADDRESS}, and give its folder as root")
-    train, test = _images(folders[0] / "train"), _images(folders[0] / "val")
+    train, test = _files(folders[0] / "train"), _files(folders[0] / "val")
     return LabelledSet(
         "imagenette",
         tuple(CLASSES.values()),
-        *_read(train, balanced(torch.tensor(train.targets), "train", train_per_class, seed), size),
-        *_read(test, balanced(torch.tensor(test.targets), "test", test_per_class, seed), size),
+        *read_balanced(*train, "train", train_per_class, seed, size),
+        *read_balanced(*test, "test", test_per_class, seed, size),
         *(mean, std),
     )
 
 
-def _read(images: ImageFolder, drawn: Tensor | slice, size: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 [N, 3, size, size] and labels int64 [N] of those that are drawn."""
-    positions = torch.arange(len(images))[drawn]
-    return read_images([Path(images.samples[i][0]) for i in positions], size), torch.tensor(images.targets)[
-        drawn
-    ]
-
-
-def _images(folder: Path) -> ImageFolder:
+def _files(folder: Path) -> tuple[list[Path], Tensor]:
+    """The image files, class by class, and their labels, int64 [N]."""
     try:
         images = ImageFolder(folder)
     except FileNotFoundError as error:  # no such folder, or a class without images
@@ -84,4 +76,4 @@ def _images(folder: Path) -> ImageFolder:
     if images.classes != list(CLASSES):
         odd = sorted(set(images.classes) ^ set(CLASSES))
         raise UserError(f"{folder}: must hold the ten folders of ImageNette and no other, see {odd[0]}")
-    return images
+    return [Path(path) for path, _ in images.samples], torch.tensor(images.targets)

@@ -1,8 +1,9 @@
-"""Labelled images held in memory: image sets for classification, and their batches."""
+"""Labelled images in memory: image sets for classification, and their batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -11,35 +12,36 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import Batch, unbatched
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import each_channel
 from lit_fedad.errors import UserError
 
 HALF = (0.5,)
-"""Mean or standard deviation of every channel, where nothing else is known."""
+"""Mean or standard deviation of every channel where no other is known."""
 
 
 class LabelledImage(NamedTuple):
-    """What a partition needs to know of an image.
+    """A labelled image as partitions and figures see it, without its pixels.
 
     Attributes:
-        product: The name of its class.
+        category: Name of its class.
     """
 
-    product: str
+    category: str
 
     @property
     def name(self) -> str:
-        """As much as tells it from others: its class."""
-        return self.product
+        """The name of its class: a labelled image has no file name."""
+        return self.category
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledSet:
     """Training and test images of several classes.
 
-    A partition strategy takes it as it takes an `ImageSet`: classes are its product types.
+    A partition strategy takes it as it takes an `ImageSet`: its classes are its categories.
 
     Attributes:
         name: Short name, used in run names and tables.
@@ -78,11 +80,11 @@ class LabelledSet:
 
     @property
     def channels(self) -> int:
-        """C."""
+        """Number of channels C."""
         return self.train_images.shape[1]
 
     @property
-    def products(self) -> list[str]:
+    def categories(self) -> list[str]:
         """The class names."""
         return list(self.classes)
 
@@ -99,7 +101,7 @@ class LabelledSet:
     def subset(
         self, train_per_class: int | None = None, test_per_class: int | None = None, seed: int = 0
     ) -> "LabelledSet":
-        """Takes at most so many random images of each class, in their old order.
+        """Draws at most so many images of each class; they keep their order.
 
         Args:
             train_per_class: At most this many training images of each class; None takes all.
@@ -126,7 +128,7 @@ class LabelledSet:
 
 
 Images = ImageSet | LabelledSet
-"""What is dealt to clients: files to find anomalies in, or arrays to classify."""
+"""Image set that a partition divides: files to find anomalies in, or arrays to classify."""
 
 
 class LabelledDataset(Dataset):
@@ -162,7 +164,7 @@ class LabelledDataset(Dataset):
         return Batch(image=self.normalise(self._images[index]), label=self._labels[index], index=index)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """What a task sees of images: from uint8 [N, C, H, W] to float32."""
+        """Normalises images, uint8 [N, C, H, W], to float32 of the same shape."""
         return images.float().sub_(self._mean).div_(self._std)
 
     def __getitem__(self, index: int) -> Batch:
@@ -171,16 +173,16 @@ class LabelledDataset(Dataset):
 
 
 def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, seed: int) -> Tensor | slice:
-    """Which images a subset takes; see `LabelledSet.subset`.
+    """Draws the positions of the images of a subset; see `LabelledSet.subset`.
 
     Args:
         labels: int64 [N].
-        part: Which images these are.
+        part: Whether these are training or test images.
         limit: At most this many of each class; None takes all.
         seed: Seed of the draw.
 
     Returns:
-        Their positions in ascending order, or a slice of all.
+        Positions in ascending order, int64, or a slice of all.
 
     Raises:
         UserError: If the limit is below 1.
@@ -195,3 +197,31 @@ def balanced(labels: Tensor, part: Literal["train", "test"], limit: int | None, 
         for label, members in by_class.items()
     ]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))
+
+
+def read_balanced(
+    files: Sequence[Path],
+    labels: Tensor,
+    part: Literal["train", "test"],
+    limit: int | None,
+    seed: int,
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """Reads the image files of a subset, and no others; see `balanced` and `read_images`.
+
+    Args:
+        files: N image files.
+        labels: Their classes, int64 [N].
+        part: As in `balanced`.
+        limit: As in `balanced`.
+        seed: As in `balanced`.
+        size: Side of the square images in pixels.
+
+    Returns:
+        RGB images, uint8 [n, 3, size, size], and their classes, int64 [n].
+
+    Raises:
+        UserError: If the limit is below 1, or a file cannot be read as an image.
+    """
+    drawn = torch.arange(len(files))[balanced(labels, part, limit, seed)]
+    return read_images([files[i] for i in drawn], size), labels[drawn]

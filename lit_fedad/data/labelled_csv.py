@@ -36,7 +36,7 @@ def labelled_csv(
     Args:
         root: The folder that ``labels`` and ``images`` are relative to.
         labels: The CSV file, with a header.
-        images: The folder of images; images without a row are passed over.
+        images: The folder of images; images without a row are left out.
         id_column: Column of file names, with or without suffix. Leading zeros of a number do not matter: HeadCT's
             ``0`` is ``000.png``.
         label_column: Column of labels.

@@ -7,7 +7,7 @@ from lit_fedad.errors import UserError
 
 
 def long_tail(sizes: Sequence[int], imbalance: float) -> list[int]:
-    """How many images each class keeps under an exponential profile.
+    """Computes how many images each class keeps under an exponential profile.
 
     n_c = n_max (1 / IF)^(c / (C - 1)), rounded down, and never more than class c has. This is the profile of LDAM
     (Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019), which

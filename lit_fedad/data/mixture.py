@@ -20,7 +20,7 @@ def mixture(
 
     Args:
         root: The folder that holds the parts (or links to them).
-        parts: Folder below ``root`` -> the function that reads it: in a configuration, a node with
+        parts: Folder below ``root`` -> function that reads it: in a configuration, a node with
             ``_partial_: true`` that leaves out its ``root``.
         name: Name of the joined set.
         train_per_product: As in `subset`.
@@ -36,7 +36,7 @@ def mixture(
     sets = {folder: read(Path(root).expanduser() / folder) for folder, read in parts.items()}
     holders: dict[str, str] = {}
     for folder, images in sets.items():
-        for product in images.products:
+        for product in images.categories:
             if product in holders:
                 raise UserError(
                     f"{name}: product '{product}' is in both {holders[product]} and {folder};"

@@ -1,8 +1,8 @@
-"""The embedded sets of whole images: drawn motifs, ten families normal and three anomalous, or ten to be told apart.
+"""Embedded sets of drawn motifs: ten normal families and three anomalous ones, or ten classes.
 
 A motif is a field of values in [0, 1] over the picture that blends two random colours. All colours, positions and
-scales are random, so only the form tells families apart. Light falls from above, as in photographs: a picture that
-was turned looks unlike the others.
+scales are random, so only the form distinguishes families. Light falls from above, as in photographs: a rotated picture
+looks unlike the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ def motifs(
     std: Sequence[float] = (1, 1, 1),
     seed: int = 0,
 ) -> SemanticSet:
-    """Draws the set.
+    """Draws a set of ten normal families and three anomaly sets of motifs.
 
     Args:
         size: Side in pixels.
@@ -68,7 +68,7 @@ def motif_classes(
     std: Sequence[float] = HALF,
     seed: int = 0,
 ) -> LabelledSet:
-    """Draws the ten normal families as classes to learn: a stand-in for CIFAR-10.
+    """Draws the ten normal families as classes: an embedded substitute for CIFAR-10.
 
     Args:
         train_per_class: Training images of each class.

@@ -1,4 +1,4 @@
-"""Which of a set's products are read."""
+"""Choice of the products of a set that are read."""
 
 import difflib
 from collections import Counter
@@ -9,10 +9,10 @@ from lit_fedad.errors import UserError
 
 
 def choose_products(products: Sequence[str | int] | None, known: Sequence[str], where: Path) -> list[str]:
-    """Holds the products asked for against those that there are.
+    """Checks the requested products against those of the set.
 
     Args:
-        products: Names in the order wanted; None takes all. A number is as good as its name.
+        products: Names in the order wanted; None takes all. A number stands for its name.
         known: Every product of the set, at least one.
         where: The file or folder that holds them, for messages.
 

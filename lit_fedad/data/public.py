@@ -1,4 +1,4 @@
-"""Public images, which server and clients may all see: what similarities are distilled on (FADngs, SED)."""
+"""Public images, known to server and clients: the inputs on which similarities are distilled (FADngs, SED)."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ _BLOBS = 4
 
 
 def synthetic(count: int, size: int, seed: int = 0) -> Tensor:
-    """Draws colour pictures of nothing: noise of a random spectrum, windowed gratings and soft blobs, mixed.
+    """Draws synthetic colour pictures: mixtures of noise, windowed gratings and soft blobs.
 
     Args:
         count: Number of pictures P.
@@ -30,7 +30,7 @@ def synthetic(count: int, size: int, seed: int = 0) -> Tensor:
         uint8 [P, 3, size, size].
 
     Raises:
-        UserError: If there is to be no picture, or no pixel.
+        UserError: If ``count`` or ``size`` is below 1.
     """
     if count < 1 or size < 1:
         raise UserError(f"public count={count}, size={size}: give at least 1")
@@ -58,7 +58,7 @@ def folder(root: str | Path, size: int, count: int | None = None, seed: int = 0)
 
 
 def packed(root: str | Path, file: str, size: int, count: int | None = None, seed: int = 0) -> Tensor:
-    """Reads random images of an ``.npz`` file (see `lit_fedad.data.packed`); labels are not looked at.
+    """Reads random images of an ``.npz`` file (see `lit_fedad.data.packed`); labels are not read.
 
     Args:
         root: The folder that holds the file.
@@ -78,7 +78,7 @@ def packed(root: str | Path, file: str, size: int, count: int | None = None, see
 
 
 def refuse_overlap(public: Tensor, private: Tensor, name: str) -> None:
-    """Makes sure that no private image is public.
+    """Checks that no private image is public.
 
     Args:
         public: uint8 [P, 3, S, S].

@@ -1,7 +1,7 @@
-"""Fixed-size rows on disk, one a key, that notice damage and survive it.
+"""Fixed-size rows on disk, one a key, with checksums: damaged rows are found and computed again.
 
 ``rows.bin`` holds the rows one after the other, ``index.bin`` the key and a checksum of each, ``header.json``
-what the rows are. An index entry follows its row: a killed process loses no more than what it was writing.
+their description. An index entry follows its row: a killed process loses no more than what it was writing.
 """
 
 import json
@@ -30,17 +30,17 @@ _logger = logging.getLogger(__name__)
 
 
 class RowStore:
-    """Rows of half-precision numbers, found by keys of 32 bytes.
+    """Store of rows of half-precision numbers with keys of 32 bytes.
 
-    Every method works under `locked`. Damage ends in one warning that names the file, and in missing keys.
+    Every method works under `locked`. Damage gives one warning that names the file, and missing keys.
 
     Args:
-        folder: Folder of the files; made when first needed.
-        identity: What the rows are, a JSON object; a store of another identity is emptied.
+        folder: Folder of the files; created when first needed.
+        identity: Description of the rows, a JSON object; a store of another identity is emptied.
 
     Attributes:
-        shapes: What a row is made of; None while the store is empty.
-        row: The row of each key.
+        shapes: Shape of each layer in a row; None while the store is empty.
+        row: Number of the row of each key.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class RowStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes away, and reads what they have written.
+        """Locks the store against other processes, and reads what they have written.
 
         Raises:
             UserError: If the disk refuses something in the meantime.
@@ -111,7 +111,7 @@ class RowStore:
             self._write_entries(dict.fromkeys(damaged, _FREE))
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Keys without a row, or with one that fails its checksum; a row is checked once a process."""
+        """Returns the keys without a row, or with one that fails its checksum; a row is checked once a process."""
         absent, damaged = [], []
         size = self._row_bytes
         length = self.rows_file.stat().st_size // size if self.shapes and self.rows_file.exists() else 0
@@ -130,26 +130,22 @@ class RowStore:
         return damaged + absent
 
     def clear(self, reason: str) -> None:
-        """Discards every row and says why."""
+        """Discards every row, with a warning that gives the reason."""
         self._warn(self._header_file, f"{reason}: everything is made again")
         for file in (self.rows_file, self._index_file, self._header_file):
             file.unlink(missing_ok=True)  # not emptied: another process may have it mapped
         self._verified.clear()
         self._forget()
 
-    def prepare(self, shapes: Shapes, count: int, max_bytes: int | None) -> None:
-        """Writes the header, once there is room for so many more rows.
+    def prepare(self, shapes: Shapes, count: int) -> None:
+        """Writes the header after a check that there is room for so many more rows.
 
         Raises:
-            UserError: If the rows would exceed ``max_bytes`` or the room on the disk.
+            UserError: If there is too little room on the disk.
         """
         self.shapes = shapes
-        held = self.rows_file.stat().st_size if self.rows_file.exists() else 0
         needed = max(count - len(self._free), 0) * self._row_bytes
         room = shutil.disk_usage(self.folder).free
-        if max_bytes is not None and held + needed > max_bytes:
-            sizes = f"{(held + needed) / 1e9:.3g} GB, more than the limit of {max_bytes / 1e9:.3g} GB"
-            raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")
         if needed > room:
             sizes = f"{needed / 1e9:.3g} GB, the disk has {room / 1e9:.3g} GB left"
             raise UserError(f"feature cache {self.folder} needs {sizes}: {_ELSEWHERE}")

@@ -1,11 +1,11 @@
-"""What every on-disk format is read into: samples, and the image set they make up."""
+"""Samples and image sets, the results of the readers of files."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-"""What is taken for an image, by the lower-case end of its name."""
+"""Suffixes of image files, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +14,13 @@ class Sample:
 
     Attributes:
         path: The image file.
-        product: Product type (or body part, or scanner): the class that partitions and mixtures are made of.
+        category: Product type, body part or scanner: what partitions and mixtures distinguish.
         defect: ``"good"``, or the name of the defect.
         mask: The file that marks the anomalous pixels; None for good images and for sets without masks.
     """
 
     path: Path
-    product: str
+    category: str
     defect: str = "good"
     mask: Path | None = None
 
@@ -37,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Normal training images and labelled test images of one or several product types.
+    """Normal training images and labelled test images of one or several categories.
 
     Attributes:
         name: Short name, used in run names and tables.
@@ -52,9 +52,9 @@ class ImageSet:
     test: tuple[Sample, ...]
 
     @property
-    def products(self) -> list[str]:
-        """Product types in order of first appearance."""
-        return list(dict.fromkeys(sample.product for sample in (*self.train, *self.test)))
+    def categories(self) -> list[str]:
+        """Categories in order of first appearance."""
+        return list(dict.fromkeys(sample.category for sample in (*self.train, *self.test)))
 
     @property
     def has_masks(self) -> bool:

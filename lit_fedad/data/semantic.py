@@ -21,7 +21,7 @@ class SemanticSet(LabelledSet):
 
     ``classes`` are the normal classes followed by the names of the anomaly sets, and a label is a position in
     them. Training images are the normal ones and the *contaminants*, unlabelled anomalies that a partition may
-    hide among them; who gets which, and which nobody gets, is up to the partition.
+    hide among them; the partition decides which client holds which of them, and which are left out.
 
     Attributes:
         anomalies: Names of the anomaly sets: the last of ``classes``.
@@ -33,24 +33,24 @@ class SemanticSet(LabelledSet):
 
     @property
     def normal_classes(self) -> int:
-        """How many classes are normal; smaller labels are normal, the others anomalous."""
+        """Number of normal classes: smaller labels are normal, the others anomalous."""
         return len(self.classes) - len(self.anomalies)
 
 
 class SemanticDataset(LabelledDataset):
-    """Normalised images that are normal (label 0) or anomalous (1), with their class as ``product``.
+    """Normalised images that are normal (label 0) or anomalous (1), with their class as ``category``.
 
     Args:
         images: uint8 [N, C, H, W].
         labels: int64 [N], positions in the classes of a `SemanticSet`.
-        normal_classes: How many of the classes are normal.
+        normal_classes: Number of the classes that are normal.
         mean: Mean of each channel in [0, 1], or of all.
         std: Standard deviation, likewise.
 
     Example:
         >>> grey = torch.full((3, 3, 2, 2), 51, dtype=torch.uint8)
         >>> batch = SemanticDataset(grey, torch.tensor([0, 2, 1]), normal_classes=2).__getitems__([0, 1, 2])
-        >>> batch["label"].tolist(), batch["product"].tolist()
+        >>> batch["label"].tolist(), batch["category"].tolist()
         ([0, 1, 0], [0, 2, 1])
     """
 
@@ -68,8 +68,8 @@ class SemanticDataset(LabelledDataset):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch."""
         batch = super().__getitems__(indices)
-        batch["product"] = batch["label"]
-        batch["label"] = (batch["product"] >= self._normal_classes).long()
+        batch["category"] = batch["label"]
+        batch["label"] = (batch["category"] >= self._normal_classes).long()
         return batch
 
 
@@ -86,8 +86,9 @@ def semantic(
 
     Args:
         root: The folder.
-        normal: Reads the normal set: in a configuration, a node with ``_partial_: true`` that leaves out its ``root``.
-        anomalies: Name -> what reads the anomaly set, likewise.
+        normal: Function that reads the normal set: in a configuration, a node with ``_partial_: true`` and without
+            its ``root``.
+        anomalies: Name -> function that reads the anomaly set, likewise.
         name: As in `join`.
         test_per_set: As in `join`.
         contaminants: As in `join`.

@@ -16,7 +16,7 @@ CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "
 
 
 class LabelledSTL10(STL10):
-    """The labelled files alone: the unlabelled ones (2.6 GB) are neither needed nor checked."""
+    """STL-10 without its unlabelled files (2.6 GB), which are neither needed nor checked."""
 
     train_list = STL10.train_list[:2]
 

@@ -1,4 +1,4 @@
-"""Random subsets of an image set, drawn for each product on its own."""
+"""Random subsets of an image set, drawn for each product independently."""
 
 from collections.abc import Iterable
 from itertools import chain, zip_longest
@@ -11,7 +11,7 @@ from lit_fedad.errors import UserError
 def subset(
     images: ImageSet, train_per_product: int | None = None, test_per_product: int | None = None, seed: int = 0
 ) -> ImageSet:
-    """Takes at most so many images of each product.
+    """Draws at most so many images of each product.
 
     Args:
         images: The whole set; the test images of a product lie next to each other.
@@ -38,12 +38,12 @@ def _by_product(samples: Iterable[Sample]) -> list[list[Sample]]:
     """The samples of every product, products in order of first appearance."""
     piles: dict[str, list[Sample]] = {}
     for sample in samples:
-        piles.setdefault(sample.product, []).append(sample)
+        piles.setdefault(sample.category, []).append(sample)
     return list(piles.values())
 
 
 def _shuffled(samples: list[Sample], seed: int, purpose: str) -> list[Sample]:
-    rng = numpy_generator(seed, purpose, samples[0].product, samples[0].defect)
+    rng = numpy_generator(seed, purpose, samples[0].category, samples[0].defect)
     return [samples[i] for i in rng.permutation(len(samples))]
 
 

@@ -59,7 +59,7 @@ def texture_ad(
     def named(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         # A bare number would meet the numbers of the other materials in a mixture.
         return tuple(
-            dataclasses.replace(sample, product=f"{material}_{sample.product}") for sample in samples
+            dataclasses.replace(sample, category=f"{material}_{sample.category}") for sample in samples
         )
 
     return ImageSet(images.name, named(images.train), named(images.test))

@@ -1,4 +1,4 @@
-"""The embedded default set: textured surfaces with defects, painted on first use into an ordinary folder."""
+"""Embedded default set: textured surfaces with defects, painted on first use into a folder."""
 
 import os
 import tempfile
@@ -24,7 +24,7 @@ def textures(
     test_per_product: int = 40,
     seed: int = 0,
 ) -> ImageSet:
-    """Textured surfaces of five product types with five kinds of defect and their masks.
+    """Reads, and on first use paints, surfaces of five product types with five kinds of defect and their masks.
 
     The pictures are painted once, into a folder in MVTec layout, and read from there afterwards. Training and
     test pictures come from disjoint regions of the photographs.
@@ -92,7 +92,7 @@ def _publish(folder: Path, samples: list[Sample], size: int, seed: int) -> None:
         for sample in samples:
             path = sample.path.relative_to(folder)
             rng = numpy_generator(seed, path.as_posix())  # a picture depends on no other
-            image, mask = paint(sample.product, sample.defect, path.parts[1], size, rng)
+            image, mask = paint(sample.category, sample.defect, path.parts[1], size, rng)
             _save(image, fresh / path)
             if sample.mask:
                 _save(mask, fresh / sample.mask.relative_to(folder))

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_fedad.data.arrays import read_images
-from lit_fedad.data.labelled import LabelledSet, balanced
+from lit_fedad.data.labelled import LabelledSet, read_balanced
 from lit_fedad.errors import UserError
 
 FOLDER = "tiny-imagenet-200"
@@ -46,16 +45,12 @@ def tiny_imagenet(
     root = Path(root).expanduser()
     folder = root / FOLDER if (root / FOLDER).is_dir() else root
     labels = {wnid: label for label, wnid in enumerate(_lines(folder / "wnids.txt"))}
-    train_files, train_labels = _training(folder / "train", labels)
-    test_files, test_labels = _validation(folder / "val", labels)
-    # Drawn before they are read.
-    train = torch.arange(len(train_files))[balanced(train_labels, "train", train_per_class, seed)]
-    test = torch.arange(len(test_files))[balanced(test_labels, "test", test_per_class, seed)]
+    train, test = _training(folder / "train", labels), _validation(folder / "val", labels)
     return LabelledSet(
         "tiny_imagenet",
         _class_names(folder / "words.txt", list(labels)),
-        *(read_images([train_files[i] for i in train], SIDE), train_labels[train]),
-        *(read_images([test_files[i] for i in test], SIDE), test_labels[test]),
+        *read_balanced(*train, "train", train_per_class, seed, SIDE),
+        *read_balanced(*test, "test", test_per_class, seed, SIDE),
         *(mean, std),
     )
 

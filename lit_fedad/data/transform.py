@@ -1,4 +1,4 @@
-"""From an image file to a tensor, and its mask through the same geometry."""
+"""Transforms of image files, and of their masks by the same geometry, to tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class ImageTransform:
         return f"{self!r} v1"  # raise the version when the same fields begin to give other pixels
 
     def image(self, path: Path) -> Tensor:
-        """Reads an image as the backbone wants it.
+        """Reads and normalises an image.
 
         Returns:
             Normalised image, float32 [channels, size, size].
@@ -76,7 +76,7 @@ class ImageTransform:
         return (scaled - mean) / std
 
     def raw(self, path: Path) -> Tensor:
-        """Reads an image for pictures: the same geometry without normalisation.
+        """Reads an image for figures: the same geometry without normalisation.
 
         Returns:
             RGB image, uint8 [size, size, 3].
@@ -127,10 +127,10 @@ class ImageTransform:
 def each_channel(
     name: str, mean: Sequence[float], std: Sequence[float], channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of every channel, from one number a channel or one for all.
+    """Expands mean and standard deviation, given once or for each channel, to every channel.
 
     Args:
-        name: What they belong to.
+        name: Name of the set or transform, for messages.
         mean: Means.
         std: Standard deviations.
         channels: Number of channels.

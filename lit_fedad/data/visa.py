@@ -1,4 +1,4 @@
-"""VisA, as downloaded: one folder an object, and CSV files that say what is for training and what for testing.
+"""VisA, as downloaded: one folder an object, and CSV files with the split into training and test images.
 
 The archive holds ``<object>/Data/Images/{Normal,Anomaly}``, ``<object>/Data/Masks/Anomaly`` and ``split_csv``.
 Source: Zou et al., "SPot-the-Difference Self-Supervised Pre-training for Anomaly Detection and Segmentation",

@@ -1,1 +1,1 @@
-"""How clients are scored."""
+"""Evaluators of clients."""

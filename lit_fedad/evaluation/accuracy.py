@@ -17,7 +17,7 @@ from lit_fedad.metrics.federated import Summary, summarise
 
 
 class AccuracyEvaluator(Evaluator):
-    """Evaluates every client's accuracy on the whole test set, and on one with the client's own class frequencies.
+    """An evaluator of clients' accuracy on the whole test set, and on one with the client's class frequencies.
 
     Args:
         loader: Test batches in a fixed order.
@@ -31,7 +31,7 @@ class AccuracyEvaluator(Evaluator):
         self.loader, self.counts, self.fabric = loader, torch.from_numpy(counts), fabric
 
     def score(self, client: Client, number: int) -> ClassificationMetrics:
-        """Mergeable metric state of one client."""
+        """Computes the metric state of one client."""
         metrics = ClassificationMetrics(self.counts.shape[1], self.counts[number])
         for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
@@ -40,7 +40,7 @@ class AccuracyEvaluator(Evaluator):
         return metrics
 
     def spread(self, state: ClassificationMetrics, clients: list[int]) -> dict[int, ClassificationMetrics]:
-        """The same predictions for every client, each judged by its own class frequencies."""
+        """Returns the same predictions for every client, each with its own class frequencies."""
         states = {}
         for client in clients:
             states[client] = deepcopy(state)
@@ -48,5 +48,5 @@ class AccuracyEvaluator(Evaluator):
         return states
 
     def summarise(self, states: dict[int, ClassificationMetrics]) -> dict[str, Summary]:
-        """Mean, worst, pooled and per-client values of each metric."""
+        """Computes the mean, worst, pooled and per-client values of each metric."""
         return summarise(states)

@@ -1,4 +1,4 @@
-"""Scores clients whose images come task after task (GLDP, evaluation metrics)."""
+"""Evaluation of classifiers whose images come in stages (GLDP, evaluation metrics)."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from lit_fedad.metrics.federated import Summary
 
 ClientTest = Literal["own", "balanced"]
 Scores = dict[str, Tensor]
-"""Correct images and images of each class [2, K], by the ending of metrics' names, which says the classifier."""
+"""Correct images and images of each class [2, K], by the suffix of metrics' names, which names the classifier."""
 
 
 _NAMES = ("selection_accuracy", "global_accuracy", "local_accuracy", "incremental_accuracy", "forgetting")
 
 
 class StreamAccuracyEvaluator(Evaluator):
-    """Evaluates classifiers on the test data of the tasks that a client has met so far.
+    """An evaluator of classifiers on the test data of a client's stages so far.
 
     - ``global_accuracy``: the server's model (A_glo).
-    - ``local_accuracy``: what the client had when it was last trained (A_loc); undefined where only the server makes
-      models that are meant to predict (`Predictors.own`).
-    - ``selection_accuracy``: the same, or else the server's model, over the clients of the last round alone (A_sel).
-    - ``incremental_accuracy``, ``forgetting``: of what the client had at the end of each task.
+    - ``local_accuracy``: the client's model after its last training (A_loc); undefined where only the server builds
+      models that predict (`Predictors.own`).
+    - ``selection_accuracy``: the same, or else the server's model, over the clients of the last round only (A_sel).
+    - ``incremental_accuracy``, ``forgetting``: of the client's models at the end of each stage.
 
-    ``_masked`` marks predictions restricted to the classes that the client has met, so that heads compare fairly
-    with prototypes; the name of one of `Predictors.heads` marks that classifier.
+    The suffix ``_masked`` marks predictions restricted to the classes of the client's stages so far, for a fair
+    comparison of heads with prototypes; the name of one of `Predictors.heads` marks that classifier.
 
     Args:
         loader: Test batches in a fixed order: the whole test split, of which every client's test data are weighted
             together (`ContinualAccuracy`).
-        module: The stream, which says what task a client was at in a round.
-        counts: For every client its training images by task and class [M_i, K].
-        client: Names the method's classifiers.
+        module: The stream, with each client's stage in a round.
+        counts: Training images of each client by stage and class [M_i, K].
+        client: A client, for the names of the method's classifiers.
         fabric: Moves batches and sets precision.
         client_test: Whether a client's test classes are as frequent as in its training data, or ``"balanced"``.
 
@@ -76,15 +76,15 @@ class StreamAccuracyEvaluator(Evaluator):
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
 
     def asked(self, client: Client, clients: list[int]) -> list[int]:
-        """One client where the server's model is the same for all."""
+        """Lists one client where the server's model is the same for all, otherwise all."""
         return clients[:1] if client.predictors.server_shared else clients
 
     def score(self, client: Client, number: int) -> Scores:
-        """How well a client's model predicts."""
+        """Counts the correct predictions of a client's model."""
         return self._score(client, {number: client.context.stage})[number]
 
     def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
-        """Scores the server's model; what clients had when they were last trained is in the history."""
+        """Scores the server's model; scores of the clients' trained models are read from the history."""
         stages = self.module.at(round).stages
         common = interview.client.predictors.server_shared
 
@@ -100,7 +100,7 @@ class StreamAccuracyEvaluator(Evaluator):
         trained = self._history(reports)
         in_place = None
         if not self.own_models and reports:
-            # Only the server makes models: the one of this round stands for what its participants trained.
+            # Only the server builds models: the one of this round represents its participants' training.
             in_place = {client: server[client] for client in participants}
             for client, scores in in_place.items():
                 trained.setdefault(client, {})[self.module.stage(client, reports[-1].round)] = scores
@@ -108,7 +108,7 @@ class StreamAccuracyEvaluator(Evaluator):
         return Evaluation(self._summarise(now, trained, participants, stages), in_place)
 
     def _score(self, client: Client, stages: Mapping[int, int]) -> dict[int, Scores]:
-        """One model, as it predicts for clients at their stages."""
+        """Scores one model as it predicts for clients at their stages."""
         found = {
             number: {ending: self._metric(number, ending) for ending in self.endings} for number in stages
         }
@@ -130,7 +130,7 @@ class StreamAccuracyEvaluator(Evaluator):
         return ContinualAccuracy(self.weights[client], known_only=ending == "_masked")
 
     def _history(self, reports: Sequence[RoundReport]) -> dict[int, dict[int, Scores]]:
-        """By client, what it had when it was last trained in each of its tasks."""
+        """Returns, by client and stage, the scores of the client's last trained model in that stage."""
         last: dict[int, dict[int, Scores]] = {}
         for report in reports:
             for client, scores in report.trained.items():

@@ -13,11 +13,11 @@ from lit_fedad.metrics.federated import Summary, summarise
 
 
 class AnomalyEvaluator(Evaluator):
-    """Evaluates every client on the union of all test images (FedDyMem Eq. 4).
+    """An evaluator of every client on the union of all test images (FedDyMem Eq. 4).
 
     Args:
         loader: Test batches in a fixed order.
-        pixel: Whether masks are there; pixel metrics are then measured of tasks that localise.
+        pixel: Whether there are masks; pixel metrics are then computed for tasks that localise.
         fabric: Moves batches and sets precision.
     """
 
@@ -27,7 +27,7 @@ class AnomalyEvaluator(Evaluator):
         self.loader, self.pixel, self.fabric = loader, pixel, fabric
 
     def score(self, client: Client, number: int) -> AnomalyMetrics:
-        """Mergeable metric state of one client."""
+        """Computes the metric state of one client."""
         metrics = AnomalyMetrics(pixel=False)
         for position, batch in enumerate(self.loader):
             prediction = predict_batch(client, batch, self.fabric)
@@ -39,9 +39,9 @@ class AnomalyEvaluator(Evaluator):
         return metrics
 
     def spread(self, state: AnomalyMetrics, clients: list[int]) -> dict[int, AnomalyMetrics]:
-        """The same state for every client."""
+        """Returns the same state for every client."""
         return dict.fromkeys(clients, state)
 
     def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Summary]:
-        """Mean, worst, pooled and per-client values of each metric."""
+        """Computes the mean, worst, pooled and per-client values of each metric."""
         return summarise(states)

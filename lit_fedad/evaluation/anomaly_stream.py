@@ -1,4 +1,4 @@
-"""Scores clients whose product types come task after task: what they detect, and what they have forgotten."""
+"""Evaluation of anomaly detectors whose product types come in stages: detection and forgetting."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from lit_fedad.metrics.federated import Summary, summarise
 
 
 class Judged(NamedTuple):
-    """What a model makes of the test images of one client's tasks so far.
+    """The metric states of a model on the test images of one client's stages so far.
 
     Attributes:
-        met: Metric state of all of them.
-        tasks: I-AUROC of each task on its own.
+        met: Metric state of all these images.
+        tasks: I-AUROC of each stage alone.
     """
 
     met: AnomalyMetrics
@@ -37,27 +37,28 @@ class Judged(NamedTuple):
 
 
 class AnomalyStreamEvaluator(Evaluator):
-    """Evaluates every client on the test images, normal and anomalous, of the product types it has met so far.
+    """An evaluator of every client on the test images, normal and anomalous, of its product types so far.
 
-    A task's test images are those of the product types in its training images. With a_lj the I-AUROC after task l on
-    the test images of task j, and m the task that a client is at:
+    A stage's test images are those of the product types in its training images. With a_lj the I-AUROC after stage l on
+    the test images of stage j, and m the current stage of a client:
 
-    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of tasks 1 .. m together.
-    - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after task l.
+    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of stages 1 .. m together.
+    - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after stage l.
     - ``forgetting``: mean over j < m of max_l a_lj - a_mj, j <= l < m (see `forgetting`).
-    - ``i_auroc_task_j``: a_mj, from 1; NaN before a client has met its task j.
+    - ``i_auroc_task_j``: a_mj, from j = 1; NaN before a client has reached its stage j.
 
-    What held after an earlier task is the last evaluation in it: evaluations at the ends of tasks need no
-    ``evaluation.every``. Values of several tasks are pooled as the mean over clients, weighted by training images.
+    Values after an earlier stage are those of the last evaluation in it: the ends of stages are always evaluated,
+    whatever ``evaluation.every``. Values of several stages are pooled as the mean over clients, weighted by training
+    images.
 
     Args:
         images: Product types of the test images, and whether there are masks.
-        module: Test images, and what task a client is at in a round.
-        counts: For every client its training images by task and product type [M_i, K].
+        module: Test images, and each client's stage in a round.
+        counts: Training images of each client by stage and product type [M_i, K].
         fabric: Moves batches and sets precision.
 
     Raises:
-        UserError: If a product type in a task has no test images.
+        UserError: If a product type of a stage has no test images.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class AnomalyStreamEvaluator(Evaluator):
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
         self.judges: dict[int, AnomalyEvaluator] = {}
         for number in sorted({product for own in self.tasks for task in own for product in task}):
-            product = images.products[number]
-            indices = [i for i, sample in enumerate(images.test) if sample.product == product]
+            product = images.categories[number]
+            indices = [i for i, sample in enumerate(images.test) if sample.category == product]
             if not indices:
                 raise UserError(
                     f"{images.name}: product '{product}' comes in a task but has no test images; add some, or leave"
@@ -77,8 +78,8 @@ class AnomalyStreamEvaluator(Evaluator):
             loader = DataLoader(
                 Subset(module.test, indices),
                 module.eval_batch_size,
-                generator=torch.Generator(),  # else it takes a number from the global one
-                collate_fn=default_convert,  # data sets give whole batches
+                generator=torch.Generator(),  # otherwise the loader draws from the global generator
+                collate_fn=default_convert,  # data sets return whole batches
             )
             self.judges[number] = AnomalyEvaluator(loader, images.has_masks, fabric)
         longest = max(map(len, self.tasks))
@@ -91,7 +92,7 @@ class AnomalyStreamEvaluator(Evaluator):
         )
 
     def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
-        """Scores clients as they predict now; what they scored after earlier stages is in the history."""
+        """Scores clients as they predict now; scores after earlier stages are read from the history."""
         stages = self.module.at(round).stages
         alike = interview.client.predictors.shared
 
@@ -107,7 +108,7 @@ class AnomalyStreamEvaluator(Evaluator):
         return Evaluation(self._summarise(now, stages, earlier))
 
     def _judge(self, client: Client, stages: Mapping[int, int]) -> dict[int, Judged]:
-        """One model, as it predicts for clients at their stages; each product is scored once."""
+        """Scores one model as it predicts for clients at their stages; each product is scored once."""
         tasks = {holder: self.tasks[holder][: stage + 1] for holder, stage in stages.items()}
         met = {holder: frozenset[int]().union(*own) for holder, own in tasks.items()}
         scored = {

@@ -13,7 +13,7 @@ from lit_fedad.contracts import Client, Prediction
 
 
 def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Prediction:
-    """A client's float32 prediction of one batch, without gradients."""
+    """Computes a client's float32 prediction of one batch, without gradients."""
     with torch.inference_mode(), fabric.autocast():
         prediction = client.predict_step(fabric.to_device(batch))
     maps = prediction.anomaly_map
@@ -27,5 +27,5 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
 
 
 def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
-    """A client's score of every image that a loader gives [n]."""
+    """Computes a client's scores of all images of a loader [n]."""
     return torch.cat([predict_batch(client, batch, fabric).image_score.cpu() for batch in loader])

@@ -14,12 +14,12 @@ from lit_fedad.metrics.semantic import SemanticMetrics
 
 
 class SemanticEvaluator(Evaluator):
-    """Evaluates every client against whole sets of anomalous images (FADngs, experiments).
+    """An evaluator of every client against whole sets of anomalous images (FADngs, experiments).
 
     Args:
         module: Test batches in a fixed order, and training data by client.
-        normal_classes: Products below this number are normal.
-        anomalies: Names of the anomaly sets, which are the products that follow.
+        normal_classes: Categories below this number are normal.
+        anomalies: Names of the anomaly sets, which are the categories after the normal classes.
         fabric: Moves batches and sets precision.
         quantile: Share of a client's training images below its label-free threshold.
     """
@@ -43,11 +43,11 @@ class SemanticEvaluator(Evaluator):
             )
 
     def score(self, client: Client, number: int) -> dict[int, SemanticMetrics]:
-        """Mergeable metric states: of one client, or of all where they predict alike, each at its own threshold."""
+        """Computes metric states of one client, or of all where they share a model, each at its own threshold."""
         metrics = SemanticMetrics(self.anomalies)
         for batch in self.module.test_dataloader():
             scores = predict_batch(client, batch, self.fabric).image_score.cpu()
-            metrics.update(scores, (batch["product"] - self.normal_classes + 1).clamp(min=0))
+            metrics.update(scores, (batch["category"] - self.normal_classes + 1).clamp(min=0))
         holders = (
             [c for c, size in self.module.sizes.items() if size] if client.predictors.shared else [number]
         )
@@ -56,9 +56,9 @@ class SemanticEvaluator(Evaluator):
     def spread(
         self, state: dict[int, SemanticMetrics], clients: list[int]
     ) -> dict[int, dict[int, SemanticMetrics]]:
-        """Each client's own state."""
+        """Returns each client's own state."""
         return {client: {client: state[client]} for client in clients}
 
     def summarise(self, states: dict[int, dict[int, SemanticMetrics]]) -> dict[str, Summary]:
-        """Mean, worst, pooled and per-client values of each metric."""
+        """Computes the mean, worst, pooled and per-client values of each metric."""
         return summarise({client: state[client] for client, state in states.items()})

@@ -11,7 +11,7 @@ from lit_fedad.evaluation.predict import image_scores
 
 
 class Thresholds:
-    """Asks clients above which score an image is anomalous: a quantile of their own normal training images' scores.
+    """A function that computes a client's decision threshold: a quantile of its normal training images' scores.
 
     Args:
         module: Training data by client.
@@ -23,7 +23,7 @@ class Thresholds:
         self.module, self.fabric, self.quantile = module, fabric, quantile
 
     def __call__(self, client: Client, number: int) -> float:
-        """The client's threshold."""
+        """Computes a client's threshold."""
         scores = image_scores(
             client, self.module.client_loader(number, torch.Generator(), shuffle=False), self.fabric
         )

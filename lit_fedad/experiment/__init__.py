@@ -1,1 +1,1 @@
-"""One run: built from its configuration, played, kept in its folder, opened again."""
+"""One run: its construction from a configuration, its rounds, its folder, and reopening it."""

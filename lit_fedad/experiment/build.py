@@ -63,21 +63,21 @@ class Model:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Which backbone with which weights."""
+        """Returns the backbone's name and the source of its weights."""
         return _NO_BACKBONE if self.backbone is None else self.backbone.provenance
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the frozen features do."""
+        """Returns a text that changes whenever the frozen features change."""
         return "none" if self.backbone is None else self.backbone.fingerprint
 
     def restore(self, folder: Path, config: Config, number: int, fabric: Fabric) -> None:
-        """Turns the live client into one of a run's trained clients, without the run's data.
+        """Loads one of a run's trained clients into the live client, without the run's data.
 
         Args:
             folder: The run's folder.
             config: The run's configuration.
-            number: Which client.
+            number: Client number.
             fabric: Device of the client.
 
         Raises:
@@ -102,12 +102,12 @@ class Model:
 
 @dataclass
 class Data:
-    """Images, who holds them, and how they are read.
+    """Images, their partition to clients, and their loaders.
 
     Attributes:
         images: Training and test samples.
         partition: Training indices by client.
-        transform: From file to tensor.
+        transform: Transform from file to tensor.
         module: Loaders.
     """
 
@@ -121,9 +121,9 @@ def build_images(config: Config) -> Images:
     """Reads the image set.
 
     Raises:
-        UserError: If the method cannot work with the task, or the task with these images.
+        UserError: If the method does not support the task, or the task these images.
     """
-    # First of all: a method's settings for its own task and data fit no other.
+    # Checked first: a method's settings for its own task and data do not fit others.
     task = locate(config["task"]["_target_"])
     locate(config["method"]["client"]["_target_"]).check_task(task)
     if task.kind == "anomaly" and config["image"]["channels"] != 3:
@@ -143,10 +143,10 @@ def build_images(config: Config) -> Images:
 
 
 def build_public(config: Config, images: Images) -> Tensor | None:
-    """Reads the public images that a method's server looks at, if it does: uint8 [P, 3, S, S].
+    """Reads the public images [P, 3, S, S], uint8, if the method's server uses any.
 
     Raises:
-        UserError: If one of them is also a client's or a test image, or the run looks at grey images.
+        UserError: If one of them is also a client's or a test image, or the run uses grey images.
     """
     if not takes(config["method"]["server"], "public") or config.get("public") is None:
         return None
@@ -165,42 +165,43 @@ def build_public(config: Config, images: Images) -> Tensor | None:
 
 
 def build_partition(config: Config, images: Images) -> Partition:
-    """Deals the training images to clients, and to their tasks where these come one after another."""
+    """Partitions the training images to clients, and to their stages where data come in stages."""
     partition: Partition = build(config["partition"])(images, config["seed"])
     return partition
 
 
-def build_teaching(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
-    """The images that the partition keeps for a method's server, if it takes any.
+def build_server_labelled(config: Config, images: Images, partition: Partition) -> LabelledDataset | None:
+    """Selects the labelled images that the partition reserves for the method's server, if it uses any.
 
     Raises:
         UserError: If there are none.
     """
-    if not takes(config["method"]["server"], "teaching"):
+    if not takes(config["method"]["server"], "server_labelled"):
         return None
     assert isinstance(images, LabelledSet)
     kept = list(partition.reserved)
     if not kept:
         raise UserError(
-            f"method {config['method']['name']} teaches its server with labelled images that no client holds:"
-            " give partition=task_stream partition.teaching=100 (of each class)"
+            f"method {config['method']['name']} trains its server with labelled images that no client holds:"
+            " give partition=task_stream partition.server_labelled=100 (of each class)"
         )
     return LabelledDataset(images.train_images[kept], images.train_labels[kept], images.mean, images.std)
 
 
 def build_model(
     config: Config,
-    products: Sequence[str],
+    categories: Sequence[str],
     public: Tensor | None = None,
-    teaching: LabelledDataset | None = None,
+    server_labelled: LabelledDataset | None = None,
 ) -> Model:
     """Builds backbone, task, client and server, with initial weights drawn from the seed.
 
     Args:
         config: The configuration.
-        products: Product types or classes of the data set.
-        public: From `build_public`; without it a server that wants public images can answer, but not learn.
-        teaching: From `build_teaching`; likewise.
+        categories: Product types or classes of the data set.
+        public: Images from `build_public`; without them a server that uses public images can predict, but not train.
+        server_labelled: Images from `build_server_labelled`; without them a server that uses them can predict, but
+            not train.
     """
     with seeded(config["seed"], "initial weights"):
         given: dict[str, Any] = {}
@@ -209,12 +210,12 @@ def build_model(
                 raise UserError("this task looks at images through a backbone: give backbone=resnet18")
             given["backbone"] = build(config["backbone"])
         if takes(config["task"], "classes"):
-            given["classes"] = len(products)
+            given["classes"] = len(categories)
         task = build(config["task"], **given)
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
-        kept = {"public": public, "teaching": teaching}
+        kept = {"public": public, "server_labelled": server_labelled}
         server = build(
             config["method"]["server"],
             client=client,
@@ -225,7 +226,7 @@ def build_model(
 
 
 def start_from(task: Task, run: str) -> None:
-    """Gives a task the weights that a run's server ended with, where the two have any of the same name and shape.
+    """Loads the final weights of a run's server into a task, where names and shapes are equal.
 
     Raises:
         UserError: If there is no such run, its server holds no weights, or no weight fits.
@@ -251,7 +252,7 @@ def start_from(task: Task, run: str) -> None:
 def build_data(
     config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric, display: Display
 ) -> Data:
-    """Prepares images to be read, and computes frozen features that are not cached yet."""
+    """Builds the loaders of images, and computes frozen features that are not yet cached."""
     if isinstance(images, LabelledSet):
         transform, train, test = _labelled_data(config, images)
     else:
@@ -266,7 +267,7 @@ def build_data(
 
 
 def image_transform(config: Config) -> ImageTransform:
-    """From an image file to what the run's task sees; labelled sets bring their own mean and deviation."""
+    """Builds the transform from image files to the task's input; labelled sets have their own mean and deviation."""
     source = config["data"].get("normal", config["data"])
     own = {key: source[key] for key in ("mean", "std") if key in source}
     return call(ImageTransform, {**own, **config["image"]}, "image")
@@ -316,7 +317,7 @@ def _image_data(
 
 
 def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
-    """What judges clients on this kind of data."""
+    """Builds the evaluator for this kind of data."""
     loader = data.module.test_dataloader()
     if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
         counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
@@ -335,7 +336,7 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
 
 
 def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:
-    """Puts server, client, data and metrics into the round loop."""
+    """Builds the federation of server, client, data and evaluator."""
     return Federation(
         server=model.server,
         client=model.client,
@@ -353,11 +354,11 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
 
 
 def open_checkpoints(folder: Path, config: Config, model: Model) -> Checkpoints:
-    """A run's checkpoints, which only the same configuration with the same backbone weights may continue."""
+    """Opens a run's checkpoints, which only the same configuration with the same backbone weights may resume."""
     return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}")
 
 
 def cache_folder(config: Config) -> Path:
-    """Where frozen features are kept: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
+    """Returns the folder of frozen features: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
     folder = config["cache"]["folder"] or os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad"
     return Path(folder).expanduser() / "features"

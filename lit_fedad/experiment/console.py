@@ -1,4 +1,4 @@
-"""What the user reads while a run goes on."""
+"""Console output of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.report.constant_predictions import constant_predictions
 
-# Other metrics have their rows in the closing table; a fourth would crowd the bytes out of the line.
+# Other metrics are in the final table; with a fourth, the bytes would not fit in the line.
 _LINE = (
     *("i_auroc", "p_auroc", "pro", "accuracy", "own_accuracy", "auroc", "aupr"),
     *("selection_accuracy", "global_accuracy", "local_accuracy"),
@@ -21,47 +21,47 @@ _LINE = (
 
 
 class Progress(FederationCallback):
-    """Shows how many turns of clients have been played, between `start` and `stop`."""
+    """A callback that shows the number of finished turns of clients, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
         self._show = lambda done, total: None
 
     def start(self, display: Display, title: str) -> None:
-        """Shows progress from here on.
+        """Starts to show progress.
 
         Args:
-            display: Where.
-            title: What is being done.
+            display: Display of the progress.
+            title: Title of the progress.
         """
         self._show = self._open.enter_context(display.progress(title))
 
     def stop(self) -> None:
-        """Shows no more."""
+        """Stops showing progress."""
         self._open.close()
         self._show = lambda done, total: None
 
     def on_client_end(self, done: int, total: int) -> None:
-        """Shows how far the process is."""
+        """Shows the progress of this process."""
         self._show(done, total)
 
 
 class Console(RunCallback):
-    """Prints what runs, a line a round, and warnings."""
+    """A callback that prints a description of the run, one line per round, and warnings."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
         self._durations: list[float] = []
 
     def on_run_start(self, run: Run) -> None:
-        """Prints what runs, and starts to show progress."""
+        """Prints a description of the run, and starts to show progress."""
         self._display, self._last = run.display, time.perf_counter()
         run.display.header(describe(run))
         self._progress = Progress()
         self._progress.start(run.display, "Clients trained and scored")
 
     def on_client_end(self, done: int, total: int) -> None:
-        """Shows how far the process is."""
+        """Shows the progress of this process."""
         if self._progress is not None:
             self._progress.on_client_end(done, total)
 
@@ -89,11 +89,11 @@ class Console(RunCallback):
             self._display.warn(f"round {report.round}: {constant}")
 
     def on_rounds_end(self, run: Run) -> None:
-        """Shows progress no more."""
+        """Stops showing progress."""
         self._stop()
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Shows progress no more."""
+        """Stops showing progress."""
         self._stop()
 
     def _stop(self) -> None:
@@ -103,7 +103,7 @@ class Console(RunCallback):
 
 
 def describe(run: Run) -> dict[str, str]:
-    """Describes a run in a few words a line, by what they are about."""
+    """Describes a run in short lines, by subject."""
     config, data, backbone = run.config, run.data, run.model.provenance
     sizes = data.partition.sizes
     return {

@@ -1,4 +1,4 @@
-"""Opens a complete run again, with its images and all its clients."""
+"""A complete run, reopened with its images and all its clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.report.console import Display
 
-# What may differ between the machine of the run and this one; all else would make it another detector.
+# Values that may differ between the machine of the run and this one; other values would change the detector.
 _MACHINE = ("data.root", "backbone.weights", "cache.folder", "fabric.accelerator")
 
 
@@ -33,14 +33,14 @@ class FinishedRun:
     """A run after its last round, on this machine.
 
     Attributes:
-        folder: Its files.
+        folder: The run's files.
         result: Content of ``result.json``.
-        config: Its configuration, as it is on this machine.
-        model: Its live client and server.
-        data: Its images.
-        federation: With the last checkpoint restored.
-        fabric: One process.
-        display: For what is to be said.
+        config: The run's configuration on this machine.
+        model: The live client and server.
+        data: The run's images.
+        federation: The federation, restored from the last checkpoint.
+        fabric: A Fabric of one process.
+        display: Display of messages.
     """
 
     folder: RunFolder
@@ -56,15 +56,15 @@ class FinishedRun:
 def reopen(
     run: str, overrides: Mapping[str, str] | None = None, callbacks: Sequence[object] = ()
 ) -> FinishedRun:
-    """Builds a run's parts as they were at its end; plays nothing.
+    """Builds a run's parts as they were at its end, without further rounds.
 
     Args:
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine, such as ``data.root``.
-        callbacks: Hear of its federation.
+        callbacks: Callbacks of the federation.
 
     Raises:
-        UserError: If there is no such complete run, or its data or backbone cannot be had again.
+        UserError: If there is no such complete run, or its data or backbone is not available.
     """
     folder, result, config = complete_run(run, overrides)
     display, fabric = Display(), one_process(config, callbacks)
@@ -81,10 +81,10 @@ def reopen(
 
 
 def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:
-    """A run's folder and result, and its configuration as it is on this machine.
+    """Returns a run's folder and result, and its configuration on this machine.
 
     Raises:
-        UserError: If there is no such complete run, or a value may not differ.
+        UserError: If there is no such complete run, or an override is not allowed.
     """
     folder = RunFolder.find(run)
     result = folder.result()
@@ -100,19 +100,19 @@ def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFold
 
 
 def one_process(config: Config, callbacks: Sequence[object] = ()) -> Fabric:
-    """A launched Fabric of one process, as the run's otherwise."""
+    """Launches a Fabric of one process with the run's other settings, and returns it."""
     fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1, "callbacks": callbacks})
     fabric.launch()
     return fabric
 
 
 def same_model(config: Config, result: Mapping[str, Any]) -> Model:
-    """The run's model, untrained, on the very backbone it was trained with.
+    """Builds the run's model, untrained, with the backbone that the run was trained with.
 
     Raises:
-        UserError: If the backbone's weights are others now.
+        UserError: If the backbone's weights have changed.
     """
-    # Where training started from has been trained over, and need not exist any more.
+    # The initial weights have been replaced by training, and their run need not exist any more.
     model = build_model({**config, "start": None}, result["partition"]["products"])
     then, now = result["backbone"], model.provenance
     if then["sha256"] != now["sha256"]:

@@ -1,4 +1,4 @@
-"""A run in progress, and what callbacks hear of it."""
+"""A run in progress, and the hooks of its callbacks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Run:
     """All parts of a run, in one process.
 
     Attributes:
-        config: Its configuration.
-        folder: Its files.
+        config: The run's configuration.
+        folder: The run's files.
         model: Backbone, task, client and server.
         data: Images, partition and loaders.
         federation: The round loop.
         fabric: Device, precision and processes.
-        display: What the user reads; quiet in processes other than the first.
+        display: Output for the user; quiet in processes other than the first.
         thresholds: Decision threshold by client, after the last round of an anomaly task; on the first process only.
-        extras: What callbacks add to ``result.json``, by key.
+        extras: Values that callbacks add to ``result.json``, by key.
     """
 
     config: Config
@@ -43,20 +43,20 @@ class Run:
 
 
 class RunCallback(FederationCallback):
-    """Hooks of a run, beside those of its federation; called in every process.
+    """The hooks of a run, in addition to those of its federation; called in every process.
 
-    A callback is built before processes start, and handed to each: it must be picklable until `on_run_start`.
-    Callbacks of the configuration stand under ``callbacks``.
+    A callback is built before processes start, and passed to each: it must be picklable until `on_run_start`.
+    Callbacks of the configuration are listed under ``callbacks``.
     """
 
     def on_run_start(self, run: Run) -> None:
-        """Called when all parts are built, before the first round."""
+        """Receives the run when all parts are built, before the first round."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Called after the last round, when thresholds are set: `Federation.ask` may be called here."""
+        """Receives the run after the last round, when thresholds are set: `Federation.ask` may be called here."""
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
-        """Called on the first process with the content of ``result.json``, which is written."""
+        """Receives, on the first process, the content of ``result.json`` when it has been written."""
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Called when the run ends early, whatever the cause."""
+        """Receives the error when the run ends early, whatever the cause."""

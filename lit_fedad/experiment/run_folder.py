@@ -1,4 +1,4 @@
-"""A run's folder: where its files lie, and how a later command finds them."""
+"""The folder of a run's files, and its lookup by later commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lit_fedad.tracking.reading import find_run_folder
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
 _FILES = ("config.yaml", "partition.json", "thresholds.json", "result.json", "evaluation.json")
 
-# Written into config.yaml. Raise it when this version can no longer open what the one before wrote; 0.1 wrote none.
+# Written to config.yaml. Raise it when a version cannot open the files of the one before; 0.1 wrote none.
 _FORMAT = 2
 
 
@@ -35,7 +35,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
-        """Returns the folder of a configuration's run: the same command always gets the same one."""
+        """Returns the folder of a configuration's run, the same for equal configurations."""
         if config["out"]:
             return cls(Path(config["out"]))
         data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
@@ -66,7 +66,7 @@ class RunFolder:
         return found
 
     def clear(self) -> None:
-        """Removes the files of an earlier run, and nothing else that lies in the folder."""
+        """Removes the files of an earlier run, and no other files in the folder."""
         for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in _FILES:
@@ -74,7 +74,7 @@ class RunFolder:
                 (self.path / name).unlink()
 
     def config(self) -> Config:
-        """Reads the resolved configuration that the run was made with.
+        """Reads the resolved configuration of the run.
 
         Raises:
             UserError: If the file is not such a configuration, or another version wrote it.
@@ -96,7 +96,7 @@ class RunFolder:
         return config
 
     def claim(self, config: Config) -> None:
-        """Reserves the folder for a configuration, and writes the configuration into it.
+        """Reserves the folder for a configuration, and writes the configuration to it.
 
         Raises:
             UserError: If it holds a run of another configuration or version, or cannot be written.
@@ -106,7 +106,7 @@ class RunFolder:
                 raise UserError(
                     f"{self.path}: holds a run of another configuration; give another out=DIR, or fresh=true"
                 )
-            self.clear()  # a command that was refused before its first round, and has been corrected since
+            self.clear()  # left by a command that failed before its first round
         self._write("config.yaml", yaml.safe_dump({"format": _FORMAT, **config}, sort_keys=False))
 
     def result(self) -> dict[str, Any] | None:
@@ -115,7 +115,7 @@ class RunFolder:
         return json.loads(path.read_text()) if path.exists() else None
 
     def thresholds(self) -> dict[int, float]:
-        """Reads each client's image score above which a complete run calls an image anomalous."""
+        """Reads each client's decision threshold of image scores in a complete run."""
         return {
             int(client): value
             for client, value in json.loads((self.path / "thresholds.json").read_text()).items()

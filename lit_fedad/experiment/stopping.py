@@ -2,4 +2,4 @@
 
 
 class RunStoppedError(Exception):
-    """Ends a run early and on purpose; its checkpoint holds, and the same configuration resumes it."""
+    """An intended early end of a run; its checkpoint is kept, and the same configuration resumes it."""

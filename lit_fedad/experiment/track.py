@@ -16,12 +16,12 @@ from lit_fedad.tracking.tracker import Tracker
 
 
 class Tracking(RunCallback):
-    """Tracks a run, where the configuration enables it; the first process alone does."""
+    """A callback that tracks a run on the first process, where the configuration enables it."""
 
     _tracker: Tracker | None = None
 
     def on_run_start(self, run: Run) -> None:
-        """Begins the record, or goes on with that of a resumed run."""
+        """Begins the record, or continues that of a resumed run."""
         if run.fabric.is_global_zero:
             self._tracker = open_tracker(run)
 
@@ -31,7 +31,7 @@ class Tracking(RunCallback):
             self._tracker.metrics(flat_metrics(report), step=report.round)
 
     def on_rounds_end(self, run: Run) -> None:
-        """Records what other callbacks have measured of privacy."""
+        """Records the privacy measures of other callbacks."""
         if self._tracker is None:
             return
         run.extras["tracking_run_id"] = self._tracker.run_id
@@ -46,7 +46,7 @@ class Tracking(RunCallback):
         self._close(run, "FINISHED")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Ends the record: as killed where the run was stopped on purpose, with the cause as a tag."""
+        """Ends the record, as killed where the run was stopped intentionally, with the cause as a tag."""
         stopped = isinstance(error, RunStoppedError)
         if stopped and self._tracker is not None:
             self._tracker.tags({"stopped": str(error)})

@@ -1,4 +1,4 @@
-"""Configuration in, result out: one run from its first to its last round."""
+"""One run from configuration to result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lit_fedad.experiment.build import (
     build_model,
     build_partition,
     build_public,
-    build_teaching,
+    build_server_labelled,
 )
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.figures.history import History
@@ -31,19 +31,19 @@ from lit_fedad.report.console import Display, plain_warnings
 
 
 def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ()) -> dict[str, Any]:
-    """Runs an experiment, or what is left of it.
+    """Runs an experiment, or its remaining rounds.
 
     Args:
         config: From `lit_fedad.config.compose`.
-        quiet: Print nothing but warnings.
-        callbacks: Hear of the run, beside those of the configuration (`RunCallback`); may raise `RunStoppedError`.
+        quiet: Whether only warnings are printed.
+        callbacks: Callbacks (`RunCallback`) in addition to those of the configuration; may raise `RunStoppedError`.
 
     Returns:
         The content of ``result.json``.
 
     Raises:
-        UserError: For bad input, in one line.
-        RunStoppedError: As a callback raised it; the tracked run then ends as killed, with the cause as its tag.
+        UserError: If the input is invalid.
+        RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
     run = RunFolder.of(config)
     if config["fresh"]:
@@ -71,7 +71,7 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
 
 
 def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
-    """Plays the run, in every process; processes other than the first print nothing."""
+    """Runs all rounds in every process; processes other than the first print nothing."""
     display = Display(quiet=quiet or not fabric.is_global_zero)
     with plain_warnings(display, ignore=not fabric.is_global_zero):
         run = build_run(fabric, config, display)
@@ -87,17 +87,18 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     """Builds all parts of a run.
 
     Args:
-        fabric: Launched.
+        fabric: A launched Fabric.
         config: The configuration.
-        display: For progress and warnings.
+        display: Output of progress and warnings.
 
     Raises:
-        UserError: For bad input.
+        UserError: If the input is invalid.
     """
     images = build_images(config)
     partition = build_partition(config, images)
-    public, teaching = build_public(config, images), build_teaching(config, images, partition)
-    model = build_model(config, images.products, public, teaching)
+    public = build_public(config, images)
+    server_labelled = build_server_labelled(config, images, partition)
+    model = build_model(config, images.categories, public, server_labelled)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
     federation = build_federation(config, folder.path, model, data, fabric)

@@ -6,14 +6,10 @@ all others. Whole batches of selections are therefore made on a small table of d
 all points are then brought up to date by one matrix product.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from lit_fedad.memory.knn import chunks, nearest, squared_distances, working_dtype
-
-Progress = Callable[[int, int], None]
 
 _MOST_CANDIDATES = 2048
 _FLUSH_BYTES = 8 * 2**20  # the block of distances stays in the shared cache
@@ -27,7 +23,6 @@ def greedy_k_center(
     generator: torch.Generator,
     start: int | None = None,
     projection: int | None = None,
-    progress: Progress | None = None,
 ) -> Tensor:
     """Selects points one by one, each the farthest from all selected before (Gonzalez, 1985).
 
@@ -42,7 +37,6 @@ def greedy_k_center(
         start: Index of the first point instead of a random one.
         projection: Selects in this many dimensions after a Gaussian random projection, as PatchCore does; the
             selection is then greedy for the projected distances.
-        progress: Called with (selected so far, size) after every batch of selections.
 
     Returns:
         Indices in order of selection, ``[min(size, n)]`` int64, on the device of the points.
@@ -76,13 +70,11 @@ def greedy_k_center(
         batch = _select_batch(distances, points, centre, size - selected)
         batches.append(batch)
         selected += len(batch)
-        if progress is not None:
-            progress(selected, size)
     return torch.cat(batches)
 
 
 def covering_radius(points: Tensor, selected: Tensor) -> float:
-    """The largest distance of a point to its nearest selected point: what a k-centre coreset minimises.
+    """Computes the largest distance of a point to its nearest selected point, which a k-centre coreset minimises.
 
     Args:
         points: Rows ``[n, channels]``.

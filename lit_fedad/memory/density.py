@@ -1,4 +1,4 @@
-"""Gaussian densities of features: estimated with shrinkage on weak clusters, scored by Mahalanobis distance."""
+"""Gaussian densities of features: estimated with shrinkage on coarse clusters, scored by Mahalanobis distance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Densities:
     Attributes:
         mean: Means [K, D].
         covariance: Covariances after shrinkage [K, D, D].
-        count: Features behind each [K].
+        count: Number of features of each [K].
     """
 
     mean: Tensor
@@ -32,16 +32,17 @@ class Densities:
 def estimate_densities(
     features: Tensor, clusters: int, shrinkage: float, generator: torch.Generator, max_steps: int = 5
 ) -> Densities:
-    """Noisy density estimation (FADngs, Eq. 1-3): a Gaussian of every cluster of a clustering that stops early.
+    """Estimates a Gaussian of every cluster of a clustering that stops early: noisy density estimation.
 
-    What stopping early leaves in a wrong cluster is the noise of Eq. 4-5; nothing is added on top. A cluster of a
-    single feature is merged into the nearest other, and no more clusters are sought than there are pairs of features.
+    Mean: FADngs Eq. 1. Covariance: FADngs Eq. 2. Shrinkage: FADngs Eq. 3. The features that an early stop leaves in a
+    wrong cluster are the noise of FADngs Eq. 4 and FADngs Eq. 5; no other noise is added. A cluster of a single
+    feature is merged into the nearest other, and there are at most as many clusters as pairs of features.
 
     Args:
         features: Rows [n, D].
-        clusters: K; with 1 there is nothing to cluster.
-        shrinkage: rho of Eq. 3, in [0, 1].
-        generator: Seeds the clustering.
+        clusters: Number of clusters K; 1 for a single Gaussian.
+        shrinkage: rho, in [0, 1] (FADngs Eq. 3).
+        generator: Source of the randomness of the clustering.
         max_steps: Lloyd iterations before the clustering stops.
 
     Returns:
@@ -85,14 +86,14 @@ def _without_single(features: Tensor, owner: Tensor, centroids: Tensor) -> Tenso
 
 
 class DensitySet(nn.Module):
-    """The densities that features are scored against; any number of them, which loading a state may change.
+    """Set of densities that features are scored against; loading a state may change their number M.
 
     Args:
-        width: D.
+        width: Number of features D.
 
     Attributes:
-        mean: [M, D].
-        covariance: [M, D, D].
+        mean: Means [M, D].
+        covariance: Covariances [M, D, D].
     """
 
     mean: Tensor
@@ -111,14 +112,14 @@ class DensitySet(nn.Module):
         """Replaces all densities.
 
         Args:
-            mean: [M, D].
-            covariance: [M, D, D], positive definite.
+            mean: Means [M, D].
+            covariance: Covariances [M, D, D], positive definite.
         """
         self.mean, self.covariance = mean.to(self.mean), covariance.to(self.covariance)
         self._whitening = None
 
     def forward(self, features: Tensor) -> Tensor:
-        """The squared Mahalanobis distance to the nearest density (FADngs, Eq. 6).
+        """Computes the squared Mahalanobis distance to the nearest density (FADngs Eq. 6).
 
         Args:
             features: Rows [n, D].

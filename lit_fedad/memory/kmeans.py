@@ -1,7 +1,6 @@
 """Weighted k-means: Lloyd's iterations over the exact nearest-neighbour kernel, from one generator."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,14 +8,12 @@ from torch import Tensor
 from lit_fedad.errors import UserError
 from lit_fedad.memory.knn import Backend, chunks, nearest, squared_distances, working_dtype
 
-Seeding = Literal["kmeans++", "random"]
-
 _PROPOSALS = 256
 
 
 @dataclass(frozen=True)
 class KMeansResult:
-    """Centroids and what lies nearest to each of them.
+    """Centroids and the points nearest to each of them.
 
     Attributes:
         centroids: Rows ``[clusters, channels]``, at least single precision.
@@ -41,12 +38,11 @@ def kmeans(
     generator: torch.Generator,
     weights: Tensor | None = None,
     initial: Tensor | None = None,
-    seeding: Seeding = "kmeans++",
     max_steps: int = 20,
     tolerance: float = 1e-4,
     backend: Backend = "auto",
 ) -> KMeansResult:
-    """Clusters rows by Lloyd's algorithm (Lloyd, 1982).
+    """Clusters rows by Lloyd's algorithm (Lloyd, 1982) from k-means++ seeds (Arthur and Vassilvitskii, 2007).
 
     An empty cluster keeps its centroid. Assignment, counts and inertia belong to the centroids returned. With
     fewer points than clusters and no ``initial``, every point is a centroid and the surplus are copies of
@@ -57,8 +53,7 @@ def kmeans(
         clusters: Number of centroids.
         generator: Source of all randomness; not used when ``initial`` is given.
         weights: Non-negative weight of each point, ``[n]``; 1 by default.
-        initial: Centroids to start from, ``[clusters, channels]``, instead of seeding; they keep their order.
-        seeding: ``kmeans++`` (Arthur and Vassilvitskii, 2007) or ``random`` distinct points, drawn by weight.
+        initial: Centroids to start from, ``[clusters, channels]``, instead of seeds; they keep their order.
         max_steps: Most moves of the centroids.
         tolerance: Stops once a move lowers the inertia by no more than this share of it.
         backend: See :func:`lit_fedad.memory.knn.nearest`.
@@ -81,13 +76,9 @@ def kmeans(
         centroids = initial.to(working_dtype(points, initial), copy=True)
     elif len(points) < clusters:
         return _every_point_a_centroid(points, clusters, mass, generator)
-    elif seeding == "kmeans++":
+    else:
         seeds = plus_plus_seeds(points, clusters, mass, generator, backend)
         centroids = points[seeds].to(working_dtype(points))
-    elif seeding == "random":
-        centroids = points[_distinct_draws(mass, clusters, generator)].to(working_dtype(points))
-    else:
-        raise ValueError(f"unknown seeding {seeding!r}: choose kmeans++ or random")
 
     steps = 0
     assignment, inertia = _assign(points, centroids, mass, backend)
@@ -120,9 +111,9 @@ def plus_plus_seeds(
 ) -> Tensor:
     """Draws k-means++ seeds: each by weight times squared distance to the nearest seed before it.
 
-    Drawing from distances that are out of date, and accepting a proposal with probability (distance now /
-    distance then) squared, is the same distribution. So proposals come in batches, and all distances are
-    brought up to date once a batch by one matrix product. Once all points coincide with seeds, the rest are
+    Drawing from outdated distances, and accepting a proposal with probability (distance now / distance then)
+    squared, gives the same distribution. So proposals come in batches, and all distances are updated once a batch
+    by one matrix product. Once all points coincide with seeds, the rest are
     drawn by weight.
 
     Args:
@@ -175,12 +166,6 @@ def _draw(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
     draws = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
     places = torch.searchsorted(cumulative, draws.to(mass.device) * cumulative[-1], right=True)
     return places.clamp_(max=len(mass) - 1)
-
-
-def _distinct_draws(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices drawn by weight without replacement (Efraimidis and Spirakis, 2006)."""
-    draws = torch.rand(len(mass), generator=generator, dtype=torch.float64, device=generator.device)
-    return (draws.to(mass.device).log() / mass).topk(count).indices
 
 
 def _assign(points: Tensor, centroids: Tensor, mass: Tensor, backend: Backend) -> tuple[Tensor, float]:

@@ -27,12 +27,11 @@ _CACHE_BYTES = 2**20  # differences are bound by memory: blocks of this size sta
 
 
 @torch.no_grad()
-def nearest(
-    queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto", chunk_bytes: int = CHUNK_BYTES
-) -> tuple[Tensor, Tensor]:
+def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """Finds the ``k`` nearest slots of every query, exactly and without gradient.
 
-    The distance to a slot equal to the query is exactly 0. Only slots whose squared distances differ by less
+    Temporaries for the queries hold at most `CHUNK_BYTES`; a centred copy of the bank comes on top. The distance to a
+    slot equal to the query is exactly 0. Only slots whose squared distances differ by less
     than the rounding of the matrix product (about ``1e-7 |q - mean|^2`` in single precision) may change
     places.
 
@@ -42,7 +41,6 @@ def nearest(
         k: Number of neighbours, 1 to ``slots``.
         backend: ``torch`` (any device), ``faiss`` (searches in single precision, on the GPU with faiss-gpu)
             or ``auto``: faiss where it was measured faster (single precision on a Linux CPU), else torch.
-        chunk_bytes: Bound on the temporaries for the queries; a centred copy of the bank comes on top.
 
     Returns:
         Euclidean distances ``[n, k]``, ascending, and the slots they belong to, ``[n, k]`` int64.
@@ -69,7 +67,7 @@ def nearest(
     distances = torch.empty(len(queries), k, dtype=dtype, device=bank.device)
     indices = torch.empty(len(queries), k, dtype=torch.int64, device=bank.device)
     row_bytes = dtype.itemsize * (len(bank) + 2 * bank.shape[1])
-    for rows in chunks(len(queries), row_bytes, chunk_bytes):
+    for rows in chunks(len(queries), row_bytes):
         block = queries[rows].to(dtype)
         indices[rows] = search(block - centre)
         distances[rows] = _distances(block, bank, indices[rows])
@@ -80,9 +78,9 @@ def nearest(
 
 
 def neighbour_distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tensor:
-    """Euclidean distances of every query to given slots, differentiable in the queries.
+    """Computes Euclidean distances of every query to given slots, differentiable in the queries.
 
-    The bank counts as a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A
+    The bank is a constant. No ``[n, k, channels]`` tensor is ever formed, forwards or backwards. A
     distance of 0 gets the sub-gradient 0.
 
     Args:
@@ -110,12 +108,15 @@ def neighbour_distances(queries: Tensor, bank: Tensor, indices: Tensor) -> Tenso
 
 
 def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
-    """Squared distances ``[n, slots]`` by one matrix product, rounded as the expansion rounds.
+    """Computes squared distances by one matrix product, with the rounding error of the expansion.
 
     Args:
-        rows: Rows ``[n, channels]``, best moved to the mean of the data.
-        bank: Rows ``[slots, channels]``, moved likewise.
+        rows: Rows ``[n, channels]``; the error is smallest where the mean of the data is 0.
+        bank: Rows ``[slots, channels]``, likewise.
         bank_norms: Squared norms of the bank's rows, ``[slots]``.
+
+    Returns:
+        Squared distances ``[n, slots]``, not negative.
 
     Example:
         >>> squared_distances(torch.tensor([[1.0]]), torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 9.0]))
@@ -126,7 +127,7 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest type of the tensors, but at least single precision.
+    """Returns the widest type of the tensors, but at least single precision.
 
     Example:
         >>> working_dtype(torch.zeros(1, dtype=torch.float16))
@@ -139,7 +140,7 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def chunks(length: int, row_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Slices that cover ``range(length)`` in blocks of at most ``chunk_bytes`` (but at least one row).
+    """Yields slices that cover ``range(length)`` in blocks of at most ``chunk_bytes``, but at least one row.
 
     Example:
         >>> list(chunks(5, row_bytes=4, chunk_bytes=8))

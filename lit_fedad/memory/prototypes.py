@@ -1,4 +1,4 @@
-"""Class prototypes: one feature vector a class, some of them not known."""
+"""Class prototypes: one feature vector a class; those of some classes may be unknown."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Prototypes:
     """At most one vector a class.
 
     Attributes:
-        vectors: [K, D]; zero where a class has none.
-        known: Which classes have one, bool [K].
+        vectors: Prototypes [K, D]; zero where a class has none.
+        known: Whether each class has one, bool [K].
     """
 
     vectors: Tensor
@@ -23,15 +23,15 @@ class Prototypes:
 
     @classmethod
     def none(cls, classes: int, width: int) -> Prototypes:
-        """No prototype of K classes of D features."""
+        """Creates K classes without a prototype of D features."""
         return cls(torch.zeros(classes, width), torch.zeros(classes, dtype=torch.bool))
 
     @classmethod
     def unpack(cls, vectors: Tensor, members: Tensor, classes: int) -> Prototypes:
-        """From the prototypes that there are.
+        """Spreads the known prototypes over all classes: the inverse of `pack`.
 
         Args:
-            vectors: [n, D].
+            vectors: Known prototypes [n, D].
             members: Their classes, int64 [n].
             classes: Number of classes K.
         """
@@ -39,18 +39,18 @@ class Prototypes:
         return cls(vectors.new_zeros(classes, vectors.shape[1]).index_copy(0, members, vectors), known)
 
     def pack(self) -> tuple[Tensor, Tensor]:
-        """The prototypes that there are [n, D], and their classes, int64 [n]."""
+        """Selects the known prototypes [n, D] and their classes, int64 [n]."""
         members = self.known.nonzero().squeeze(1)
         return self.vectors[members], members
 
     def moved(self, newer: Prototypes, beta: float) -> Prototypes:
-        """The moving average with newer prototypes; new classes are copied (GLDP, Eq. 9 and 11).
+        """Computes the moving average with newer prototypes; new classes are copied (GLDP Eq. 9, GLDP Eq. 11).
 
-        ``beta C + (1 - beta) C'`` for classes known to both; a class known to one keeps what that one has.
+        ``beta C + (1 - beta) C'`` for classes known to both; of a class known to one alone, that prototype.
 
         Args:
-            newer: C'.
-            beta: Share of the old ones.
+            newer: Newer prototypes C'.
+            beta: Share of the old prototypes C.
         """
         both = self.known & newer.known
         averaged = beta * self.vectors + (1 - beta) * newer.vectors
@@ -58,19 +58,19 @@ class Prototypes:
         return Prototypes(vectors, self.known | newer.known)
 
     def renewed(self, newer: Prototypes) -> Prototypes:
-        """The newer prototype of every class that has one, the old one of the others."""
+        """Replaces the prototype of every class that has a newer one."""
         return Prototypes(
             torch.where(newer.known[:, None], newer.vectors, self.vectors), self.known | newer.known
         )
 
     def logits(self, features: Tensor) -> Tensor:
-        """Minus the Euclidean distance to each class's prototype (GLDP, Eq. 13); -inf for classes without one.
+        """Computes class logits: minus the Euclidean distance to the prototype of each class (GLDP Eq. 13).
 
         Args:
-            features: [B, D].
+            features: Features [B, D].
 
         Returns:
-            [B, K].
+            Logits [B, K]; -inf for classes without a prototype.
         """
         # Products, torch's way with many rows, lose small distances between features that lie far from zero.
         vectors = self.vectors.to(features.device).float()
@@ -79,11 +79,11 @@ class Prototypes:
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean feature of each class (GLDP, Eq. 6); gradients reach the features.
+    """Computes the mean feature of each class (GLDP Eq. 6); gradients reach the features.
 
     Args:
-        features: [B, D].
-        labels: int64 [B], below K.
+        features: Features [B, D].
+        labels: Classes, int64 [B], below K.
         classes: Number of classes K.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Memory-reduce: what a client makes of all its feature maps before it uploads, as a stream of batches.
+"""Memory-reduce: compression of a client's feature maps, as a stream of batches, to the memory that it uploads.
 
-Two rules share one small protocol. ``PositionReduce`` is FedDyMem's own: slot k is position k of the map.
+The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is position k of the map.
 ``SlotReduce`` applies the same equations slot by slot, so neither images nor clients need to be aligned.
 """
 
@@ -16,11 +16,11 @@ from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
 
 
 class Reduced(NamedTuple):
-    """A client's maps, compressed.
+    """Compressed feature maps of a client.
 
     Attributes:
         memory: The slots ``[slots, channels]``.
-        counts: Number of features behind each slot ``[slots]``.
+        counts: Number of features of each slot ``[slots]``.
         radii: Root mean square distance of those features to the slot they belong to (from round 1 on: to the
             slot of the memory received) ``[slots]``; 0 for an empty slot.
     """
@@ -31,7 +31,7 @@ class Reduced(NamedTuple):
 
 
 class MemoryReduce(ABC):
-    """Compresses a stream of feature maps to a memory of fixed size.
+    """Compresses a stream of feature maps to a memory of fixed size (FedDyMem Eq. 13).
 
     Call :meth:`start` once a round, :meth:`update` with every batch of maps, then :meth:`finish`. The maps
     are never held all at once, and the batch size does not matter.
@@ -53,7 +53,7 @@ class MemoryReduce(ABC):
 
     @abstractmethod
     def update(self, maps: Tensor) -> None:
-        """Takes a batch of feature maps ``[images, patches, channels]``."""
+        """Adds a batch of feature maps ``[images, patches, channels]``."""
 
     @abstractmethod
     def finish(self) -> Reduced:
@@ -65,12 +65,13 @@ class MemoryReduce(ABC):
 
 
 class PositionReduce(MemoryReduce):
-    """Weighted mean over images, position by position (FedDyMem, Eq. 14 to 16).
+    """Weighted mean over images, position by position.
 
-    With M_i the map of image i and M' the memory of the round before::
+    With M_i the map of image i and M' the memory of the round before, the weighted mean (FedDyMem Eq. 14,
+    FedDyMem Eq. 15) and the moving average (FedDyMem Eq. 16)::
 
-        Mhat     = sum_i w_i M_i / sum_i w_i,  w_i = 1 in round 0, else |M_i - M'| (Frobenius)   (14, 15)
-        M_reduce = a Mhat + (1 - a) M',        a = 1 / (t + 1)                                   (16)
+        Mhat     = sum_i w_i M_i / sum_i w_i,  w_i = 1 in round 0, else |M_i - M'| (Frobenius)
+        M_reduce = a Mhat + (1 - a) M',        a = 1 / (t + 1)
 
     If all weights are zero, every map equals M' and so does the result. Each slot counts the images.
 
@@ -91,7 +92,7 @@ class PositionReduce(MemoryReduce):
 
     @torch.no_grad()
     def update(self, maps: Tensor) -> None:
-        """Takes a batch of feature maps ``[images, slots, channels]``."""
+        """Adds a batch of feature maps ``[images, slots, channels]``."""
         if maps.shape[1] != self._slots:
             raise ValueError(f"PositionReduce needs a slot a patch: {maps.shape[1]} for {self._slots} slots")
         if self._sum is None:
@@ -135,8 +136,8 @@ class SlotReduce(MemoryReduce):
     A slot that is empty, or whose patches all equal m'_k, keeps m'_k. Each slot counts its patches.
 
     Args:
-        max_patches: Round 0 clusters at most this many patches, a uniform reservoir sample of the stream;
-            its counts are scaled up to the length of the stream.
+        max_patches: Most patches that round 0 clusters: a uniform reservoir sample of the stream, whose counts are
+            scaled up to its length.
         steps: Lloyd steps of round 0.
 
     Example:
@@ -167,7 +168,7 @@ class SlotReduce(MemoryReduce):
 
     @torch.no_grad()
     def update(self, maps: Tensor) -> None:
-        """Takes a batch of feature maps ``[images, patches, channels]``."""
+        """Adds a batch of feature maps ``[images, patches, channels]``."""
         patches = maps.flatten(0, 1)
         if self._memory is None:
             self._reservoir.add(patches)
@@ -198,7 +199,7 @@ class SlotReduce(MemoryReduce):
 
 
 class SampleReduce(MemoryReduce):
-    """A uniform sample of the patches themselves: the bank of a plain nearest-neighbour detector.
+    """Uniform sample of the patches: the bank of a plain nearest-neighbour detector.
 
     The memory of the round before is not used. With fewer patches than slots, patches come more than once.
     Each slot counts one patch and has radius 0.
@@ -218,7 +219,7 @@ class SampleReduce(MemoryReduce):
 
     @torch.no_grad()
     def update(self, maps: Tensor) -> None:
-        """Takes a batch of feature maps ``[images, patches, channels]``."""
+        """Adds a batch of feature maps ``[images, patches, channels]``."""
         self._reservoir.add(maps.flatten(0, 1))
 
     def finish(self) -> Reduced:
@@ -284,7 +285,7 @@ def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:
 
 
 def _moving_average(mean: Tensor, memory: Tensor | None, round: int) -> Tensor:
-    """Eq. 16, written so that a mean equal to the memory returns the memory exactly."""
+    """The moving average of FedDyMem Eq. 16, in a form that returns the memory exactly for a mean equal to it."""
     if memory is None:
         return mean.float()
     previous = memory.double()

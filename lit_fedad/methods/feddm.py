@@ -342,7 +342,7 @@ class FedDMServer(FedAvgServer):
         }
 
     def diagnostics(self) -> dict[str, float]:
-        """Returns number and MiB of the round's images, loss and accuracy of training, and the change of features.
+        """Returns number and size in MiB of the round's images, training loss and accuracy, and change of features.
 
         ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last
         round's images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.

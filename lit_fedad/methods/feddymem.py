@@ -136,7 +136,7 @@ class FedDyMemClient(Client):
             self.task.head.load_state_dict(weights)
 
     def receive(self, message: Message) -> None:
-        """Takes over statistics, memory and threshold, as far as they are known; a new client may draw its own head."""
+        """Loads statistics, memory and threshold, as far as the message holds them; a new client may draw its head."""
         task = self.task
         if self.independent_init and not self.drew_head and task.head is not None:
             with seeded(self.context.seed, "head", client=self.context.client):

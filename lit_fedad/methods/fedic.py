@@ -47,7 +47,7 @@ class FEDICClient(FedAvgClient):
 class FEDICServer(FedAvgServer):
     """The server, which averages weights by data size and distils a calibrated teacher into the average.
 
-    Three parts of a round follow the average, each of ``steps`` steps of Adam: the fine-tuning of a copy on teaching
+    Three parts of a round follow the average, each of ``steps`` steps of Adam: the fine-tuning of a copy on labelled
     images, the training of a `Calibration`, which is kept between rounds, and the distillation. Adam's state is reset
     in each round; the released code keeps it and uses a weight decay of 2e-4. Teachers are in evaluation mode and
     images are not augmented, so that teachers process each image once per round.
@@ -55,10 +55,10 @@ class FEDICServer(FedAvgServer):
     Args:
         client: A client, for the initial weights.
         public: Unlabelled auxiliary images uint8 [P, 3, S, S].
-        teaching: Labelled images that no client holds, the same number of each class. A trained server predicts without
-            either kind of image.
+        server_labelled: Labelled images that no client holds, the same number of each class. A trained server predicts
+            without either kind of image.
         steps: Steps of each part; 0 gives FedAvg.
-        teaching_batch: Teaching images per step.
+        labelled_batch: Labelled images per step.
         auxiliary_batch: Auxiliary images per step.
         learning_rate: Learning rate of Adam.
         temperature: Temperature of the softmax in distillation.
@@ -73,24 +73,24 @@ class FEDICServer(FedAvgServer):
         self,
         client: FEDICClient,
         public: Tensor | None = None,
-        teaching: LabelledDataset | None = None,
+        server_labelled: LabelledDataset | None = None,
         steps: int = 100,
-        teaching_batch: int = 20,
+        labelled_batch: int = 20,
         auxiliary_batch: int = 128,
         learning_rate: float = 1e-3,
         temperature: float = 2.0,
     ) -> None:
         super().__init__(client)
-        if steps < 0 or min(teaching_batch, auxiliary_batch) < 1 or min(learning_rate, temperature) <= 0:
+        if steps < 0 or min(labelled_batch, auxiliary_batch) < 1 or min(learning_rate, temperature) <= 0:
             raise UserError(
-                f"method.server.steps={steps}, teaching_batch={teaching_batch}, auxiliary_batch={auxiliary_batch},"
+                f"method.server.steps={steps}, labelled_batch={labelled_batch}, auxiliary_batch={auxiliary_batch},"
                 f" learning_rate={learning_rate}, temperature={temperature}: give batches of at least 1, numbers"
                 " above 0, and at least 0 steps"
             )
         self.task = deepcopy(client.task)
         self.calibration = Calibration(client.task.classes, client.task.num_features)
-        self.public, self.teaching = public, teaching
-        self.steps, self.teaching_batch, self.auxiliary_batch = steps, teaching_batch, auxiliary_batch
+        self.public, self.server_labelled = public, server_labelled
+        self.steps, self.labelled_batch, self.auxiliary_batch = steps, labelled_batch, auxiliary_batch
         self.learning_rate, self.temperature = learning_rate, temperature
         self._report: dict[str, float] = {}
 
@@ -98,26 +98,26 @@ class FEDICServer(FedAvgServer):
         """Starts an exchange; before training, checks that distillation is possible.
 
         Raises:
-            UserError: If there are no public or no teaching images, or their sizes differ.
+            UserError: If there are no public or no labelled images, or their sizes differ.
         """
         super().begin(context)
         if context.round <= 1:
             self._images()
 
     def _images(self) -> tuple[Tensor, LabelledDataset]:
-        """Returns the public and the teaching images."""
-        public, teaching = self.public, self.teaching
-        if public is None or teaching is None:
+        """Returns the public and the labelled images."""
+        public, labelled = self.public, self.server_labelled
+        if public is None or labelled is None:
             raise UserError(
                 "FEDIC's server learns from images of its own: give public=synthetic, folder or packed, and"
-                " partition=task_stream partition.teaching=20 (labelled images of each class)"
+                " partition=task_stream partition.server_labelled=20 (labelled images of each class)"
             )
-        if public.shape[1:] != teaching[0]["image"].shape:
+        if public.shape[1:] != labelled[0]["image"].shape:
             raise UserError(
-                f"public images have {public.shape[-1]} pixels a side, the clients' {teaching[0]['image'].shape[-1]};"
+                f"public images have {public.shape[-1]} pixels a side, the clients' {labelled[0]['image'].shape[-1]};"
                 " leave public.size out"
             )
-        return public, teaching
+        return public, labelled
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Averages the weights, then fine-tunes, calibrates, and distils into the average.
@@ -132,13 +132,13 @@ class FEDICServer(FedAvgServer):
             self.task.to("cpu")
 
     def _distil(self, clients: Sequence[Message]) -> None:
-        public, teaching = self._images()
-        task, count, device = self.task, len(teaching), self._launched.device
+        public, labelled = self._images()
+        task, count, device = self.task, len(labelled), self._launched.device
         batches = self._batches("auxiliary images", len(public), self.auxiliary_batch)
         drawn, auxiliary = batches.to(device).unique(return_inverse=True)
-        held = teaching.__getitems__(range(count))
-        # Teaching images first; teachers process only the auxiliary images that are drawn.
-        images = torch.cat([held["image"], teaching.normalise(public[drawn.cpu()])]).to(device)
+        held = labelled.__getitems__(range(count))
+        # Labelled images first; teachers process only the auxiliary images that are drawn.
+        images = torch.cat([held["image"], labelled.normalise(public[drawn.cpu()])]).to(device)
         labels = held["label"].to(device)
 
         def hard(batch: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class FEDICServer(FedAvgServer):
         features = torch.stack([own for _, own in answers]).mean(0)
 
         task.load_state_dict(self.weights, strict=False)
-        tuning = self._train(task, hard, self._batches("fine-tuning", count, self.teaching_batch))
+        tuning = self._train(task, hard, self._batches("fine-tuning", count, self.labelled_batch))
         tuned, _ = self._ask(task.learned_state(), images)
 
         calibration = self.calibration.to(device)
@@ -159,7 +159,7 @@ class FEDICServer(FedAvgServer):
             lambda batch: F.cross_entropy(
                 calibration(logits[:, batch], features[batch], tuned[batch]), labels[batch]
             ),
-            self._batches("calibration", count, self.teaching_batch),
+            self._batches("calibration", count, self.labelled_batch),
         )
         with torch.no_grad():
             teacher = calibration(logits, features, tuned)[count:]
@@ -173,7 +173,7 @@ class FEDICServer(FedAvgServer):
             task,
             lambda seen, batch: 0.5 * soft(seen) + 0.5 * hard(batch),
             auxiliary,
-            self._batches("teaching images", count, self.teaching_batch),
+            self._batches("teaching images", count, self.labelled_batch),
         )
         state = task.state_dict()
         self.weights = {name: state[name].detach().to("cpu", copy=True) for name in self.weights}

@@ -18,8 +18,8 @@ class AnomalyMetrics(MergeableMetric):
     normal images included.
 
     Args:
-        pixel: Whether to score anomaly maps; without masks, say no.
-        exact: Keep every pixel (8 bytes each) instead of histograms: a reference for small test sets.
+        pixel: Whether to score anomaly maps, for which masks are needed.
+        exact: Whether to keep every pixel (8 bytes each) in place of histograms: a reference for small test sets.
         limit: Largest false positive rate of PRO, in (0, 1].
         bins: Resolution of the histograms.
 
@@ -63,7 +63,7 @@ class AnomalyMetrics(MergeableMetric):
         anomaly_maps: Tensor | None = None,
         masks: Tensor | None = None,
     ) -> None:
-        """Take in a batch.
+        """Adds a batch.
 
         Args:
             image_scores: Anomaly scores of the images, any real dtype, shape [B].
@@ -87,15 +87,16 @@ class AnomalyMetrics(MergeableMetric):
         self.image_labels.append(kept(labels != 0, self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """Values by name, float64 scalars: `i_auroc`, `aupr` and, if `pixel` is on, `p_auroc` and `pro`.
+        """Computes `i_auroc`, `aupr` and, if `pixel` is on, `p_auroc` and `pro`.
 
-        A value is NaN where it is undefined: without normal or anomalous samples, or without a region. With
-        several processes, torchmetrics first gathers the states of all of them.
+        Returns:
+            Values by name, float64 scalars. A value is NaN where it is undefined: without normal or anomalous
+            samples, or without a region. With several processes, torchmetrics first gathers the states of all.
         """
         return self.compute_local()
 
     def compute_local(self) -> dict[str, Tensor]:
-        """As `compute`, but of this process's samples alone: one client's values."""
+        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         index, count = distinct_bins(concatenated(self.image_scores))
         images = label_histograms(index, concatenated(self.image_labels), count)
         values = {"i_auroc": auroc(*images), "aupr": average_precision(*images)}

@@ -1,4 +1,4 @@
-"""What the metrics here share: states that merge, lists of samples that may be empty, and checks of batches."""
+"""Common parts of the metrics: states that merge, lists of samples that may be empty, and checks of batches."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ class MergeableMetric(Metric):
     """A `torchmetrics.Metric` whose states add up over batches, processes and clients in any order.
 
     Args:
-        settings: Whatever two metrics must agree on before their states may be merged.
+        settings: Settings that two metrics must share for their states to be merged.
     """
 
     full_state_update = False
     is_differentiable = False
     higher_is_better = True
     lower_is_better: frozenset[str] = frozenset()
-    """Those of the values it gives of which less is better."""
+    """Names of the values for which less is better."""
 
     def __init__(self, *settings: object) -> None:
         # `merge_state` of torchmetrics keeps the value cached by an earlier `compute`, which would go stale.
@@ -29,7 +29,7 @@ class MergeableMetric(Metric):
         self.settings = settings
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the state of another metric, or its `metric_state`, to this one.
+        """Adds the state of another metric, or its `metric_state`, to this one.
 
         Args:
             incoming_state: A metric of the same class and settings, or the dictionary of its states.
@@ -46,20 +46,23 @@ class MergeableMetric(Metric):
 
 
 def kept(samples: Tensor, device: torch.device) -> Tensor:
-    """Samples to keep in a list state: a flat copy, safe from what the caller does to the original.
+    """Copies samples for a list state, flattened, so that later changes of the original have no effect.
 
-    Float because torchmetrics gathers an empty float tensor from a process that has seen no batch.
+    They are float because torchmetrics gathers an empty float tensor from a process that has seen no batch.
+
+    Returns:
+        float32 [n].
     """
     return samples.flatten().to(device, torch.float32, copy=True)
 
 
 def concatenated(samples: list[Tensor] | Tensor) -> Tensor:
-    """A list state as one tensor, empty if nothing was seen."""
+    """Concatenates a list state to one tensor, empty if nothing was seen."""
     return dim_zero_cat(samples) if len(samples) else torch.empty(0)
 
 
 def check_same_shape(scores: Tensor, labels: Tensor) -> None:
-    """Refuse scores and labels that do not belong together.
+    """Checks that scores and labels belong together.
 
     Raises:
         ValueError: If the shapes differ.
@@ -71,7 +74,7 @@ def check_same_shape(scores: Tensor, labels: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, labels: Tensor, classes: int) -> None:
-    """Refuse logits and labels that are no batch [B, K] and [B] of K classes; -inf rules a class out.
+    """Checks that logits and labels are a batch [B, K] and [B] of K classes; a logit of -inf excludes a class.
 
     Raises:
         ValueError: If shapes differ, or a label is not in 0 .. K - 1.

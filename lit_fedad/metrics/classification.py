@@ -1,4 +1,4 @@
-"""Accuracy of classification, from counts a class."""
+"""Accuracy of classification from counts of each class."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ class ClassificationMetrics(MergeableMetric):
             self.add_state(name, default=torch.zeros(classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in a batch.
+        """Adds a batch.
 
         Args:
             logits: Class logits [B, K].
@@ -60,27 +60,29 @@ class ClassificationMetrics(MergeableMetric):
         self.predicted = self.predicted + self._counts(guesses)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """As for every `MergeableMetric`; ``class_shares`` that differ become None."""
+        """Adds the state of another metric, see `MergeableMetric`; ``class_shares`` that differ become None."""
         super().merge_state(incoming_state)
         incoming = getattr(incoming_state, "class_shares", None)
         if self.class_shares is None or incoming is None or not torch.equal(self.class_shares, incoming):
             self.class_shares = None
 
     def compute(self) -> dict[str, Tensor]:
-        """Values by name, float64 scalars; with several processes, of the states of all of them.
+        """Computes accuracies and the number of predicted classes; with several processes, from all their states.
 
         - ``accuracy``: share of correct images.
         - ``balanced_accuracy``: mean over the classes present of the share of correct images.
         - ``own_accuracy``: the same mean with each class weighted by ``class_shares``; without those, ``accuracy``.
-        - ``predicted_classes``: how many classes are predicted at all; 1 is a constant prediction, whose accuracy is
-          no more than the frequency of that class.
+        - ``predicted_classes``: number of classes that are predicted at all; 1 is a constant prediction, whose
+          accuracy is no more than the frequency of that class.
 
-        A value is NaN where it is undefined: without an image, or without one of a class of the client's own.
+        Returns:
+            Values by name, float64 scalars. A value is NaN where it is undefined: without an image, or without one
+            of a class of the client's own.
         """
         return self.compute_local()
 
     def compute_local(self) -> dict[str, Tensor]:
-        """As `compute`, but of this process's samples alone: one client's values."""
+        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         present = self.total > 0
         recall = self.correct[present].double() / self.total[present]
         frequency = self.total if self.class_shares is None else self.class_shares.to(self.device)

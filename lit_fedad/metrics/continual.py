@@ -1,4 +1,4 @@
-"""Accuracy of a client whose classes change over the stages of its stream, and its summary over clients."""
+"""Accuracy of a client whose classes change over the stages of its stream, and summaries over clients."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from lit_fedad.metrics.federated import Summary, summary
 
 
 class ContinualAccuracy(MergeableMetric):
-    """Accuracy and forgetting of one client's model over the M stages (tasks) of its stream.
+    """Accuracy and forgetting of one client's model over the M stages of its stream.
 
     A stage's test data hold the K classes in the proportions of ``weights``. They are not drawn: every image of
     the official test split is predicted, and the share of correct images of each class is weighted. That is the
@@ -21,10 +21,10 @@ class ContinualAccuracy(MergeableMetric):
     of a client's visits, one a stage, merge into its whole history.
 
     Args:
-        weights: How much each class weighs in the test data of each stage [M, K]: the number of the client's
+        weights: Weight of each class in the test data of each stage [M, K]: the number of the client's
             training images of that class in that stage; for balanced test data, 1 for each class it holds then.
-        known_only: Predict only classes that the client has met up to the stage. Softmax heads are then compared
-            fairly with prototypes, which know no others.
+        known_only: Whether only classes that the client has met up to the stage are predicted. Softmax heads are then
+            compared fairly with prototypes, which know no others.
 
     Raises:
         ValueError: If weights are not [M, K].
@@ -52,7 +52,7 @@ class ContinualAccuracy(MergeableMetric):
             self.add_state(name, default=torch.zeros(weights.shape, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor, stage: int) -> None:
-        """Take in a batch of the test split, as predicted by the model after a stage.
+        """Adds a batch of the test split, as predicted by the model after a stage.
 
         Args:
             logits: Class logits [B, K]; -inf for a class that the model cannot predict.
@@ -74,38 +74,41 @@ class ContinualAccuracy(MergeableMetric):
         self.total = self.total + self._counts(labels, stage)
 
     def add(self, counts: Tensor, stage: int) -> None:
-        """Take in what a visit counted.
+        """Adds the counts of one stage.
 
         Args:
-            counts: Of a row of another metric, `of_stage`.
+            counts: From `of_stage` of another metric, int64 [2, K].
             stage: The stage that the model was trained on last.
         """
         self.correct[stage] += counts[0]
         self.total[stage] += counts[1]
 
     def of_stage(self, stage: int) -> Tensor:
-        """Correct images and images of each class after a stage, int64 [2, K]."""
+        """Returns the numbers of correct images and of images of each class after a stage, int64 [2, K]."""
         return torch.stack([self.correct[stage], self.total[stage]])
 
     def compute(self) -> dict[str, Tensor]:
-        """Values by name, float64 scalars; with several processes, of the states of all of them.
+        """Computes accuracies and forgetting; with several processes, from the states of all of them.
 
-        With m the last stage taken in, and a_lj the accuracy of the model after stage l on the test data of stage j:
+        With m the last stage added, and a_lj the accuracy of the model after stage l on the test data of stage j:
 
         - ``accuracy``: of the model after stage m on the test data of stages 0 .. m together. It is the A_sel, A_loc
-          or A_glo of a client, depending on the model that was judged and the clients it is averaged over
-          ("Global-Local Dynamic Prototype model", STHFL, evaluation metrics).
-        - ``incremental_accuracy``: mean over the stages l taken in of the accuracy after l on stages 0 .. l together.
+          or A_glo of a client, depending on the model that is evaluated and the clients it is averaged over
+          (GLDP, evaluation metrics).
+        - ``incremental_accuracy``: mean over the stages l added of the accuracy after l on stages 0 .. l together.
         - ``forgetting``: mean over the stages j < m of max_l a_lj - a_mj, j <= l < m. It is negative where accuracy on
           old stages still grows.
 
-        A stage without weight, or not taken in, counts in no mean or maximum; classes that are not in the test split
-        have no weight. A value is NaN where nothing is left: ``forgetting`` in the first stage.
+        A stage without weight, or not added, counts in no mean or maximum; classes that are not in the test split
+        have no weight.
+
+        Returns:
+            Values by name, float64 scalars. A value is NaN where nothing is left: ``forgetting`` in the first stage.
         """
         return self.compute_local()
 
     def compute_local(self) -> dict[str, Tensor]:
-        """As `compute`, but of this process's samples alone: one client's values."""
+        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         stages = self.total.any(dim=1).nonzero().flatten().tolist()
         last = max(stages, default=0)
         weights = self.weights.to(self.device)
@@ -130,15 +133,15 @@ class ContinualAccuracy(MergeableMetric):
 
 
 def forgetting(after: Mapping[int, Sequence[float]]) -> float:
-    """Mean over the tasks j < m of max_l a_lj - a_mj, j <= l < m (Chaudhry et al., ECCV 2018).
+    """Computes the mean over the stages j < m of max_l a_lj - a_mj, j <= l < m (Chaudhry et al., ECCV 2018).
 
     Args:
-        after: By task l, from 0, what was measured after it on each of the tasks 0 .. l: a_lj, NaN where undefined.
-            The last one is m.
+        after: Stage l, from 0 -> values a_lj after it on each of the stages j = 0 .. l, NaN where undefined. The
+            last stage is m.
 
     Returns:
-        Negative where earlier tasks still gain; tasks that were not measured before m count in no mean or maximum.
-        NaN where nothing is left: in the first task.
+        The mean, negative where earlier stages still gain. Stages without a value before m count in no mean or
+        maximum. NaN where nothing is left: in the first stage.
 
     Example:
         >>> round(forgetting({0: [0.9], 1: [0.8, 1.0], 2: [0.7, 0.9, 0.9]}), 3)
@@ -146,15 +149,15 @@ def forgetting(after: Mapping[int, Sequence[float]]) -> float:
     """
     last = max(after)
     drops = []
-    for task in range(last):
-        earlier = [row[task] for stage, row in after.items() if task <= stage < last]
+    for old in range(last):
+        earlier = [row[old] for stage, row in after.items() if old <= stage < last]
         best = max((value for value in earlier if not math.isnan(value)), default=math.nan)
-        drops.append(best - after[last][task])
+        drops.append(best - after[last][old])
     return defined_mean(drops)
 
 
 def defined_mean(values: Iterable[float]) -> float:
-    """The mean of those that are not NaN; NaN if there is none."""
+    """Computes the mean of the values that are not NaN; NaN if there is none."""
     defined = [value for value in values if not math.isnan(value)]
     return math.fsum(defined) / len(defined) if defined else math.nan
 
@@ -162,7 +165,7 @@ def defined_mean(values: Iterable[float]) -> float:
 def summarise_clients(
     values: Mapping[int, Mapping[str, float]], sizes: Mapping[int, int], lower_is_better: Collection[str]
 ) -> dict[str, Summary]:
-    """Summarise values of clients whose samples cannot be pooled, as each has test data of its own.
+    """Summarises values of clients whose samples cannot be pooled, as each has test data of its own.
 
     Args:
         values: Values by name of every client by client id, NaN where undefined. A client may lack a name.
@@ -171,7 +174,7 @@ def summarise_clients(
 
     Returns:
         For every name the mean and the worst over the clients for which the value is defined, their mean weighted by
-        size as ``pooled`` (what holds for an image picked at random from all their data), and the value of every
+        size as ``pooled`` (the value expected of an image drawn at random from all their data), and the value of every
         client in ascending order of id. All NaN where no client has the value.
 
     Example:

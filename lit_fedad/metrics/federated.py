@@ -1,7 +1,7 @@
-"""Metrics of a federation: every client's value, their mean, the worst client, and all clients pooled.
+"""Metrics of a federation: the value of every client, their mean, the worst, and that of all clients pooled.
 
 The mean of the clients' AUROCs and the AUROC of their pooled scores answer different questions and part
-widely when clients score on different scales, so both are reported under their own names.
+widely when clients score on different scales, so both are reported under names of their own.
 """
 
 import math
@@ -15,18 +15,18 @@ from lit_fedad.errors import UserError
 
 
 class ClientMetrics(Protocol):
-    """What a `MergeableMetric` needs to be summarised, such as `AnomalyMetrics`."""
+    """Metric that can be summarised over clients, such as `AnomalyMetrics`."""
 
     lower_is_better: frozenset[str]
 
     def reset(self) -> None:
-        """Forgets all samples."""
+        """Removes all samples."""
 
     def merge_state(self, incoming_state: Any) -> None:
         """Adds another client's state to this one."""
 
     def compute_local(self) -> dict[str, Tensor]:
-        """Values by name, of this process's samples alone."""
+        """Computes values by name from the samples of this process alone."""
 
 
 class Summary(TypedDict):
@@ -39,7 +39,7 @@ class Summary(TypedDict):
 
 
 def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
-    """Summarise the metrics of all clients.
+    """Summarises the metrics of all clients.
 
     Nothing is gathered from other processes: bring the clients' metrics together first.
 
@@ -84,7 +84,7 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
 
 
 def summary(per_client: dict[int, float], pooled: float, worst: Callable[[list[float]], float]) -> Summary:
-    """Mean and worst of what is defined, with the pooled value given."""
+    """Computes the mean and the worst of the defined values, and joins the pooled value to them."""
     defined = [value for value in per_client.values() if not math.isnan(value)]
     return {
         "mean": math.fsum(defined) / len(defined) if defined else math.nan,

@@ -19,12 +19,12 @@ _VALUES = ("auroc", "aupr", *_ERRORS)
 class SemanticMetrics(MergeableMetric):
     """AUROC, AUPR, false error and missing error of image scores, against one or several sets of anomalies.
 
-    Every set is judged on its own against all normal images. The papers' test sets hold as many normal as
+    Every set is compared on its own with all normal images. The papers' test sets hold as many normal as
     anomalous images; where the numbers differ, the normal images weigh n_anomalous / n_normal, so that AUPR,
     FE and the threshold do not depend on the ratio (see `balanced`). AUROC and ME never do.
 
     FE and ME are given at two thresholds: the percentile of the test scores with the highest accuracy, which
-    looks at the test labels (see `percentile_threshold`), and a client's own, which does not.
+    uses the test labels (see `percentile_threshold`), and a client's own, which does not.
 
     The state is three float32 numbers an image: score, set, and decision at the threshold.
 
@@ -34,7 +34,7 @@ class SemanticMetrics(MergeableMetric):
             score higher are predicted anomalous. None if there is none.
 
     Attributes:
-        threshold: For the images that `update` takes in; merged images keep the decisions of their own
+        threshold: For the images that `update` adds; merged images keep the decisions of their own
             client. It is no state: metrics of different thresholds may be merged, and `reset` leaves it.
         lower_is_better: Names of the values that are errors.
 
@@ -50,44 +50,44 @@ class SemanticMetrics(MergeableMetric):
     """
 
     scores: list[Tensor]
-    products: list[Tensor]
+    sets: list[Tensor]
     decisions: list[Tensor]
 
     def __init__(self, anomalies: tuple[str, ...], threshold: float | None = None) -> None:
         super().__init__(anomalies)
         if not anomalies:
             raise ValueError("anomalies must name at least one set")
-        sets = anomalies if len(anomalies) > 1 else ()
-        names = [*_VALUES, *(f"{value}_{name}" for value in _VALUES for name in sets)]
+        several = anomalies if len(anomalies) > 1 else ()
+        names = [*_VALUES, *(f"{value}_{name}" for value in _VALUES for name in several)]
         if len(set(names)) < len(names):
             raise UserError(f"sets of anomalies {anomalies} give two values one name: rename one of the sets")
         self.anomalies = anomalies
         self.threshold = threshold
         self.lower_is_better = frozenset(name for name in names if name.startswith(("fe", "me")))
-        for state in ("scores", "products", "decisions"):
+        for state in ("scores", "sets", "decisions"):
             self.add_state(state, default=[], dist_reduce_fx="cat")
 
-    def update(self, scores: Tensor, products: Tensor) -> None:
-        """Take in a batch.
+    def update(self, scores: Tensor, sets: Tensor) -> None:
+        """Adds a batch.
 
         Args:
             scores: Anomaly scores of the images, any real dtype, shape [B].
-            products: 0 for a normal image, a + 1 for one of the a-th set of anomalies, int64, shape [B].
+            sets: 0 for a normal image, a + 1 for one of the a-th set of anomalies, int64, shape [B].
 
         Raises:
-            ValueError: If the shapes differ, or a product is no set.
+            ValueError: If the shapes differ, or there is no such set.
             UserError: If a score is NaN.
         """
-        check_same_shape(scores, products)
-        if ((products < 0) | (products > len(self.anomalies))).any():
-            raise ValueError(f"products must lie in 0 .. {len(self.anomalies)}")
+        check_same_shape(scores, sets)
+        if ((sets < 0) | (sets > len(self.anomalies))).any():
+            raise ValueError(f"sets must lie in 0 .. {len(self.anomalies)}")
         own = kept(as_scores(scores), self.device)
         self.scores.append(own)
-        self.products.append(kept(products, self.device))
+        self.sets.append(kept(sets, self.device))
         self.decisions.append(_decisions(own, self.threshold))
 
     def at_threshold(self, threshold: float) -> "SemanticMetrics":
-        """The same scores judged at another threshold, as by a client that shares the model.
+        """Copies the metric with the same scores at another threshold, as of a client that shares the model.
 
         Args:
             threshold: Label-free threshold, for all images seen so far and for later ones.
@@ -107,21 +107,24 @@ class SemanticMetrics(MergeableMetric):
         return other
 
     def compute(self) -> dict[str, Tensor]:
-        """Values by name, float64 scalars; with several processes, of the states of all of them.
+        """Computes areas and errors; with several processes, from the states of all of them.
 
         - ``auroc``, ``aupr``: areas under the ROC and the precision-recall curve.
-        - ``fe``, ``me``: false and missing error at the threshold that looks at the test labels.
+        - ``fe``, ``me``: false and missing error at the threshold that uses the test labels.
         - ``fe_train``, ``me_train``: the same at the label-free threshold; NaN if an image has none.
 
         Each is the mean over the sets of anomalies. If there are several, every value is also given by set,
-        as in ``auroc_<set>``. A value is NaN where it is undefined: without an image of a set or without a
-        normal one, and for a false error if no image is predicted anomalous. The mean is then NaN too: over
-        some of the sets it would be another quantity.
+        as in ``auroc_<set>``.
+
+        Returns:
+            Values by name, float64 scalars. A value is NaN where it is undefined: without an image of a set or
+            without a normal one, and for a false error if no image is predicted anomalous. The mean is then NaN
+            too: over some of the sets it would be another quantity.
         """
         return self.compute_local()
 
     def compute_local(self) -> dict[str, Tensor]:
-        """As `compute`, but of this process's samples alone: one client's values."""
+        """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         by_set = [self._against(number) for number in range(1, len(self.anomalies) + 1)]
         values = {name: torch.stack([of_set[name] for of_set in by_set]).mean() for name in _VALUES}
         if len(by_set) > 1:
@@ -131,9 +134,9 @@ class SemanticMetrics(MergeableMetric):
 
     def _against(self, number: int) -> dict[str, Tensor]:
         """The values of all normal images and one set of anomalies, counted from 1."""
-        products = concatenated(self.products)
-        chosen = (products == 0) | (products == number)
-        labels = products[chosen] != 0
+        sets = concatenated(self.sets)
+        chosen = (sets == 0) | (sets == number)
+        labels = sets[chosen] != 0
         undefined = torch.tensor(torch.nan, dtype=torch.float64, device=labels.device)
         if not labels.any() or labels.all():
             return dict.fromkeys(_VALUES, undefined)

@@ -1,4 +1,4 @@
-"""From one score a patch to one score a pixel."""
+"""Anomaly maps: scores of patches, interpolated to pixels."""
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class AnomalyMap(nn.Module):
         )
 
     def forward(self, scores: Tensor) -> Tensor:
-        """Draws the maps.
+        """Interpolates and blurs patch scores to anomaly maps.
 
         Args:
             scores: Patch scores [B, grid, grid].

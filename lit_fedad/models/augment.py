@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 
 def crop_and_flip(images: Tensor, padding: int = 4) -> Tensor:
-    """Shifts each image at random and mirrors every second one, as is usual for CIFAR.
+    """Shifts each image at random and mirrors it with probability 0.5, as is usual for CIFAR.
 
-    Images are padded with zeros (of normalised images: the mean colour) and cropped to their size at a place of their
-    own. Draws come from torch's global CPU generator, whatever the device.
+    Images are padded with zeros (of normalised images: the mean colour) and cropped to their size at a random
+    position each. Draws come from torch's global CPU generator, whatever the device.
 
     Args:
         images: Images [B, C, H, W].

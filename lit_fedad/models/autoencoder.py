@@ -1,4 +1,4 @@
-"""From a latent vector back to an image."""
+"""Decoder of an autoencoder: from latent vectors to images."""
 
 from torch import nn
 from torchvision.models.resnet import BasicBlock, conv1x1
@@ -11,10 +11,10 @@ SMALLEST, LARGEST = 4, 7
 
 
 def first_side(image_size: int) -> int:
-    """The side from 4 to 7 that becomes ``image_size`` by doubling.
+    """Finds the side from 4 to 7 that becomes ``image_size`` by doubling.
 
     Raises:
-        UserError: If there is none.
+        UserError: If there is no such side.
 
     Example:
         >>> [first_side(size) for size in (28, 32, 64, 96, 224)]

@@ -37,14 +37,14 @@ class FeaturePyramid(nn.Module):
         features: timm feature extractor: images ``[B, 3, H, W]`` to a list of maps ``[B, C_l, H_l, W_l]``.
         name: Name of the timm model.
         layers: The used layers, as timm counts them.
-        weights: What was asked for.
-        taken: What was loaded.
+        weights: Weights as configured.
+        taken: Weights that were loaded.
 
     Attributes:
         channels: C_l of each layer.
         strides: H / H_l of each layer.
         fingerprint: SHA-256 over architecture, layers and weights: equal fingerprints, equal features.
-        provenance: Where the weights came from, for the record of a run.
+        provenance: Origin of the weights, for the record of a run.
     """
 
     def __init__(self, features: Any, name: str, layers: tuple[int, ...], weights: str, taken: str) -> None:
@@ -64,7 +64,7 @@ class FeaturePyramid(nn.Module):
         self.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "FeaturePyramid":
-        """Stays in evaluation mode: the statistics of a frozen BatchNorm must not follow a client's data."""
+        """Keeps the evaluation mode: the statistics of a frozen BatchNorm must not follow a client's data."""
         return super().train(False)
 
     # Not inference_mode: its tensors could not enter the graph of a head that is trained on them.
@@ -158,10 +158,10 @@ def _open_residual_branches(features: nn.Module) -> None:
 
 
 def check_model(name: str, layers: Sequence[int]) -> None:
-    """Refuses unknown models and tags, and layer lists that timm would silently reorder or repeat.
+    """Checks that timm has a model, and that layers are in rising order.
 
     Raises:
-        UserError: As described.
+        UserError: The model or its tag is unknown, or timm would silently reorder or repeat layers.
     """
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):

@@ -1,15 +1,15 @@
-"""Batch normalisation that gets along with a batch of one image."""
+"""Batch normalisation for batches that may hold one image."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation whose running statistics learn nothing from a lone image.
+    """Batch normalisation whose running statistics ignore a batch of one image.
 
     Last batches of one image are common among small clients. Such an image is normalised over its own positions, and
-    the running statistics, which every prediction uses, do not move towards it. Where its map is 1x1, at which torch
-    refuses, the running statistics normalise it.
+    the running statistics, which every prediction uses, do not move towards it. Where its map is 1x1, for which torch
+    raises an error, the running statistics normalise it.
 
     Example:
         >>> import torch

@@ -48,14 +48,14 @@ def draw_boxes(
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Cuts a box out of each image, resizes it to the image's size (bilinear) and mirrors it where asked.
+    """Cuts a box out of each image, resizes it to the image's size (bilinear) and mirrors some.
 
     As a box is never larger than its image, antialiasing would change nothing.
 
     Args:
         images: Images [B, C, H, W].
         boxes: Top, left, height and width [B, 4], in pixels.
-        mirrored: Whether left and right are exchanged [B].
+        mirrored: Whether left and right of each image are exchanged, bool [B].
 
     Returns:
         Crops [B, C, H, W].
@@ -63,7 +63,7 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     places = []
     for length, start, side in zip(images.shape[2:], *boxes.T.float()[:, :, None].split(2), strict=True):
         centres = torch.arange(length, device=images.device) + 0.5
-        # Positions stop at the box's outermost pixels: what lies outside the box must not shine in.
+        # Positions stop at the box's outermost pixels: what lies outside the box must not contribute.
         inside = (centres * side / length).clamp(min=0.5).minimum(side - 0.5)
         places.append((2 * (start + inside) - length) / length)
     rows, columns = places
@@ -89,7 +89,7 @@ def adjust_saturation(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def adjust_hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Turns the hue of images [B, 3, H, W] in [0, 1] by a shift each [B], 1 being the full circle.
+    """Shifts the hue of images [B, 3, H, W] in [0, 1] by an amount each [B], 1 being the full circle.
 
     Value and chroma, the largest channel and its distance to the smallest, stay as they are.
     """
@@ -118,7 +118,7 @@ class ContrastiveViews(nn.Module):
         jitter: Strength s of brightness, contrast and saturation (factors from 1 - s to 1 + s, s at most 1) and hue
             (shifts from -s to s of the colour circle).
         jitter_probability: Probability of the colour jitter.
-        greyscale: Probability of losing the colours.
+        greyscale: Probability of conversion to greyscale.
 
     Example:
         >>> ContrastiveViews()(torch.rand(4, 3, 32, 32)).shape
@@ -143,7 +143,7 @@ class ContrastiveViews(nn.Module):
         self.greyscale = greyscale
 
     def forward(self, images: Tensor) -> Tensor:
-        """Draws the views.
+        """Draws a random view of each image.
 
         Args:
             images: Images [B, 3, H, W] in [0, 1].
@@ -181,6 +181,6 @@ class ContrastiveViews(nn.Module):
 
 
 def rotations(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Images [B, C, S, S] turned by 90, 180 and 270 degrees, anticlockwise: the shifted copies of FADngs (T-)."""
+    """Rotates images [B, C, S, S] by 90, 180 and 270 degrees, anticlockwise: the shifted copies of FADngs (T-)."""
     quarter, half, three_quarters = (torch.rot90(images, turns, dims=(2, 3)) for turns in (1, 2, 3))
     return quarter, half, three_quarters

@@ -1,4 +1,4 @@
-"""The small convolutional network of data set distillation."""
+"""ConvNet: the small convolutional network of data set distillation."""
 
 from typing import Literal
 
@@ -50,6 +50,6 @@ class ConvNet(nn.Sequential):
         self.num_features = channels * ((image_size + 2 * (padding - 1)) // 8) ** 2
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features [B, num_features]; channels last in memory, which is faster on a CPU."""
+        """Encodes images to features [B, num_features]; channels come last in memory, which is faster on a CPU."""
         features: Tensor = super().forward(images.contiguous(memory_format=torch.channels_last))
         return features

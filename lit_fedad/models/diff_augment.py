@@ -1,4 +1,4 @@
-"""Augmentation through which images learn: differentiable, and the same for real and synthetic images of a class."""
+"""Differentiable augmentation that is the same for real and synthetic images of a class."""
 
 import math
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 
 class Draw(NamedTuple):
-    """What happens to the images of each of G groups.
+    """Random operations for G groups of images.
 
     Attributes:
         operation: Position in ``OPERATIONS``, int64 [G].
-        numbers: What the operation needs of chance, uniform in [0, 1), float32 [G, 3].
+        numbers: Random numbers of the operation, uniform in [0, 1), float32 [G, 3].
     """
 
     operation: Tensor
@@ -24,8 +24,8 @@ def draw(groups: int, generator: torch.Generator | None = None) -> Draw:
     """Draws one operation a group, each as likely as any other.
 
     Args:
-        groups: G.
-        generator: On the CPU; None for torch's global one.
+        groups: Number of groups G.
+        generator: Generator on the CPU; None for torch's global one.
     """
     operation = torch.randint(len(OPERATIONS), (groups,), generator=generator)
     return Draw(operation, torch.rand(groups, 3, generator=generator))
@@ -34,15 +34,15 @@ def draw(groups: int, generator: torch.Generator | None = None) -> Draw:
 def diff_augment(images: Tensor, drawn: Draw, group: Tensor) -> Tensor:
     """Changes the images of a group in the same way, differentiably.
 
-    One of six operations, with the strengths of data set condensation. Sizes are rounded to whole pixels; what comes
-    from beyond the border, or is cut out, is zero (of normalised images: the mean colour).
+    One of six operations, with the strengths of data set condensation. Sizes are rounded to whole pixels; pixels
+    from beyond the border, or cut out, are zero (of normalised images: the mean colour).
 
     - colour: brightness, a number of -0.5 to 0.5 added; then saturation, a factor of 0 to 2 about each pixel's mean
       over channels; then contrast, a factor of 0.5 to 1.5 about the image's mean.
     - crop: a shift of up to an eighth of the side in each direction.
     - cutout: a square of half the side is blanked. Its centre is uniform, so that it may stand out of the image.
     - flip: the image is mirrored with probability 0.5.
-    - scale: width and height change apart; the ratio of the window looked at to the image is 1/1.2 to 1.2.
+    - scale: width and height change apart; the ratio of the visible window to the image is 1/1.2 to 1.2.
     - rotate: by -15 to 15 degrees.
 
     Args:

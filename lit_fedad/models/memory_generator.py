@@ -1,4 +1,4 @@
-"""FedDyMem's trainable head: projection layer and memory generator (Section IV-B, Eq. 9 to 11)."""
+"""Projection layer and memory generator: the trainable head of FedDyMem (Section IV-B)."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 class MemoryGenerator(nn.Module):
-    """Turns frozen patch features into memory features.
+    """Trainable head from frozen patch features to memory features.
 
     Every layer is a 1x1 convolution, hence a linear map of single patches: patches are rows, their places on the
     feature map come as coordinates. With ``projection`` and ``generator`` and without ``residual`` this is the
@@ -16,10 +16,11 @@ class MemoryGenerator(nn.Module):
         channels: Width C of the features, in and out.
         hidden: Width of the coordinate network phi.
         grid_size: Side of the trainable grid G (H_G = W_G).
-        projection: Projection layer P = relu(conv(F)) (Eq. 9); without it P = F.
-        generator: CoordConv, coordinates, grid sample and output layer (Eq. 10, 11); without it M = P.
-        residual: Adds the output to the input. The last layer then starts at zero, so that an untrained head is the
-            identity. This is not in the paper; it keeps what the frozen features already know.
+        projection: Whether there is a projection layer P = relu(conv(F)) (FedDyMem Eq. 9); without it P = F.
+        generator: Whether CoordConv, coordinates, grid sample (FedDyMem Eq. 10) and output layer (FedDyMem Eq. 11)
+            follow; without them M = P.
+        residual: Whether the output is added to the input. The last layer then starts at zero, so that an untrained
+            head is the identity. This is not in the paper; it keeps the information of the frozen features.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class MemoryGenerator(nn.Module):
 
 
 def sample_grid(grid: Tensor, where: Tensor) -> Tensor:
-    """Bilinear samples of a grid (Eq. 10, 11): ``grid_sample`` with ``align_corners=True`` for single points.
+    """Samples a grid bilinearly at single points (FedDyMem Eq. 10, FedDyMem Eq. 11).
+
+    The result is that of ``grid_sample`` with ``align_corners=True``.
 
     Args:
         grid: Values [C, H, W].

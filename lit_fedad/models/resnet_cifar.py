@@ -19,7 +19,7 @@ class ResNetCifar(ResNet):
     Args:
         depth: 18 or 34.
         stem: ``"cifar"`` or ``"imagenet"``.
-        channels: Channels of the first stage; 64 are the original's, fewer are for small machines.
+        channels: Channels of the first stage; 64 are the original's, fewer save time and memory.
         inputs: Channels of the images.
 
     Attributes:
@@ -58,7 +58,7 @@ class ResNetCifar(ResNet):
         return super()._make_layer(block, planes * self.channels // 64, blocks, stride, dilate)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features [B, num_features]; channels last in memory, a third faster on a CPU."""
+        """Encodes images to features [B, num_features]; channels come last in memory, a third faster on a CPU."""
         # With fewer channels, oneDNN's 1x1 convolution of stride 2 writes past its memory (torch 2.13).
         if self.channels % 16 == 0:
             images = images.contiguous(memory_format=torch.channels_last)

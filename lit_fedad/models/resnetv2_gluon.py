@@ -43,7 +43,7 @@ class GluonResNetV2(ResNetV2):
 
 @register_model
 def resnetv2_50_gluon(pretrained: bool = False, **kwargs: Any) -> GluonResNetV2:
-    """ResNet-50 v2 with Gluon's stem; no weights to download, pass a file."""
+    """Builds ResNet-50 v2 with Gluon's stem; there are no weights to download."""
     arguments = {
         "layers": [3, 4, 6, 3],
         "conv_layer": create_conv2d,

@@ -1,1 +1,1 @@
-"""How much of the raw data can be told from what clients share."""
+"""Measurements of how much the shared data reveal about the clients' raw data."""

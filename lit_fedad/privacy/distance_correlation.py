@@ -1,4 +1,4 @@
-"""Distance correlation, and with it how far shared Gaussian densities tell of the raw data (FADngs, IV-D).
+"""Distance correlation between shared Gaussian densities and the raw data behind them (FADngs, Section IV-D).
 
 The plain coefficient R is biased upwards, and in high dimension grossly so: for a fixed number of points it tends
 to 1 as the dimension grows, even between independent samples. 100 pairs of independent Gaussian vectors of 128
@@ -19,24 +19,12 @@ from lit_fedad.errors import UserError
 _ROUNDING = 1e-12
 
 
-class DistanceCorrelation(NamedTuple):
-    """How strongly two samples depend on each other.
-
-    Attributes:
-        r: The coefficient R; negative where the bias-corrected `r_squared` is.
-        r_squared: R^2, which is what Eq. 18 of FADngs states.
-    """
-
-    r: float
-    r_squared: float
-
-
 class DensityPrivacy(NamedTuple):
     """Distance correlations between raw data, samples of the shared densities and plain noise.
 
     Attributes:
-        names: What the k rows and columns are.
-        r_squared: Plain R^2 [k, k] (Eq. 18 as printed).
+        names: Names of the k rows and columns.
+        r_squared: Plain R^2 [k, k]; FADngs Eq. 18 states the square, not R.
         r: Plain R [k, k].
         corrected: Bias-corrected R^2 [k, k], may be negative.
     """
@@ -50,7 +38,7 @@ class DensityPrivacy(NamedTuple):
 def density_privacy(
     means: Tensor, covariances: Tensor, raw: Sequence[Tensor], generator: torch.Generator
 ) -> DensityPrivacy:
-    """Compare what shared densities tell of the raw data with what noise tells of it (FADngs, Fig. 9).
+    """Measures the dependence of shared densities, and of noise, on the raw data (FADngs, Fig. 9).
 
     As many points are drawn from each density as there are raw samples behind it, and paired with them in their
     order. Beside them stand three samples of noise of the same dimension: Gaussian 1 with mean 1 and variance
@@ -98,46 +86,30 @@ def density_privacy(
     return DensityPrivacy(tuple(samples), plain, plain.sqrt(), corrected)
 
 
-def distance_correlation(x: Tensor, y: Tensor, corrected: bool = False) -> DistanceCorrelation:
-    """Distance correlation of two paired samples (Székely, Rizzo and Bakirov 2007; FADngs, Eqs. 18-19).
+def distance_correlation_matrix(samples: Sequence[Tensor], corrected: bool = False) -> Tensor:
+    """Computes the squared distance correlation R^2 of every pair of paired samples.
+
+    Source: Székely, Rizzo and Bakirov, Annals of Statistics 35(6), 2007; FADngs Eq. 18, FADngs Eq. 19.
 
     Args:
-        x: First sample [n, p], n >= 4.
-        y: Second sample [n, q], row i belongs to row i of `x`.
-        corrected: Whether to remove the bias (Székely and Rizzo 2013, 2014).
+        samples: k samples [n, p_k], n >= 4; rows of the same index belong together.
+        corrected: Whether to remove the bias (Székely and Rizzo, 2013, 2014).
 
     Returns:
-        R and R^2. Plain, both lie in [0, 1]. Corrected, R^2 is about 0 for independent samples and may be
-        negative; R is then the root of its size with its sign. A sample without spread gives 0, by convention.
+        float64 [k, k], symmetrical, with 1 on the diagonal. Plain, R^2 lies in [0, 1]. Corrected, it is about 0 for
+        independent samples and may be negative. A sample without spread gives 0, by convention.
 
     Raises:
         UserError: The samples differ in length, or have fewer than 4 rows.
 
     Examples:
         >>> x = torch.arange(5.0).unsqueeze(1)
-        >>> round(distance_correlation(x, -3 * x + 1).r, 6)
+        >>> round(distance_correlation_matrix([x, -3 * x + 1])[0, 1].item(), 6)
         1.0
-        >>> noise = torch.Generator().manual_seed(0)
-        >>> x, y = torch.randn(2, 100, 128, generator=noise)
-        >>> round(distance_correlation(x, y).r, 1), abs(distance_correlation(x, y, corrected=True).r_squared) < 0.1
-        (0.9, True)
-    """
-    r_squared = distance_correlation_matrix([x, y], corrected)[0, 1]
-    return DistanceCorrelation((r_squared.sign() * r_squared.abs().sqrt()).item(), r_squared.item())
-
-
-def distance_correlation_matrix(samples: Sequence[Tensor], corrected: bool = False) -> Tensor:
-    """R^2 of every pair of samples.
-
-    Args:
-        samples: k samples [n, p_k], n >= 4; rows of the same index belong together.
-        corrected: Whether to remove the bias.
-
-    Returns:
-        float64 [k, k], symmetrical, with 1 on the diagonal; 0 for a sample without spread.
-
-    Raises:
-        UserError: The samples differ in length, or have fewer than 4 rows.
+        >>> noise = torch.randn(2, 100, 128, generator=torch.Generator().manual_seed(0))
+        >>> plain, corrected = (distance_correlation_matrix(noise, each)[0, 1].item() for each in (False, True))
+        >>> round(plain, 1), abs(corrected) < 0.1
+        (0.8, True)
     """
     lengths = [len(sample) for sample in samples]
     if len(set(lengths)) > 1:

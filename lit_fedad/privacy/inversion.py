@@ -1,6 +1,6 @@
-"""Reconstructing images from what was computed of them: inversion of features, and of a model's update.
+"""Reconstruction of images from their features, and from a model's update.
 
-Images are pixels in [0, 1]; who normalises them does so inside the function that is given.
+Images are pixels in [0, 1]; normalisation is part of the function that is inverted.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ from torchmetrics.functional.image import (
 )
 
 Discrepancy = Callable[[Tensor, Tensor], Tensor]
-"""How far features [n, P, C] are from their target: a scalar, differentiable in the features."""
+"""Distance of features [n, P, C] from their target: a scalar, differentiable in the features."""
 
 _NOISE = 0.1  # standard deviation of the images that an attack starts from, around grey
 
 
 class Inversion(NamedTuple):
-    """What an attack came to.
+    """Result of an attack.
 
     Attributes:
         images: Reconstructions in [0, 1] [n, ch, H, W].
-        losses: What was minimised, before each step.
+        losses: The loss before each step.
     """
 
     images: Tensor
@@ -34,10 +34,10 @@ class Inversion(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Each reconstruction beside the private image that it is nearest to.
+    """Comparison of each reconstruction with the private image that it is nearest to.
 
     Attributes:
-        nearest: Which private image, int64 [n].
+        nearest: Position of that private image, int64 [n].
         psnr: Peak signal-to-noise ratio in dB [n]; infinite for equal images.
         ssim: Structural similarity [n].
     """
@@ -48,23 +48,29 @@ class Matches(NamedTuple):
 
 
 def by_position(features: Tensor, target: Tensor) -> Tensor:
-    """Mean square error in units of the target's variance: position by position, for each image on its own.
+    """Computes the mean square error, position by position, in units of the target's variance.
 
     Args:
         features: Features [n, P, C].
         target: The target of every image [P, C].
+
+    Returns:
+        A scalar.
     """
     return (features - target).square().mean() / target.var(correction=0)
 
 
 def as_sets(features: Tensor, target: Tensor) -> Tensor:
-    """Chamfer distance (Fan et al. 2017) of all images' patches to an unordered bank, in units of its variance.
+    """Computes the Chamfer distance of all patches to an unordered bank, in units of its variance (Fan et al., 2017).
 
     Every patch has to lie near some vector of the bank, and every vector near some patch.
 
     Args:
         features: Features [n, P, C], one set whichever image they belong to.
         target: The bank [slots, C].
+
+    Returns:
+        A scalar.
     """
     patches = features.flatten(0, -2)
     with torch.no_grad():
@@ -85,18 +91,18 @@ def invert_features(
     discrepancy: Discrepancy = by_position,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inversion:
-    """Looks for images whose features are the target (Mahendran and Vedaldi 2015).
+    """Searches images whose features are the target (Mahendran and Vedaldi, 2015).
 
     Args:
-        encode: From images [n, ch, H, W] in [0, 1] to features; differentiable.
-        target: What the features should be.
+        encode: Function from images [n, ch, H, W] in [0, 1] to features; differentiable.
+        target: Features that the images should have.
         shape: n, ch, H and W.
-        generator: Draws what the search starts from: grey, with a little noise.
+        generator: Source of the noise of the starting images, which are grey otherwise.
         steps: Steps of Adam; the learning rate falls to 0 along a cosine.
-        learning_rate: The first step's, of pixels.
+        learning_rate: Learning rate of the first step, for pixels.
         smoothness: Weight of the mean absolute difference between neighbouring pixels.
-        discrepancy: What is minimised beside it.
-        on_step: Told of steps done and of all.
+        discrepancy: Distance between features and target, which is minimised.
+        on_step: Called with the number of steps done and of all.
 
     Returns:
         The images, and the loss before each step.
@@ -130,23 +136,23 @@ def invert_gradients(
     smoothness: float = 0.1,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Inversion:
-    """Looks for images on which a step down the gradient of the cross-entropy points where the update does.
+    """Searches images for which the negative gradient of the cross-entropy has the direction of an update.
 
-    Dummy images as in deep leakage (Zhu et al. 2019), compared by cosine, smoothed, and moved by the sign alone as by
-    Geiping et al. (2020, Eq. 4): minimises ``1 - cos(-grad, update) + smoothness * TV``.
+    Minimises ``1 - cos(-grad, update) + smoothness * TV`` over dummy images (Zhu et al., NeurIPS 2019) by the sign of
+    the gradient (Geiping et al., NeurIPS 2020, Geiping Eq. 4).
 
     Args:
-        logits: From images [n, ch, H, W] in [0, 1] to class logits [n, K]; differentiable twice.
-        parameters: What was trained, as it was before the update.
-        update: Weights after the update less those before, one for each of the parameters.
+        logits: Function from images [n, ch, H, W] in [0, 1] to class logits [n, K]; differentiable twice.
+        parameters: Trained parameters before the update.
+        update: Difference of each parameter after and before the update.
         shape: n, ch, H and W.
-        generator: Draws what the search starts from.
-        classes: K.
-        labels: The images' classes, int64 [n]; None where the attacker does not know them and looks for soft ones.
-        steps: As for `invert_features`.
-        learning_rate: As there.
-        smoothness: As there.
-        on_step: As there.
+        generator: Source of the noise of the starting images.
+        classes: Number of classes K.
+        labels: The images' classes, int64 [n]; None where the attacker does not know them and optimises soft ones.
+        steps: As in `invert_features`.
+        learning_rate: As in `invert_features`.
+        smoothness: As in `invert_features`.
+        on_step: As in `invert_features`.
 
     Returns:
         The images, and the loss before each step.
@@ -168,7 +174,7 @@ def invert_gradients(
 
 
 def closest(reconstructed: Tensor, private: Tensor) -> Matches:
-    """Judges each reconstruction by the private image that it is nearest to in mean square.
+    """Compares each reconstruction with the private image that it is nearest to in mean square.
 
     Args:
         reconstructed: Images in [0, 1] [n, ch, H, W], at least 6 pixels a side.
@@ -211,7 +217,7 @@ def _minimise(
     on_step: Callable[[int, int], None],
     signed: bool,
 ) -> list[float]:
-    """Adam on images, which stay in [0, 1], and on what else is not known; it may be told no more than the sign."""
+    """Runs Adam on images, which stay in [0, 1], and on other unknowns; ``signed`` keeps the gradients' signs alone."""
     moved = [images, *others]
     optimizer = torch.optim.Adam(moved, learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

@@ -1,7 +1,7 @@
-"""LiRA: was this image among those that a model was trained on? (Carlini et al., IEEE S&P 2022).
+"""LiRA, the likelihood ratio attack on membership in the training data (Carlini et al., IEEE S&P 2022).
 
-The attacker trains shadow models with and without each image, and asks under which of the two the confidence that the
-attacked model has in the image is likelier.
+The attacker trains shadow models with and without each image, and tests under which of the two the confidence of the
+attacked model in the image is likelier.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
 CLAMP = 1e-5
-"""Probabilities are kept this far from 0 and 1, and standard deviations above it."""
+"""Least distance of probabilities from 0 and 1, and least standard deviation."""
 OWN_VARIANCE = 64
-"""From so many shadow models on each image has variances of its own."""
+"""Least number of shadow models for variances of each image of its own."""
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """How sure a classifier is of the true class: ``phi = log p_y - log(1 - p_y)``.
+    """Computes the confidence of a classifier in the true class: ``phi = log p_y - log(1 - p_y)``.
 
     The difference of the true logit and the log-sum-exp of the others keeps the digits that 1 - p_y loses.
 
@@ -42,12 +42,12 @@ def confidence(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
-    """``log N(phi | in) - log N(phi | out)``, with Gaussians fitted to the shadow models (the online attack).
+    """Computes ``log N(phi | in) - log N(phi | out)`` with Gaussians fitted to the shadow models (online attack).
 
     Args:
         phi: Confidence of the attacked model in each example [n].
-        shadows: That of the J shadow models [J, n]; NaN where there is none.
-        trained_on: Which shadow model was trained on which example, bool [J, n].
+        shadows: Confidence of the J shadow models [J, n]; NaN where there is none.
+        trained_on: Whether each shadow model was trained on each example, bool [J, n].
 
     Returns:
         Scores float64 [n], high for members; NaN for an example that no shadow model, or each, was trained on.
@@ -57,7 +57,7 @@ def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
 
 
 def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
-    """``log Phi((phi - mu_out) / sd_out)``: from the shadow models without the example alone (offline, one-sided).
+    """Computes ``log Phi((phi - mu_out) / sd_out)`` from the shadow models without the example (offline attack).
 
     The logarithm keeps the order of scores where Phi itself rounds to 1.
 
@@ -74,11 +74,14 @@ def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
 
 
 def roc(scores: Tensor, members: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rates at every threshold, ascending.
+    """Computes false and true positive rates at every threshold.
 
     Args:
-        scores: High for members [n].
-        members: Who is one, bool [n].
+        scores: Scores [n], high for members.
+        members: Whether each example is a member, bool [n].
+
+    Returns:
+        False and true positive rates, both ascending.
     """
     false, true, _ = roc_curve(members.numpy(), scores.numpy(), drop_intermediate=False)
     return false, true
@@ -86,12 +89,12 @@ def roc(scores: Tensor, members: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class MembershipReport:
-    """How well members of each client's training data are told from images that it does not hold.
+    """Success of the attack: how well each client's training images are distinguished from other images.
 
     Attributes:
         auc: Area under the ROC curve by client.
         tpr: True positive rate at a false positive rate of at most 1 % by client; below 100 non-members, at none.
-        examples: Members and non-members that were attacked, by client.
+        examples: Number of attacked members and non-members by client.
     """
 
     auc: dict[int, float]
@@ -100,7 +103,7 @@ class MembershipReport:
 
     @property
     def worst(self) -> float:
-        """The largest max(0.5, AUC): an attack worse than guessing gives nothing away."""
+        """The largest max(0.5, AUC) over clients: an attack worse than guessing reveals nothing."""
         return max(max(0.5, auc) for auc in self.auc.values())
 
     @property
@@ -115,11 +118,11 @@ class MembershipReport:
 
 
 def membership_report(scores: Mapping[int, Tensor], members: Mapping[int, Tensor]) -> MembershipReport:
-    """Judges the attack on each client; scores that are NaN are left out.
+    """Evaluates the attack on each client; scores that are NaN are left out.
 
     Args:
-        scores: By client, high for members [n].
-        members: By client, who is one, bool [n].
+        scores: Client -> scores [n], high for members.
+        members: Client -> whether each example is a member, bool [n].
 
     Raises:
         ValueError: If a client has no member or no non-member with a score.

@@ -1,4 +1,4 @@
-"""Who is attacked, and which shadow model is trained on whom: positions in a list of training and held-out images."""
+"""Attacked examples and the training sets of shadow models: positions in a list of training and held-out images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from lit_fedad.contracts.randomness import numpy_generator
 
 @dataclass(frozen=True)
 class Cell:
-    """Members of one class in the same tasks of a client, and as many held-out images of that class.
+    """Members of one class in the same stages of a client, and as many held-out images of that class.
 
     Attributes:
-        client: The client.
-        tasks: Which of its tasks hold the members; only the first, where all images are there from the start.
+        client: Number of the client.
+        stages: Numbers of its stages that hold the members; only the first, where all images are there from the start.
         members: Positions of the members that are attacked, ascending.
         others: Positions of the non-members, ascending.
     """
 
     client: int
-    tasks: tuple[int, ...]
+    stages: tuple[int, ...]
     members: tuple[int, ...]
     others: tuple[int, ...]
 
@@ -31,33 +31,33 @@ class Cell:
 
 
 def draw_cells(
-    tasks: Sequence[Sequence[Sequence[int]]], products: Sequence[str], held_out: Sequence[int], seed: int
+    stages: Sequence[Sequence[Sequence[int]]], categories: Sequence[str], held_out: Sequence[int], seed: int
 ) -> list[Cell]:
-    """Picks who is attacked: every member for whom there is a held-out image of its class, and these images.
+    """Draws the attacked examples: every member with a held-out image of its class, and these images.
 
     No image is held out for two clients. Where a class has too few, they are dealt in turn, and random members of
     it are attacked, as many as there are images.
 
     Args:
-        tasks: For every client the positions of its images, task by task.
-        products: Class of the image at each position.
-        held_out: Positions of images that nobody holds.
-        seed: Of the draws.
+        stages: For every client the positions of its images, stage by stage.
+        categories: Class of the image at each position.
+        held_out: Positions of images that no client holds.
+        seed: Seed of the draws.
 
     Example:
         >>> draw_cells([[[0, 1]], [[2]]], ["cat"] * 5, held_out=[3, 4], seed=0)[1]
-        Cell(client=1, tasks=(0,), members=(2,), others=(...,))
+        Cell(client=1, stages=(0,), members=(2,), others=(...,))
     """
     held: dict[str, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
-    for client, own in enumerate(tasks):
-        holding = [set(task) for task in own]
+    for client, own in enumerate(stages):
+        holding = [set(stage) for stage in own]
         for index in sorted(set().union(*holding)):
-            where = client, tuple(number for number, task in enumerate(holding) if index in task)
-            held.setdefault(products[index], {}).setdefault(where, []).append(index)
+            where = client, tuple(number for number, stage in enumerate(holding) if index in stage)
+            held.setdefault(categories[index], {}).setdefault(where, []).append(index)
     cells = []
-    for product, holders in held.items():
-        rng = numpy_generator(seed, "membership", product)
-        spare = rng.permutation([index for index in held_out if products[index] == product]).tolist()
+    for category, holders in held.items():
+        rng = numpy_generator(seed, "membership", category)
+        spare = rng.permutation([index for index in held_out if categories[index] == category]).tolist()
         longest = max(map(len, holders.values()))
         turns = [at for turn in range(longest) for at, members in holders.items() if turn < len(members)]
         dealt = list(zip(turns, spare, strict=False))  # ends with the shorter of the two
@@ -66,11 +66,11 @@ def draw_cells(
             attacked = rng.permutation(members)[: len(others)].tolist()
             if others:
                 cells.append(Cell(*where, tuple(sorted(attacked)), tuple(sorted(others))))
-    return sorted(cells, key=lambda cell: (cell.client, cell.tasks, cell.members))
+    return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
 
 
 def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
-    """Which examples a shadow model is trained on: a random half of each cell.
+    """Draws the examples that a shadow model is trained on: a random half of each cell.
 
     Shadow models 0 and 1, 2 and 3 and so on are trained on the two halves of the same draw. So each example is in
     half of an even number of shadow models, and every client has as many images of each class as it really has.
@@ -78,10 +78,10 @@ def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
     Args:
         cells: From `draw_cells`.
         shadow: Number of the shadow model, from 0.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Returns:
-        Positions.
+        Positions of these examples.
     """
     chosen: set[int] = set()
     for number, cell in enumerate(cells):
@@ -91,21 +91,21 @@ def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
 
 
 def trained_on(
-    tasks: Sequence[Sequence[Sequence[int]]], cells: Sequence[Cell], chosen: set[int]
+    stages: Sequence[Sequence[Sequence[int]]], cells: Sequence[Cell], chosen: set[int]
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """What each client holds in each of its tasks where only the chosen ones of the examples are trained on.
+    """Builds the stages of each client where, of the examples, only the chosen ones are trained on.
 
     Args:
-        tasks: For every client the positions of its images, task by task.
+        stages: For every client the positions of its images, stage by stage.
         cells: From `draw_cells`.
         chosen: From `split`.
 
     Returns:
-        As ``tasks``, ascending; members that are not attacked stay.
+        As ``stages``, ascending; members that are not attacked stay.
     """
     out = {index for cell in cells for index in cell.members} - chosen
-    kept = [[set(task) - out for task in own] for own in tasks]
+    kept = [[set(stage) - out for stage in own] for own in stages]
     for cell in cells:
-        for task in cell.tasks:
-            kept[cell.client][task].update(chosen.intersection(cell.others))
-    return tuple(tuple(tuple(sorted(task)) for task in own) for own in kept)
+        for stage in cell.stages:
+            kept[cell.client][stage].update(chosen.intersection(cell.others))
+    return tuple(tuple(tuple(sorted(stage)) for stage in own) for own in kept)

@@ -36,7 +36,7 @@ def draw_correlation_heatmap(
     """
     figure = blank_figure(7.16, 2.6)
     panels = figure.subplots(1, 3, sharey=True)
-    titles = ("$R^2$ (Eq. 18)", "$R$", "$R^2$, bias-corrected")
+    titles = ("$R^2$ (FADngs Eq. 18)", "$R$", "$R^2$, bias-corrected")
     for axes, title, matrix in zip(panels, titles, (r_squared, r, corrected), strict=True):
         values = np.asarray(matrix, dtype=float)
         axes.imshow(values, cmap=_COLOUR_MAP, norm=_NORM)

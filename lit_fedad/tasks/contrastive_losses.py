@@ -160,8 +160,8 @@ class CrossEntropy(RepresentationLoss):
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the cross-entropy as ``loss``, and ``accuracy``."""
-        known = batch["product"] < self.classes
-        logits, labels = self.linear(projections[0][known]), batch["product"][known]
+        known = batch["category"] < self.classes
+        logits, labels = self.linear(projections[0][known]), batch["category"][known]
         if not len(labels):
             return {"loss": 0 * projections.sum()}
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
@@ -169,12 +169,12 @@ class CrossEntropy(RepresentationLoss):
 
 
 class Reconstruction(RepresentationLoss):
-    """An autoencoder through the projection, the row "AE" of FADngs' Table IV.
+    """The reconstruction error of an autoencoder through the projection, "AE" in FADngs Table IV.
 
     Args:
-        decoder: From projections [B, D] to images in [0, 1], given D and S.
-        image_size: S.
-        width: D.
+        decoder: Builds the decoder from projections [B, D] to images in [0, 1], given D and S.
+        image_size: Side S of the images in pixels.
+        width: Dimensions D of the projections.
     """
 
     def __init__(self, decoder: Callable[[int, int], nn.Module], image_size: int, width: int = 128) -> None:
@@ -182,16 +182,16 @@ class Reconstruction(RepresentationLoss):
         self.decoder = decoder(width, image_size)
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """The images themselves [1, ...]."""
+        """Returns the images themselves as one view [1, ...]."""
         return images[None]
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean squared error as ``loss``."""
+        """Computes the mean squared error as ``loss``."""
         return {"loss": F.mse_loss(self.decoder(projections[0]).float(), batch["views"][0])}
 
 
 def _instance_loss(logits: Tensor, size: int) -> Tensor:
-    """The mean of -log softmax at the other view: of rows v B + i, views 2k and 2k + 1 of image i belong together."""
+    """Computes the mean of -log softmax at the other view; row v B + i is view v of image i; 2k and 2k + 1 pair."""
     rows = torch.arange(len(logits), device=logits.device)
     view, image = rows.div(size, rounding_mode="floor"), rows % size
     return F.cross_entropy(logits, (view ^ 1) * size + image)

@@ -21,23 +21,23 @@ from lit_fedad.models.backbones import FeaturePyramid
 MEDIAN = "median"
 
 QUANTILES = 257
-"""Equally spaced quantiles that stand for a client's distances to their nearest slots."""
+"""Number of equally spaced quantiles that represent a client's distances to the nearest slots."""
 
 
 class HingeLoss(nn.Module):
-    """Pulls patches to their nearest memory slots (FedDyMem Eq. 12).
+    """A hinge loss that attracts patches to their nearest memory slots (FedDyMem Eq. 12).
 
     ``mean_k max(0, |m - m'_k| - th)`` over the K nearest slots, plus ``repulsion`` times
     ``mean_j max(0, 1.1 th - |m - m'_j|)`` over the next J slots, which the paper lacks (it is CFA's) and without
     which pure attraction may contract the features.
 
     Args:
-        threshold: th, the distance below which a patch is left alone; ``"median"`` takes the median distance of
-            normal patches to their K nearest slots, once, before training.
-        neighbours: K.
-        repulsion: Weight of the repulsion; 0 is FedDyMem Eq. 12 itself.
-        repelled: J.
-        margin: How far beyond th repulsion reaches.
+        threshold: Distance th below which a patch has no loss; ``"median"`` takes the median distance of normal
+            patches to their K nearest slots, once, before training.
+        neighbours: Number K of nearest slots that attract.
+        repulsion: Weight of the repulsion; 0 gives FedDyMem Eq. 12 itself.
+        repelled: Number J of next slots that repel.
+        margin: Factor by which repulsion extends beyond th.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class HingeLoss(nn.Module):
 
     @property
     def reach(self) -> int:
-        """How many neighbours the loss looks at."""
+        """Number of nearest slots that the loss uses."""
         return self.neighbours + (self.repelled if self.repulsion else 0)
 
     def forward(self, distances: Tensor, threshold: Tensor) -> Tensor:
-        """The loss.
+        """Computes the loss.
 
         Args:
             distances: Distances to the `reach` nearest slots, ascending [n, reach].
-            threshold: th, a scalar.
+            threshold: The scalar th.
         """
         near, far = distances[:, : self.neighbours], distances[:, self.neighbours :]
         loss = F.relu(near - threshold).mean()
@@ -74,21 +74,21 @@ class HingeLoss(nn.Module):
 
 
 class Score(Protocol):
-    """Turns the distances to the nearest slots into a patch score."""
+    """A patch score from the distances to the nearest slots."""
 
     neighbours: int
 
     def __call__(self, distances: Tensor) -> Tensor:
-        """Distances ascending [n, neighbours] to scores [n]."""
+        """Computes scores [n] from ascending distances [n, neighbours]."""
 
 
 class NearestDistance:
-    """The distance to the nearest slot."""
+    """The patch score by the distance to the nearest slot."""
 
     neighbours = 1
 
     def __call__(self, distances: Tensor) -> Tensor:
-        """Distances [n, 1] to scores [n]."""
+        """Computes scores [n] from distances [n, 1]."""
         return distances[:, 0]
 
 
@@ -96,25 +96,25 @@ class Softmin:
     """CFA's score, which FedDyMem follows: the nearest distance, weighted by its softmin among the K nearest.
 
     Args:
-        neighbours: K.
+        neighbours: Number K of nearest slots.
     """
 
     def __init__(self, neighbours: int = 3) -> None:
         self.neighbours = neighbours
 
     def __call__(self, distances: Tensor) -> Tensor:
-        """Distances [n, K] to scores [n]."""
+        """Computes scores [n] from ascending distances [n, K]."""
         return F.softmin(distances, dim=1)[:, 0] * distances[:, 0]
 
 
 class LocalScale:
-    """The nearest distance, measured by how far normal patches lie from that slot: ``d / (r_k / r)^exponent``.
+    """The nearest distance relative to the slot's distance of normal patches: ``d / (r_k / r)^exponent``.
 
-    Patches of a uniform surface lie close to their slot, those of a varied one far from it; without the scale, images
-    of varied products come first whatever their state. Not in the paper.
+    Patches of a homogeneous surface lie close to their slot, those of a varied one far from it; without the scale,
+    images of varied products have the highest scores whether anomalous or not. Not in the paper.
 
     Args:
-        exponent: 0 is the plain distance, 1 the full scale.
+        exponent: Exponent of the scale; 0 gives the plain distance, 1 the full scale.
     """
 
     def __init__(self, exponent: float = 0.5) -> None:
@@ -134,15 +134,15 @@ class LocalScale:
 
 
 class MemoryBank(StandardisedTask):
-    """A frozen backbone, a trainable head and a memory bank.
+    """The task with a frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are brought to one grid and concatenated (FedDyMem Eq. 8), optionally
-    standardised per channel, and turned into memory features by the head (`MemoryGenerator`). Training pulls them to
-    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of
-    a smoothed map.
+    Features of several backbone layers are resized to one grid and concatenated (FedDyMem Eq. 8), optionally
+    standardised per channel, and mapped to memory features by the head (`MemoryGenerator`). Training attracts them to
+    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of a
+    smoothed map.
 
-    A method may set the bank (`load_memory`); on its own, the task builds one from local data before training and
-    renews it after each round with itself as the previous memory.
+    A method may set the bank (`load_memory`); otherwise the task builds one from local data before training and
+    recomputes it after each round with the bank as the previous memory.
 
     Args:
         backbone: Frozen feature extractor.
@@ -150,16 +150,16 @@ class MemoryBank(StandardisedTask):
         loss: Training loss.
         score: Patch score.
         image_score: Patch score whose smoothed maximum is the image's score; None for the maximum of the anomaly map.
-        reduce: Compresses local patches into a bank, where the task keeps its own.
+        reduce: Compresses local patches to a bank, where the task builds its own.
         grid: Side of the patch grid, H0 = W0.
         image_size: Side of the images, in pixels.
         slots: Size of the bank; None for grid * grid.
-        standardise: Whether channels are brought to mean 0 and variance 1 over the training patches.
-        average_pool: 3x3 average over neighbouring positions of each layer, as CFA and PatchCore do.
-        patches_per_image: Random patches of each image that a step trains on; None for all.
-        learning_rate: AdamW's.
-        weight_decay: AdamW's.
-        sigma: Gaussian smoothing of the map, in pixels.
+        standardise: Whether channels are standardised to mean 0 and variance 1 over the training patches.
+        average_pool: Whether each layer is averaged over 3x3 neighbouring positions, as in CFA and PatchCore.
+        patches_per_image: Random patches of each image per training step; None for all.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
     """
 
     prepares = True
@@ -201,7 +201,7 @@ class MemoryBank(StandardisedTask):
         self.draw_map = AnomalyMap(grid, image_size, sigma)
         self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
-        # As with the bank, what is not known yet is NaN.
+        # As in the bank, values that are not yet set are NaN.
         self.register_buffer("mean", torch.full((self.num_features,), torch.nan if standardise else 0.0))
         self.register_buffer("scale", torch.ones(self.num_features))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
@@ -213,7 +213,7 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- features
 
     def embed(self, batch: Mapping[str, Any]) -> Tensor:
-        """Frozen features on the grid (FedDyMem Eq. 8).
+        """Computes frozen features on the grid (FedDyMem Eq. 8).
 
         Args:
             batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
@@ -234,7 +234,7 @@ class MemoryBank(StandardisedTask):
         return torch.cat(layers, dim=1).transpose(1, 2)
 
     def generate(self, patches: Tensor, places: Tensor) -> Tensor:
-        """Memory features of single patches: standardised, then through the head.
+        """Computes memory features of single patches: standardised, then mapped by the head.
 
         Args:
             patches: Frozen patch features [n, C].
@@ -248,7 +248,7 @@ class MemoryBank(StandardisedTask):
         return patches if self.head is None else self.head(patches, places)
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Frozen features of random patches: ``patches`` [B, n, C] and their ``places`` [B, n, 2]."""
+        """Draws frozen features of random patches: ``patches`` [B, n, C] and their ``places`` [B, n, 2]."""
         with torch.no_grad():
             patches = self.embed(batch)
         places = self.places.expand(len(patches), -1, -1)  # type: ignore[operator]
@@ -262,7 +262,7 @@ class MemoryBank(StandardisedTask):
         return {"patches": patches, "places": places}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Memory features M: of a view's patches [B, n, C], or of whole images [B, grid * grid, C]."""
+        """Computes memory features M of a view's patches [B, n, C], or of whole images [B, grid * grid, C]."""
         if "patches" in batch:
             patches, places = batch["patches"], batch["places"]
         else:
@@ -274,7 +274,7 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- training
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """FedDyMem Eq. 12.
+        """Computes the training loss (FedDyMem Eq. 12).
 
         Returns:
             ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
@@ -286,7 +286,7 @@ class MemoryBank(StandardisedTask):
         return {"loss": loss, "nn_distance": distances[:, 0].detach().mean()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW with AMSGrad (CFA's, the likely meaning of the paper's "Adam, momentum 1")."""
+        """Builds AdamW with AMSGrad (as in CFA; the likely meaning of the paper's "Adam, momentum 1")."""
         parameters = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.AdamW(
             parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True
@@ -295,18 +295,18 @@ class MemoryBank(StandardisedTask):
     # ---------------------------------------------------------------------------------------------- the bank
 
     def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
-        """Takes over a memory [slots, C] and, where images are scored by it, the slots' radii [slots]."""
+        """Loads a memory [slots, C] and, where the image score uses them, the slots' radii [slots]."""
         self.memory = memory.to(self.memory)
         if radii is not None:
             self.radii = radii.to(self.radii)
 
     def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
-        """Takes over what channels are standardised by, both [C]."""
+        """Loads the mean [C] and the scale [C] that channels are standardised by."""
         self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
 
     @torch.no_grad()
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """Number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
+        """Computes number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
         shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
         for features in map_batches(self, loader, self.embed):
@@ -320,12 +320,12 @@ class MemoryBank(StandardisedTask):
 
     @torch.no_grad()
     def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
-        """Compresses all local patches into one bank, one batch at a time (`MemoryReduce`).
+        """Compresses all local patches to one bank, batch by batch (`MemoryReduce`).
 
         Args:
             loader: Local batches.
             context: Round and randomness; the round is t in FedDyMem Eq. 16.
-            previous: M'^{t-1} [slots, C]; None for the first memory.
+            previous: Previous memory M'^{t-1} [slots, C]; None for the first memory.
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
@@ -335,7 +335,7 @@ class MemoryBank(StandardisedTask):
 
     @torch.no_grad()
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
-        """Computes `QUANTILES` of the distances to the K nearest slots, and how many distances there are."""
+        """Computes `QUANTILES` quantiles of the distances to the K nearest slots, and the number of distances."""
         distances = (
             nearest(features.flatten(0, 1).float(), self.memory, self.loss.neighbours)[0].flatten().cpu()
             for features in map_batches(self, loader, self)
@@ -355,7 +355,7 @@ class MemoryBank(StandardisedTask):
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Renews the task's own bank from local data (with itself as the previous memory)."""
+        """Recomputes the task's bank from local data, with the bank as the previous memory."""
         self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
 
     def _load_reduced(self, reduced: Reduced) -> None:
@@ -383,7 +383,7 @@ class MemoryBank(StandardisedTask):
             self.prepare(self._trainer_loader(), Context(seed=0, round=0))
 
     def on_train_epoch_end(self) -> None:
-        """Renews the bank; in a federation, the method decides when."""
+        """Recomputes the bank; in a federation, the method calls `refresh`."""
         if self._trainer is not None:
             self.refresh(self._trainer_loader(), Context(seed=0, round=self.current_epoch + 1))
 

@@ -306,7 +306,7 @@ def test_images_that_come_task_after_task(tmp_path, spy):
     tasks = json.loads((tmp_path / "partition.json").read_text())["stages"]
     attacked = reopen(str(tmp_path))
     shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", 0)
-    products = [sample.product for sample in shadows.images.train]
+    products = [sample.category for sample in shadows.images.train]
     for shadow in range(4):
         now = trained_on(tasks, shadows.cells, shadows.chosen(shadow))
         assert [sorted({i for task in own for i in task}) for own in now] == [

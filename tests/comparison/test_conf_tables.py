@@ -113,7 +113,7 @@ def test_every_row_trains_the_papers_epochs(name):
         client = config["method"]["client"]
         assert sum(client.get(key, 0) for key in ("local_epochs", "base_epochs", "head_epochs")) == 30
         # A method's own example does not take the place of the table's protocol.
-        assert (config["rounds"], config["data"]["_target_"]) == (50, "lit_fedad.data.cifar.cifar10")
+        assert (config["rounds"], config["data"]["_target_"]) == (50, "lit_fedad.data.cifar.cifar")
         assert config["partition"]["imbalance"] == int(next(iter(table.columns)).rpartition(" ")[2])
 
 

@@ -37,7 +37,7 @@ def refused(match, *args, **kwargs):
 def test_each_folder_goes_where_it_is_given(chest):
     images = read(chest)
     assert images.name == "ChestXRay2017"
-    assert images.products == ["ChestXRay2017"]
+    assert images.categories == ["ChestXRay2017"]
     assert [sample.path.name for sample in images.train] == ["IM-train-0.jpeg", "IM-train-1.jpeg"]
     assert [(sample.path.name, sample.defect, sample.label) for sample in images.test] == [
         ("IM-test-0.jpeg", "good", 0),

@@ -9,7 +9,8 @@ from torchvision.transforms.v2.functional import normalize
 
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
-from lit_fedad.data.partition import IID, ByProduct, Dirichlet, FromFile, Pooled
+from lit_fedad.data.partition import FromFile
+from lit_fedad.data.strategies import IID, ByProduct, Dirichlet, Pooled
 from lit_fedad.errors import UserError
 
 CLASSES = ("ant", "bee", "cow", "dog")
@@ -29,9 +30,9 @@ def labelled_set(train=160, test=40, size=6, **overrides) -> LabelledSet:
 
 def test_images_are_described_by_their_class():
     images = labelled_set()
-    assert [image.product for image in images.train] == [CLASSES[label] for label in images.train_labels]
-    assert [image.product for image in images.test] == [CLASSES[label] for label in images.test_labels]
-    assert images.products == list(CLASSES)
+    assert [image.category for image in images.train] == [CLASSES[label] for label in images.train_labels]
+    assert [image.category for image in images.test] == [CLASSES[label] for label in images.test_labels]
+    assert images.categories == list(CLASSES)
     assert images.kind == "classification"
     assert not images.has_masks
 

@@ -57,7 +57,7 @@ def refused(match, read, *args, **kwargs):
 def test_head_ct_is_split_without_leakage(head_ct):
     images = read_head_ct(head_ct)
     train, test = ([int(sample.path.stem) for sample in side] for side in (images.train, images.test))
-    assert images.products == [images.name] == ["HeadCT"]
+    assert images.categories == [images.name] == ["HeadCT"]
     assert len(train) == 75
     assert min(train) >= 100
     assert sorted(train + test) == list(range(200))

@@ -37,7 +37,7 @@ def test_the_split_is_that_of_the_file(pack):
     root = pack(SPLIT)
     images = medianomaly(root)
     assert images.name == "RSNA"
-    assert images.products == ["RSNA"]
+    assert images.categories == ["RSNA"]
     assert [sample.path for sample in images.train] == [root / "images" / "b.png", root / "images" / "a.png"]
     assert [(sample.path.name, sample.label) for sample in images.test] == [
         ("c.png", 0),
@@ -46,7 +46,7 @@ def test_the_split_is_that_of_the_file(pack):
     ]
     assert all(sample.label == 0 for sample in images.train)
     assert not images.has_masks
-    assert medianomaly(str(root), name="chest").products == ["chest"]
+    assert medianomaly(str(root), name="chest").categories == ["chest"]
 
 
 def test_a_missing_file_of_the_split_is_named(pack, tmp_path):

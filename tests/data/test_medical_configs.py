@@ -85,10 +85,10 @@ def test_mixture_is_read_from_its_real_layout(option, tmp_path):
         write(tmp_path / part)
     images = build(compose([f"data={option}", f"data.root={tmp_path}"])["data"])
     assert images.name == option
-    assert images.products == list(MIXTURES[option])
+    assert images.categories == list(MIXTURES[option])
     assert not images.has_masks
-    train = Counter(sample.product for sample in images.train)
-    test = Counter((sample.product, sample.label) for sample in images.test)
+    train = Counter(sample.category for sample in images.train)
+    test = Counter((sample.category, sample.label) for sample in images.test)
     for part, (_, *expected) in MIXTURES[option].items():
         assert [train[part], test[part, 0], test[part, 1]] == expected
     paths = [sample.path for sample in (*images.train, *images.test)]
@@ -96,7 +96,7 @@ def test_mixture_is_read_from_its_real_layout(option, tmp_path):
     assert all(path.is_file() for path in paths)
 
     few = build(compose([f"data={option}", f"data.root={tmp_path}", "data.train_per_product=2"])["data"])
-    assert Counter(sample.product for sample in few.train) == dict.fromkeys(MIXTURES[option], 2)
+    assert Counter(sample.category for sample in few.train) == dict.fromkeys(MIXTURES[option], 2)
     other = build(compose([f"data={option}", f"data.root={tmp_path}", "data.seed=3"])["data"])
     drawn = any(write in (head_ct, rsna, vindr) for write, *_ in MIXTURES[option].values())
     assert (other != images) == drawn
@@ -107,7 +107,7 @@ def test_parts_may_be_links(tmp_path):
         write(tmp_path / "downloads" / part.lower())
         (tmp_path / part).symlink_to(tmp_path / "downloads" / part.lower())
     images = build(compose(["data=brain", f"data.root={tmp_path}"])["data"])
-    assert images.products == list(MIXTURES["brain"])
+    assert images.categories == list(MIXTURES["brain"])
 
 
 def test_parts_can_be_changed_on_the_command_line(tmp_path):
@@ -124,7 +124,7 @@ def test_parts_can_be_changed_on_the_command_line(tmp_path):
         "~data.parts.BraTS2021",
     ]
     images = build(compose(overrides)["data"])
-    assert Counter(sample.product for sample in images.train) == {"BrainTumor": 4, "HeadCT": 4}
+    assert Counter(sample.category for sample in images.train) == {"BrainTumor": 4, "HeadCT": 4}
 
 
 @pytest.mark.parametrize(

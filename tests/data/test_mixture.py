@@ -31,7 +31,7 @@ def test_parts_are_read_from_their_folders_and_joined_in_order(tmp_path):
     images = mixture(tmp_path, parts, "mix")
     first, second = reader("x", "y")(tmp_path / "B"), reader("z")(tmp_path / "A" / "deep")
     assert images == ImageSet("mix", first.train + second.train, first.test + second.test)
-    assert images.products == ["x", "y", "z"]
+    assert images.categories == ["x", "y", "z"]
     assert mixture(str(tmp_path), parts, "mix") == images
 
 
@@ -39,12 +39,12 @@ def test_limits_hold_for_each_product_and_depend_on_no_other(tmp_path):
     parts = {"A": reader("x", "y"), "B": reader("z")}
     some = mixture(tmp_path, parts, "mix", train_per_product=2, test_per_product=4, seed=5)
     for product in ("x", "y", "z"):
-        assert sum(sample.product == product for sample in some.train) == 2
-        defects = [sample.defect for sample in some.test if sample.product == product]
+        assert sum(sample.category == product for sample in some.train) == 2
+        defects = [sample.defect for sample in some.test if sample.category == product]
         assert sorted(defects) == ["dent", "good", "good", "hole"]
     alone = mixture(tmp_path, {"B": reader("z")}, "z", 2, 4, 5)
-    assert alone.train == tuple(sample for sample in some.train if sample.product == "z")
-    assert alone.test == tuple(sample for sample in some.test if sample.product == "z")
+    assert alone.train == tuple(sample for sample in some.train if sample.category == "z")
+    assert alone.test == tuple(sample for sample in some.test if sample.category == "z")
     assert some != mixture(tmp_path, parts, "mix", 2, 4, seed=6)
     with pytest.raises(UserError, match="test_per_product=0: give at least 1"):
         mixture(tmp_path, parts, "mix", test_per_product=0)
@@ -97,10 +97,10 @@ def pcb(tmp_path, monkeypatch):
 def test_pcb_joins_visa_and_vision(pcb):
     images = build(compose(["data=pcb", f"data.root={pcb}"])["data"])
     assert images.name == "pcb"
-    assert images.products == ["pcb1", "pcb2", "pcb3", "pcb4", "PCB_1", "PCB_2"]
+    assert images.categories == ["pcb1", "pcb2", "pcb3", "pcb4", "PCB_1", "PCB_2"]
     assert len(images.train) == 6
-    for product in images.products:
-        assert sorted(sample.label for sample in images.test if sample.product == product) == [0, 1]
+    for product in images.categories:
+        assert sorted(sample.label for sample in images.test if sample.category == product) == [0, 1]
     assert images.has_masks
     for sample in (*images.train, *images.test):
         assert sample.path.is_file()

@@ -10,7 +10,7 @@ from sklearn.svm import SVC
 
 from lit_fedad.config import build, compose
 from lit_fedad.data.motifs import ANOMALOUS, NORMAL, motif_classes, motifs
-from lit_fedad.data.partition import DominantClass
+from lit_fedad.data.strategies import DominantClass
 from lit_fedad.errors import UserError
 
 

@@ -49,7 +49,7 @@ def test_root_may_be_a_product(tmp_path):
     folder = product(tmp_path / "cap")
     images = mvtec_mixture(folder)
     assert images.name == "cap"
-    assert images.products == ["cap"]
+    assert images.categories == ["cap"]
     assert relative(images.train, folder) == [f"train/good/{i:03}.png" for i in range(3)]
     assert relative(images.test, folder) == [
         f"test/{d}/{i:03}.png" for d in ("dent", "good") for i in range(2)
@@ -70,15 +70,15 @@ def test_root_may_hold_products_and_other_folders(tmp_path):
     (tmp_path / "notes").mkdir()
     images = mvtec_mixture(tmp_path, name="mix")
     assert images.name == "mix"
-    assert images.products == ["a", "b"]
+    assert images.categories == ["a", "b"]
     assert mvtec_mixture(tmp_path).name == tmp_path.name
 
 
 def test_products_are_relative_folders_in_the_order_given(tmp_path):
     product(tmp_path / "x" / "cap")
     product(tmp_path / "y" / "tile")
-    assert mvtec_mixture(tmp_path, ["y/tile", "x/cap"]).products == ["tile", "cap"]
-    assert mvtec_mixture(tmp_path, "y/tile").products == ["tile"]
+    assert mvtec_mixture(tmp_path, ["y/tile", "x/cap"]).categories == ["tile", "cap"]
+    assert mvtec_mixture(tmp_path, "y/tile").categories == ["tile"]
     assert mvtec_mixture(str(tmp_path), ["y/tile"]).name == "tile"
 
 
@@ -86,8 +86,8 @@ def test_names_that_clash_become_whole_paths(tmp_path):
     for folder in ("x/cap", "y/cap", "y/tile"):
         product(tmp_path / folder)
     images = mvtec_mixture(tmp_path, ["x/cap", "y/cap", "y/tile"])
-    assert images.products == ["x_cap", "y_cap", "tile"]
-    assert Counter(sample.product for sample in images.train) == {"x_cap": 3, "y_cap": 3, "tile": 3}
+    assert images.categories == ["x_cap", "y_cap", "tile"]
+    assert Counter(sample.category for sample in images.train) == {"x_cap": 3, "y_cap": 3, "tile": 3}
     refused("y_cap is listed twice", tmp_path, ["y/cap", "y/cap"])
 
 
@@ -187,8 +187,8 @@ def test_limits_take_a_reproducible_subset_of_each_product(tmp_path):
     some = mvtec_mixture(tmp_path, train_per_product=10, test_per_product=8, seed=1)
     assert some == mvtec_mixture(tmp_path, train_per_product=10, test_per_product=8, seed=1)
     assert some != mvtec_mixture(tmp_path, train_per_product=10, test_per_product=8, seed=2)
-    assert Counter(sample.product for sample in some.train) == {"a": 10, "b": 4}
-    assert Counter((sample.product, sample.defect) for sample in some.test) == {
+    assert Counter(sample.category for sample in some.train) == {"a": 10, "b": 4}
+    assert Counter((sample.category, sample.defect) for sample in some.test) == {
         ("a", "good"): 4,
         ("a", "dent"): 2,
         ("a", "hole"): 2,
@@ -200,8 +200,8 @@ def test_limits_take_a_reproducible_subset_of_each_product(tmp_path):
     # Not simply the first ones.
     assert some.train[:10] != whole.train[:10]
     alone = mvtec_mixture(tmp_path, ["a"], train_per_product=10, test_per_product=8, seed=1)
-    assert alone.train == tuple(sample for sample in some.train if sample.product == "a")
-    assert alone.test == tuple(sample for sample in some.test if sample.product == "a")
+    assert alone.train == tuple(sample for sample in some.train if sample.category == "a")
+    assert alone.test == tuple(sample for sample in some.test if sample.category == "a")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_limits_below_one_are_refused(tmp_path, key):
 def test_real_sets_have_their_documented_sizes():
     root = Path(os.environ["LIT_FEDAD_DATA"])
     mixture = mvtec_mixture(root, ["mvtec/bottle", "mvtec/screw", "other_ad/magnetic_tile"])
-    train, test = (Counter(sample.product for sample in part) for part in (mixture.train, mixture.test))
+    train, test = (Counter(sample.category for sample in part) for part in (mixture.train, mixture.test))
     assert train == {"bottle": 209, "screw": 320, "magnetic_tile": 460}
     assert test == {"bottle": 83, "screw": 160, "magnetic_tile": 568}
     assert mixture.has_masks
@@ -243,5 +243,5 @@ def test_real_sets_have_their_documented_sizes():
     for sample in mvtec_mixture(root, ["mvtec/screw", "other_ad/magnetic_tile"], test_per_product=6).test:
         assert transform.image(sample.path).isfinite().all()
         assert transform.mask(sample.mask, sample.path).shape == (64, 64)
-    some = [sample for sample in mixture.test if sample.label and sample.product == "bottle"]
+    some = [sample for sample in mixture.test if sample.label and sample.category == "bottle"]
     assert all(ImageTransform(256).mask(sample.mask, sample.path).any() for sample in some)

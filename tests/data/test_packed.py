@@ -14,7 +14,7 @@ from PIL import Image
 from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.packed import packed
-from lit_fedad.data.partition import Dirichlet
+from lit_fedad.data.strategies import Dirichlet
 from lit_fedad.errors import UserError
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -256,7 +256,7 @@ def test_real_cifar10():
     assert images.test_images.shape == (10_000, 3, 32, 32)
     assert images.train_labels.bincount().tolist() == [2_000] * 10
     assert images.test_labels.bincount().tolist() == [1_000] * 10
-    assert images.products[:2] == ["airplane", "automobile"]
+    assert images.categories[:2] == ["airplane", "automobile"]
     partition = Dirichlet(clients=10, alpha=0.1)(images, 0)
     assert sorted(i for indices in partition.clients for i in indices) == list(range(20_000))
     assert partition.counts(images).sum(axis=0).tolist() == [2_000] * 10

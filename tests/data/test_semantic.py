@@ -14,9 +14,9 @@ from scipy import stats
 
 from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledSet
-from lit_fedad.data.partition import Dirichlet, DominantClass
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet, join
+from lit_fedad.data.strategies import Dirichlet, DominantClass
 from lit_fedad.errors import UserError
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -51,7 +51,7 @@ def test_normal_images_come_first_and_anomaly_sets_become_classes():
     assert torch.equal(images.train_images[:60], normal.train_images)
     assert torch.equal(images.train_images[60:], near.train_images)
     assert torch.equal(images.test_images[12:22], near.test_images)
-    assert [item.product for item in images.test][11:13] == ["c", "near"]
+    assert [item.category for item in images.test][11:13] == ["c", "near"]
 
 
 def test_anomalies_are_scaled_to_the_normal_size():
@@ -130,13 +130,13 @@ def test_batches_carry_two_labels_and_the_class():
     dataset = SemanticDataset(images.test_images, images.test_labels, 3, images.mean, images.std)
     batch = dataset.__getitems__([2, 12, 28, 0])
     assert batch["label"].tolist() == [0, 1, 1, 0]
-    assert batch["product"].tolist() == [2, 3, 4, 0]
+    assert batch["category"].tolist() == [2, 3, 4, 0]
     assert batch["index"].tolist() == [2, 12, 28, 0]
-    assert batch["label"].dtype == batch["product"].dtype == torch.int64
+    assert batch["label"].dtype == batch["category"].dtype == torch.int64
     mean, std = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([1.0, 1, 2]).view(3, 1, 1)
     assert torch.allclose(batch["image"], (images.test_images[[2, 12, 28, 0]] / 255 - mean) / std, atol=1e-6)
     item = dataset[12]
-    assert (item["label"].item(), item["product"].item()) == (1, 3)
+    assert (item["label"].item(), item["category"].item()) == (1, 3)
     assert images.test_labels[12] == 3  # the set's labels are left alone
 
 

@@ -24,11 +24,11 @@ class Indices(Dataset):
 
 
 def stream(*lengths, rounds=12, **settings) -> StreamDataModule:
-    """Each client has so many tasks; task m of client c holds images 20 c + 3 m, ... of which there are m + 1."""
-    tasks = [
+    """Each client has so many stages; stage m of client c holds images 20 c + 3 m, ... of which there are m + 1."""
+    stages = [
         [[20 * c + 3 * m + i for i in range(m + 1)] for m in range(own)] for c, own in enumerate(lengths)
     ]
-    return StreamDataModule(Indices(), Indices(), tasks, rounds, **settings)
+    return StreamDataModule(Indices(), Indices(), stages, rounds, **settings)
 
 
 def held(module, client, round) -> list[int]:
@@ -36,59 +36,59 @@ def held(module, client, round) -> list[int]:
     return torch.cat([batch["index"] for batch in loader]).tolist()
 
 
-def stages(module, client=0) -> list[int]:
+def stage_numbers(module, client=0) -> list[int]:
     return [module.at(round).stages[client] for round in range(1, module.rounds + 1)]
 
 
-def test_each_task_lasts_its_share_of_the_rounds_and_never_comes_again():
-    assert stages(stream(3)) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert stages(stream(5, rounds=12)) == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
-    assert stages(stream(1)) == [0] * 12
+def test_each_stage_lasts_its_share_of_the_rounds_and_never_comes_again():
+    assert stage_numbers(stream(3)) == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert stage_numbers(stream(5, rounds=12)) == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4]
+    assert stage_numbers(stream(1)) == [0] * 12
 
 
-@given(tasks=st.integers(1, 9), more=st.integers(0, 40))
-def test_every_task_comes_in_order_and_none_lasts_longer_by_two_rounds(tasks, more):
-    module = StreamDataModule(Indices(), Indices(), [[[0]] * tasks], tasks + more)
-    at = stages(module)
-    assert at == [int(Fraction((round - 1) * tasks, module.rounds)) for round in range(1, module.rounds + 1)]
+@given(stages=st.integers(1, 9), more=st.integers(0, 40))
+def test_every_stage_comes_in_order_and_none_lasts_longer_by_two_rounds(stages, more):
+    module = StreamDataModule(Indices(), Indices(), [[[0]] * stages], stages + more)
+    at = stage_numbers(module)
+    assert at == [int(Fraction((round - 1) * stages, module.rounds)) for round in range(1, module.rounds + 1)]
     assert at == sorted(at)
-    lasts = [at.count(task) for task in range(tasks)]
+    lasts = [at.count(stage) for stage in range(stages)]
     assert min(lasts) >= 1
     assert max(lasts) - min(lasts) <= 1
 
 
-def test_literal_tasks_come_in_turns():
+def test_literal_stages_come_in_turns():
     module = stream(5, 2, rounds=7, schedule="literal")
-    assert stages(module) == [0, 1, 2, 3, 4, 0, 1]
-    assert stages(module, client=1) == [0, 1, 0, 1, 0, 1, 0]
+    assert stage_numbers(module) == [0, 1, 2, 3, 4, 0, 1]
+    assert stage_numbers(module, client=1) == [0, 1, 0, 1, 0, 1, 0]
     assert module.milestones == frozenset()
 
 
-def test_clients_with_fewer_tasks_have_longer_ones():
+def test_clients_with_fewer_stages_have_longer_ones():
     module = stream(2, 3, rounds=6)
     assert [module.at(round).stages for round in range(1, 7)] == [
         {0: 0, 1: 0}, {0: 0, 1: 0}, {0: 0, 1: 1}, {0: 1, 1: 1}, {0: 1, 1: 2}, {0: 1, 1: 2},
     ]  # fmt: skip
 
 
-def test_milestones_are_the_last_rounds_of_tasks():
+def test_milestones_are_the_last_rounds_of_stages():
     assert stream(3).milestones == {4, 8, 12}
     assert stream(2, 3, rounds=6).milestones == {2, 3, 4, 6}
     assert stream(1, rounds=5).milestones == {5}
 
 
-def test_clients_hold_the_images_of_their_task_alone():
+def test_clients_hold_the_images_of_their_stage_alone():
     module = stream(2, 3, rounds=6)
     for round in range(1, 7):
         now = module.at(round)
         for client in (0, 1):
             stage = module.stage(client, round)
-            assert held(module, client, round) == list(module.tasks[client][stage])
+            assert held(module, client, round) == list(module.by_stage[client][stage])
             assert now.sizes[client] == stage + 1
             assert now.stages[client] == stage
 
 
-def test_before_round_one_clients_hold_their_first_task():
+def test_before_round_one_clients_hold_their_first_stage():
     module = stream(2, 3, rounds=6)
     for round in (-2, 0):
         assert module.at(round).stages == {0: 0, 1: 0}
@@ -110,7 +110,7 @@ def test_apart_from_rounds_clients_hold_all_their_images():
     assert module.at(6).client_loader(1, torch.Generator()).batch_size == 2
 
 
-def test_without_tasks_nothing_changes_with_the_rounds():
+def test_without_stages_nothing_changes_with_the_rounds():
     module = FederatedDataModule(Indices(), Indices(), [[1, 2], [3]])
     assert module.at(7) is module
     assert module.stages == {0: 0, 1: 0}
@@ -118,11 +118,13 @@ def test_without_tasks_nothing_changes_with_the_rounds():
 
 
 @pytest.mark.parametrize("schedule", ["stage_major", "literal"])
-def test_fewer_rounds_than_tasks_are_refused_in_one_line(schedule):
-    with pytest.raises(UserError, match="rounds=3, but client 1 has 4 tasks: give at least as many") as error:
+def test_fewer_rounds_than_stages_are_refused_in_one_line(schedule):
+    with pytest.raises(
+        UserError, match="rounds=3, but client 1 has 4 stages: give at least as many"
+    ) as error:
         stream(2, 4, 3, rounds=3, schedule=schedule)
     assert "\n" not in str(error.value)
-    assert stages(stream(2, 4, rounds=4, schedule=schedule), client=1) == [0, 1, 2, 3]
+    assert stage_numbers(stream(2, 4, rounds=4, schedule=schedule), client=1) == [0, 1, 2, 3]
 
 
 def test_an_unknown_schedule_is_refused_in_one_line():

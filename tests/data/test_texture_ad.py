@@ -35,8 +35,8 @@ def test_fourteen_wafers_by_number(tmp_path):
     folder = material(tmp_path / "wafer_mvtec_format")
     images = texture_ad(tmp_path)
     assert images.name == "wafer"
-    assert images.products == [f"wafer_{number}" for number in range(1, 15)]
-    own = [sample for sample in images.test if sample.product == "wafer_3"]
+    assert images.categories == [f"wafer_{number}" for number in range(1, 15)]
+    own = [sample for sample in images.test if sample.category == "wafer_3"]
     assert [(sample.path.relative_to(folder).as_posix(), sample.defect) for sample in own] == [
         ("3/test/0/Image_0.png", "0"),
         ("3/test/0/Image_1.png", "0"),
@@ -48,30 +48,30 @@ def test_fourteen_wafers_by_number(tmp_path):
         None,
         None,
     ]
-    assert Counter(sample.product for sample in images.train) == dict.fromkeys(images.products, 3)
+    assert Counter(sample.category for sample in images.train) == dict.fromkeys(images.categories, 3)
     assert images.has_masks
 
 
 @pytest.mark.parametrize("inside", ["", "wafer_mvtec_format", "Wafer", "Wafer/wafer_mvtec_format"])
 def test_the_folder_may_be_named_at_any_level(tmp_path, inside):
     material(tmp_path / inside, products=2)
-    assert texture_ad(tmp_path).products == ["wafer_1", "wafer_2"]
+    assert texture_ad(tmp_path).categories == ["wafer_1", "wafer_2"]
 
 
 def test_materials_do_not_mix(tmp_path):
     material(tmp_path / "wafer_mvtec_format", products=2)
     material(tmp_path / "cloth_mvtec_format", products=3)
-    assert texture_ad(tmp_path, "cloth").products == ["cloth_1", "cloth_2", "cloth_3"]
-    assert texture_ad(tmp_path).products == ["wafer_1", "wafer_2"]
+    assert texture_ad(tmp_path, "cloth").categories == ["cloth_1", "cloth_2", "cloth_3"]
+    assert texture_ad(tmp_path).categories == ["wafer_1", "wafer_2"]
     refused("no numbered folder .* metal_mvtec_format", tmp_path, "metal")
 
 
 def test_products_and_limits(tmp_path):
     material(tmp_path, products=3)
     images = texture_ad(tmp_path, products=[3, 1], name="two", train_per_product=1, test_per_product=2)
-    assert (images.name, images.products) == ("two", ["wafer_3", "wafer_1"])
-    assert [(sample.product, sample.defect) for sample in images.test] == [
-        (product, defect) for product in images.products for defect in ("0", "good")
+    assert (images.name, images.categories) == ("two", ["wafer_3", "wafer_1"])
+    assert [(sample.category, sample.defect) for sample in images.test] == [
+        (product, defect) for product in images.categories for defect in ("0", "good")
     ]
     assert len(images.train) == 2
     refused("no product '33'; the nearest is '3'", tmp_path, products=[33])
@@ -94,4 +94,4 @@ def test_the_configuration_reads_it(tmp_path):
     whole = build(compose(["data=wafer", f"data.root={tmp_path}"])["data"])
     assert whole == texture_ad(tmp_path)
     some = build(compose(["data=wafer", f"data.root={tmp_path}", "data.products=[2,10]"])["data"])
-    assert some.products == ["wafer_2", "wafer_10"]
+    assert some.categories == ["wafer_2", "wafer_10"]

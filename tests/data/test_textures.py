@@ -41,9 +41,9 @@ def test_the_set_is_in_mvtec_layout(small):
     folder = only_folder(root)
     assert folder.name.startswith("textures-")
     assert images.name == "textures"
-    assert images.products == list(SURFACES)
+    assert images.categories == list(SURFACES)
     assert images.has_masks
-    assert Counter(sample.product for sample in images.train) == dict.fromkeys(SURFACES, 2)
+    assert Counter(sample.category for sample in images.train) == dict.fromkeys(SURFACES, 2)
     assert Counter(sample.label for sample in images.test) == {0: 10, 1: 10}
     assert (folder / "brick" / "ground_truth" / "scratch" / "000_mask.png").is_file()
     for sample in (*images.train, *images.test):
@@ -53,7 +53,7 @@ def test_the_set_is_in_mvtec_layout(small):
 
 def test_defaults_paint_every_defect_of_every_product(tmp_path):
     images = textures(tmp_path, size=32, train_per_product=1, test_per_product=10)
-    kinds = Counter((sample.product, sample.defect) for sample in images.test if sample.label)
+    kinds = Counter((sample.category, sample.defect) for sample in images.test if sample.label)
     assert kinds == {(product, defect): 1 for product in SURFACES for defect in DEFECTS}
 
 

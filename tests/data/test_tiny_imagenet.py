@@ -9,7 +9,7 @@ from PIL import Image
 
 from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.data.partition import Dirichlet
+from lit_fedad.data.strategies import Dirichlet
 from lit_fedad.data.tiny_imagenet import TINY_IMAGENET_MEAN, TINY_IMAGENET_STD, tiny_imagenet
 from lit_fedad.errors import UserError
 

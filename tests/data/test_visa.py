@@ -58,11 +58,11 @@ def refused(match, *args, **kwargs):
 
 def test_split_labels_and_masks_are_those_of_the_file(root):
     images = visa(root, ["pcb2", "candle"])
-    assert images.products == ["pcb2", "candle"]
-    own = [sample for sample in images.train if sample.product == "pcb2"]
+    assert images.categories == ["pcb2", "candle"]
+    own = [sample for sample in images.train if sample.category == "pcb2"]
     assert [sample.path for sample in own] == [root / f"pcb2/Data/Images/Normal/{i:04}.JPG" for i in range(3)]
     assert not any(sample.label or sample.mask for sample in images.train)
-    own = [sample for sample in images.test if sample.product == "pcb2"]
+    own = [sample for sample in images.test if sample.category == "pcb2"]
     assert [(sample.path.relative_to(root / "pcb2/Data").as_posix(), sample.defect) for sample in own] == [
         ("Images/Normal/0003.JPG", "good"),
         ("Images/Normal/0004.JPG", "good"),
@@ -81,11 +81,11 @@ def test_class_numbers_in_masks_are_anomalous(root):
 
 
 def test_all_objects_are_read_by_default_and_limits_hold_for_each(root):
-    assert visa(root).products == ["candle", "pcb1", "pcb2"]
+    assert visa(root).categories == ["candle", "pcb1", "pcb2"]
     some = visa(str(root), train_per_product=2, test_per_product=2, seed=3)
     for product in ("candle", "pcb1", "pcb2"):
-        assert sum(sample.product == product for sample in some.train) == 2
-        assert [sample.defect for sample in some.test if sample.product == product] == ["good", "anomaly"]
+        assert sum(sample.category == product for sample in some.train) == 2
+        assert [sample.defect for sample in some.test if sample.category == product] == ["good", "anomaly"]
 
 
 def test_an_unknown_object_names_the_nearest(root):

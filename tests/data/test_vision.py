@@ -84,7 +84,7 @@ def test_training_is_normal_and_testing_is_val(root):
         ("good/n1.jpg", "good"),
     ]
     assert images.has_masks
-    assert vision(root).products == ["PCB_1", "PCB_2"]
+    assert vision(root).categories == ["PCB_1", "PCB_2"]
 
 
 def test_images_listed_without_annotations_are_normal(tmp_path):

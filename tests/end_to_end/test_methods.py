@@ -116,7 +116,7 @@ def test_semantic_method_trains_and_writes_its_files(lab, method):
 STREAM = (
     "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
     "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
-    "partition.imbalance=2", "partition.teaching=2", "task.encoder.channels=4", "evaluation.pictures=0",
+    "partition.imbalance=2", "partition.server_labelled=2", "task.encoder.channels=4", "evaluation.pictures=0",
 )  # fmt: skip
 SHORT = {
     "gldp": ("method.client.base_epochs=1", "method.client.head_epochs=2"),

@@ -29,7 +29,7 @@ IMAGES = ImageSet(
     ),
 )
 LABELS = np.array([sample.label for sample in IMAGES.test])
-OF = np.array([sample.product for sample in IMAGES.test])
+OF = np.array([sample.category for sample in IMAGES.test])
 # Tasks by client; nobody holds the fourth product. The second client has fewer tasks, in another order.
 A, B, C, D = ([4 * product, 4 * product + 1] for product in range(4))
 STAGES = [[A, B, C], [[9], [5, 6]]]
@@ -221,7 +221,7 @@ def test_images_of_products_that_were_not_met_are_not_looked_at(alike, products)
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("maps", [True, False])
 def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
-    test = IMAGES.test if masks else tuple(Sample(s.path, s.product, s.defect) for s in IMAGES.test)
+    test = IMAGES.test if masks else tuple(Sample(s.path, s.category, s.defect) for s in IMAGES.test)
     found = Rounds(Detector(maps=maps), images=ImageSet("toy", IMAGES.train, test)).play([ROUNDS])[-1]
     assert ("p_auroc" in found) == ("pro" in found) == (masks and maps)
     assert found["i_auroc"]["per_client"][0] == pytest.approx(i_auroc(Detector(), 0, ROUNDS, "abc"))
@@ -241,7 +241,7 @@ def test_a_task_may_hold_several_products_and_bring_one_back():
 
 
 def test_a_product_without_anomalies_has_no_value_and_spoils_no_other():
-    normal = tuple(Sample(s.path, s.product, "good" if s.product == "a" else s.defect) for s in IMAGES.test)
+    normal = tuple(Sample(s.path, s.category, "good" if s.category == "a" else s.defect) for s in IMAGES.test)
     rounds = Rounds(Detector(), images=ImageSet("toy", IMAGES.train, normal))
     found = rounds.play()
     on_second = [i_auroc(rounds.client, 0, end, "b") for end in (4, 6)]
@@ -265,7 +265,7 @@ def test_tasks_that_come_again_in_every_global_round():
 
 
 def test_a_product_without_test_images_is_refused():
-    left = tuple(sample for sample in IMAGES.test if sample.product != "b")
+    left = tuple(sample for sample in IMAGES.test if sample.category != "b")
     with pytest.raises(
         UserError, match=r"toy: product 'b' comes in a task but has no test images; .*"
     ) as error:

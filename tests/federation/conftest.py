@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.client_data import SameEveryRound
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
@@ -14,7 +15,6 @@ from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Task, Ten
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.local_training import Train
@@ -84,7 +84,7 @@ class ToyServer(Server):
 
 
 @dataclass
-class ToyData(ClientData):
+class ToyData(SameEveryRound):
     """Client c holds the numbers given; batches of one, in an order that the generator decides."""
 
     values: dict[int, list[float]]

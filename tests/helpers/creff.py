@@ -14,7 +14,6 @@ from lit_fedad.methods.creff import (
 from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 4, Encoder.num_features
-
 QUICK = {"features_per_class": 6, "matching_steps": 4, "retraining_epochs": 3}
 
 nearly = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-6)

@@ -15,9 +15,7 @@ from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
 from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 3, Encoder.num_features
-
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
-
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
 mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))

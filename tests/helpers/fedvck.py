@@ -16,9 +16,7 @@ from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
 from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 4, Encoder.num_features
-
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
-
 FABRIC = Fabric(accelerator="cpu", devices=1)
 
 CLIENT = {"condensation": Condensation(2, 4), "mean": MEAN, "std": STD, "least": 2, "minimum": 3}

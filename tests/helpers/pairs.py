@@ -59,7 +59,7 @@ OWN = {
         "method.client.local_epochs=1",
         "method.server.steps=2",
         "public.count=8",
-        "partition.teaching=2",
+        "partition.server_labelled=2",
     ],
     **{
         m: [

@@ -105,19 +105,6 @@ def test_a_projection_selects_greedily_in_fewer_dimensions():
     assert torch.equal(wide, exact)  # nothing to gain: not projected
 
 
-def test_progress_ends_at_the_size():
-    calls = []
-    greedy_k_center(
-        clustered(2000, 8),
-        300,
-        generator=generator(),
-        progress=lambda done, total: calls.append((done, total)),
-    )
-    done = [call[0] for call in calls]
-    assert done == sorted(set(done))
-    assert calls[-1] == (300, 300)
-
-
 def test_covering_radius_matches_scipy():
     points = clustered(500, 6)
     selected = torch.tensor([3, 77, 410])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.client_data import SameEveryRound
 from lightning.fabric import Fabric
 from torch import nn
 from torch.nn import functional as F
@@ -20,7 +21,6 @@ from lit_fedad.contracts import Prediction, Task
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.federation.channel import Channel, Link, Plain
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
@@ -107,7 +107,7 @@ class TinyEncoder(nn.Module):
 
 
 @dataclass
-class Data(ClientData):
+class Data(SameEveryRound):
     """Training data by client, in the loaders' order; `shuffle` draws another one for training, as real data does."""
 
     loaders: Mapping[int, DataLoader]

@@ -21,7 +21,7 @@ from lit_fedad.experiment.build import (
     build_model,
     build_partition,
     build_public,
-    build_teaching,
+    build_server_labelled,
 )
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer, divergence
@@ -29,7 +29,7 @@ from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 3, Encoder.num_features
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
-QUICK = {"steps": 4, "teaching_batch": 5, "auxiliary_batch": 4, "learning_rate": 0.02}
+QUICK = {"steps": 4, "labelled_batch": 5, "auxiliary_batch": 4, "learning_rate": 0.02}
 
 nearly = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-5)
 
@@ -59,7 +59,7 @@ def loader(labels, seed: int = 0) -> DataLoader:
     return DataLoader([images[i] for i in range(len(labels))], batch_size=4)
 
 
-def teaching_set(each: int = 3) -> LabelledDataset:
+def labelled_images(each: int = 3) -> LabelledDataset:
     labels = torch.arange(K).repeat(each)
     return LabelledDataset(pixels(labels, 90), labels, MEAN, STD)
 
@@ -81,7 +81,7 @@ def updates_of(*seeds: int) -> dict[int, Update]:
 
 
 def server_of(precision: str = "32-true", round: int = 1, **settings) -> FEDICServer:
-    settings = {"public": public_images(), "teaching": teaching_set(), **QUICK, **settings}
+    settings = {"public": public_images(), "server_labelled": labelled_images(), **QUICK, **settings}
     server = FEDICServer(FEDICClient(make()), **settings)
     server.fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     server.begin(Context(0, round))
@@ -98,7 +98,7 @@ def fedic(federate, data):
     """Plays FEDIC on three clients, with a quick server."""
 
     def play(server=None, **settings):
-        server = {"public": public_images(), "teaching": teaching_set(), **QUICK, **(server or {})}
+        server = {"public": public_images(), "server_labelled": labelled_images(), **QUICK, **(server or {})}
         settings = {"task": make(), "data": data, "shuffle": True, **settings}
         return federate(FEDICClient, FEDICServer, server=server, **settings)
 
@@ -176,9 +176,9 @@ def test_a_student_that_is_the_teacher_has_nothing_to_learn():
 
 def test_a_round_is_what_it_is_by_hand():
     """With batches of all images, nothing is drawn."""
-    updates, public, teaching = updates_of(1, 2), public_images(), teaching_set()
+    updates, public, labelled = updates_of(1, 2), public_images(), labelled_images()
     settings = {"steps": 3, "learning_rate": 0.02, "temperature": 2.0}
-    server = server_of(teaching_batch=50, auxiliary_batch=50, **settings)
+    server = server_of(labelled_batch=50, auxiliary_batch=50, **settings)
     server.aggregate(updates)
 
     labels = torch.arange(K).repeat(3)
@@ -186,7 +186,7 @@ def test_a_round_is_what_it_is_by_hand():
         (images.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
         for images in (pixels(labels, 90), public)
     )
-    assert len(teaching) == len(own)
+    assert len(labelled) == len(own)
     average = make()
     average.load_state_dict(
         {
@@ -237,21 +237,21 @@ def test_a_round_is_what_it_is_by_hand():
         {"fine_tuning_loss": fine_tuning, "calibration_loss": calibrating, "distillation_loss": distilling},
         rel=1e-4,
     )
-    # Two looks a step, at auxiliary and at teaching images, from the average's statistics on.
+    # Two looks a step, at auxiliary and at labelled images, from the average's statistics on.
     assert int(server.weights["encoder.norm.num_batches_tracked"]) == 6
 
 
 def test_the_loss_of_fine_tuning_is_a_cross_entropy_by_hand():
-    server = server_of(steps=1, teaching_batch=50)
+    server = server_of(steps=1, labelled_batch=50)
     updates = updates_of(1)
     server.aggregate(updates)
-    model, teaching = make(), teaching_set()
+    model, labelled = make(), labelled_images()
     model.load_state_dict(updates[0].message)
     model.train()
-    whole = teaching.__getitems__(range(len(teaching)))
+    whole = labelled.__getitems__(range(len(labelled)))
     with torch.no_grad():
         chances = log_softmax(model.classifier(model.encoder(whole["image"])).numpy(), axis=1)
-    expected = -chances[np.arange(len(teaching)), whole["label"].numpy()].mean()
+    expected = -chances[np.arange(len(labelled)), whole["label"].numpy()].mean()
     assert server.diagnostics()["fine_tuning_loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -353,7 +353,7 @@ def test_a_single_client_is_its_own_ensemble(fedic, data):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_class_that_clients_hardly_hold_is_learnt(fedic, seed):
-    """Two images of class 2 among clients are too few for the average; the teaching set has as many of each."""
+    """Two images of class 2 among clients are too few for the average; the labelled set has as many of each."""
     held = {0: loader([0, 1] * 15 + [2], 10 + seed), 1: loader([0, 1] * 15 + [2], 20 + seed)}
     test = LabelledDataset(pixels([2] * 60, 30 + seed), torch.full((60,), 2), MEAN, STD)
 
@@ -363,18 +363,18 @@ def test_a_class_that_clients_hardly_hold_is_learnt(fedic, seed):
         return float((said == 2).float().mean())
 
     settings = {"data": held, "question": recall, "rounds": 2, "seed": seed}
-    teaching = {"teaching": teaching_set(10), "public": public_images(40), "teaching_batch": 15}
-    fair = fedic({**teaching, "steps": 30}, **settings).history[-1].metrics[0]
-    plain = fedic({**teaching, "steps": 0}, **settings).history[-1].metrics[0]
+    labelled = {"server_labelled": labelled_images(10), "public": public_images(40), "labelled_batch": 15}
+    fair = fedic({**labelled, "steps": 30}, **settings).history[-1].metrics[0]
+    plain = fedic({**labelled, "steps": 0}, **settings).history[-1].metrics[0]
     assert fair > max(plain, 1 / K) + 0.3
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("missing", ["public", "teaching"])
+@pytest.mark.parametrize("missing", ["public", "server_labelled"])
 def test_missing_images_are_named_before_anything_is_trained(fedic, tap, missing):
-    with pytest.raises(UserError, match=r"give public=synthetic.*partition\.teaching=20") as error:
+    with pytest.raises(UserError, match=r"give public=synthetic.*partition\.server_labelled=20") as error:
         fedic({missing: None}, channel=tap)
     assert "\n" not in str(error.value)
     assert not tap.sent
@@ -397,7 +397,7 @@ def test_public_images_of_another_size_are_refused():
     "setting",
     [
         {"steps": -1},
-        {"teaching_batch": 0},
+        {"labelled_batch": 0},
         {"auxiliary_batch": 0},
         {"learning_rate": 0.0},
         {"temperature": 0.0},
@@ -426,21 +426,21 @@ def test_other_tasks_are_refused(make_linear):
 SMALL = ("method=fedic", "data.train_per_class=30", "data.test_per_class=1", "public.count=4")
 
 
-def test_the_configuration_takes_teaching_images_out_of_the_clients_pools():
+def test_the_configuration_takes_labelled_images_out_of_the_clients_pools():
     config = compose(SMALL)
     images = build_images(config)
     partition = build_partition(config, images)
-    public, teaching = build_public(config, images), build_teaching(config, images, partition)
-    server = build_model(config, images.products, public, teaching).server
+    public, labelled = build_public(config, images), build_server_labelled(config, images, partition)
+    server = build_model(config, images.categories, public, labelled).server
     server.begin(Context(0, 1))
-    held = teaching.__getitems__(range(len(teaching)))
+    held = labelled.__getitems__(range(len(labelled)))
     assert held["label"].bincount().tolist() == [20] * 10
     assert held["image"].shape[1:] == public.shape[1:]
     assert not set(partition.reserved) & {index for own in partition.clients for index in own}
 
 
-def test_a_partition_without_teaching_images_is_refused():
-    config = compose([*SMALL, "partition.teaching=0"])
+def test_a_partition_without_labelled_images_is_refused():
+    config = compose([*SMALL, "partition.server_labelled=0"])
     images = build_images(config)
-    with pytest.raises(UserError, match=r"method fedic .* partition\.teaching="):
-        build_teaching(config, images, build_partition(config, images))
+    with pytest.raises(UserError, match=r"method fedic .* partition\.server_labelled="):
+        build_server_labelled(config, images, build_partition(config, images))

@@ -1,19 +1,14 @@
-"""PRO: against plain loops over thresholds, regions and pixels, by hand, and as states that merge."""
-
-import pickle
+"""PRO, as `AnomalyMetrics` gives it: against plain loops over thresholds, regions and pixels, and by hand."""
 
 import numpy as np
 import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from lit_fedad.errors import UserError
+from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
 from lit_fedad.metrics.functional.curves import pro
 from lit_fedad.metrics.functional.histograms import REGION_WEIGHT, component_sizes, pixel_histograms
-from lit_fedad.metrics.pro import ExactPRO, HistogramPRO
-
-BOTH = [ExactPRO, HistogramPRO]
 
 
 def flood_fill(mask: np.ndarray) -> list[set[tuple[int, int]]]:
@@ -61,10 +56,10 @@ def images(seed: int = 0, n: int = 4, side: int = 24) -> tuple[torch.Tensor, tor
     return torch.from_numpy(maps).float(), torch.from_numpy(blobs)
 
 
-def value_of(metric, *batches):
-    for scores, labels in batches:
-        metric.update(scores, labels)
-    return metric.compute()
+def pro_of(maps: torch.Tensor, masks: torch.Tensor, **settings) -> torch.Tensor:
+    metrics = AnomalyMetrics(**settings)
+    metrics.update(maps.flatten(1).amax(1), masks.flatten(1).any(1), maps, masks)
+    return metrics.compute()["pro"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -73,7 +68,7 @@ def test_exact_is_the_definition(seed, limit):
     maps, masks = images(seed)
     expected = pro_by_loops(maps.numpy(), masks.numpy(), limit)
     assert 0.1 < expected < 0.99
-    assert value_of(ExactPRO(limit), (maps, masks)) == pytest.approx(expected, abs=1e-9)
+    assert pro_of(maps, masks, exact=True, limit=limit) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("limit", [0.05, 0.3, 1.0])
@@ -82,57 +77,59 @@ def test_exact_with_ties_is_the_definition(limit):
     maps = maps.round()
     assert maps.unique().numel() < 60
     expected = pro_by_loops(maps.numpy(), masks.numpy(), limit)
-    assert value_of(ExactPRO(limit), (maps, masks)) == pytest.approx(expected, abs=1e-9)
+    assert pro_of(maps, masks, exact=True, limit=limit) == pytest.approx(expected, abs=1e-9)
 
 
 def test_coarse_histogram_is_the_definition_on_its_bins():
     bins = LogBins(mantissa_bits=4)
     maps, masks = images()
     expected = pro_by_loops(bins.index(maps).view(maps.shape).numpy(), masks.numpy(), 0.3)
-    assert value_of(HistogramPRO(bins=bins), (maps, masks)) == pytest.approx(expected, abs=1e-9)
+    assert pro_of(maps, masks, bins=bins) == pytest.approx(expected, abs=1e-9)
 
 
 def test_histogram_is_close_to_exact():
     data = images(n=20, side=128)
-    assert value_of(HistogramPRO(), data) == pytest.approx(float(value_of(ExactPRO(), data)), abs=1e-4)
+    assert pro_of(*data) == pytest.approx(float(pro_of(*data, exact=True)), abs=1e-4)
 
 
-@pytest.mark.parametrize("metric", BOTH)
-def test_regions_count_alike_whatever_their_size(metric):
+@pytest.mark.parametrize("exact", [False, True])
+def test_regions_count_alike_whatever_their_size(exact):
     # Scores 9 8 | 7 7 | 5 ... : the single pixel is found at FPR 0, the four others only at FPR 1/2.
     maps = torch.tensor([[[9.0, 1.0, 4.0, 4.0], [7.0, 1.0, 4.0, 4.0]]])
     masks = torch.tensor([[[1, 0, 1, 1], [0, 0, 1, 1]]])
     # Normal pixels 7, 1, 1: overlap is 1/2 up to FPR 1/3, where it becomes 1.
-    assert value_of(metric(limit=1.0), (maps, masks)) == pytest.approx(1 / 3 * 0.5 + 2 / 3, abs=1e-12)
-    assert value_of(metric(limit=0.3), (maps, masks)) == pytest.approx(0.5, abs=1e-12)
+    assert pro_of(maps, masks, exact=exact, limit=1.0) == pytest.approx(1 / 3 * 0.5 + 2 / 3, abs=1e-12)
+    assert pro_of(maps, masks, exact=exact, limit=0.3) == pytest.approx(0.5, abs=1e-12)
 
 
-@pytest.mark.parametrize("metric", BOTH)
-def test_interpolates_linearly_at_the_limit(metric):
+@pytest.mark.parametrize("exact", [False, True])
+def test_interpolates_linearly_at_the_limit(exact):
     # One region, half of it found at FPR 0; the other half is tied with the first half of the normal pixels,
     # so overlap climbs from 1/2 at FPR 0 to 1 at FPR 1/2 and passes 0.8 at FPR 0.3.
     maps = torch.tensor([[[9.0, 5.0, 5.0, 1.0]]])
     masks = torch.tensor([[[1, 1, 0, 0]]])
-    assert value_of(metric(), (maps, masks)) == pytest.approx((0.5 + 0.8) / 2, abs=1e-12)
+    assert pro_of(maps, masks, exact=exact) == pytest.approx((0.5 + 0.8) / 2, abs=1e-12)
 
 
-@pytest.mark.parametrize("metric", BOTH)
-def test_a_threshold_exactly_at_the_limit(metric):
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_threshold_exactly_at_the_limit(exact):
     # FPR 0, 1/4, 1/2, ...; the region is found at FPR 1/4, which a limit of 1/4 must not count.
     maps = torch.tensor([[[9.0, 5.0, 4.0, 3.0, 2.0]]])
     masks = torch.tensor([[[0, 1, 0, 0, 0]]])
-    assert value_of(metric(limit=0.25), (maps, masks)) == 0
-    assert value_of(metric(limit=0.5), (maps, masks)) == 0.5
+    assert pro_of(maps, masks, exact=exact, limit=0.25) == 0
+    assert pro_of(maps, masks, exact=exact, limit=0.5) == 0.5
 
 
-@pytest.mark.parametrize("metric", BOTH)
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("limit", [0.1, 0.3, 1.0])
-def test_perfect_constant_and_inverted_maps(metric, limit):
+def test_perfect_constant_and_inverted_maps(exact, limit):
     _, masks = images()
     perfect = 30 + 10 * masks.float()
-    assert value_of(metric(limit), (perfect, masks)) == 1
-    assert value_of(metric(limit), (-perfect, masks)) == (0 if limit < 1 else pytest.approx(0, abs=1e-12))
-    assert value_of(metric(limit), (torch.full_like(perfect, 30), masks)) == pytest.approx(
+    assert pro_of(perfect, masks, exact=exact, limit=limit) == 1
+    assert pro_of(-perfect, masks, exact=exact, limit=limit) == (
+        0 if limit < 1 else pytest.approx(0, abs=1e-12)
+    )
+    assert pro_of(torch.full_like(perfect, 30), masks, exact=exact, limit=limit) == pytest.approx(
         limit / 2, abs=1e-12
     )
 
@@ -140,7 +137,7 @@ def test_perfect_constant_and_inverted_maps(metric, limit):
 def test_random_maps_are_worth_half_the_limit():
     _, masks = images(n=40, side=64)
     maps = torch.rand(masks.shape, generator=torch.Generator().manual_seed(0))
-    assert value_of(HistogramPRO(), (maps, masks)) == pytest.approx(0.15, abs=0.01)
+    assert pro_of(maps, masks) == pytest.approx(0.15, abs=0.01)
 
 
 def test_components_are_those_of_a_flood_fill():
@@ -165,80 +162,18 @@ def test_region_weights_add_up_to_the_number_of_regions():
     assert float(region.sum()) / REGION_WEIGHT == pytest.approx(regions, rel=1e-9)
 
 
-@pytest.mark.parametrize("metric", BOTH)
-def test_undefined_without_region_or_normal_pixel(metric):
+@pytest.mark.parametrize("exact", [False, True])
+def test_undefined_without_region_or_normal_pixel(exact):
     maps, masks = images()
-    assert value_of(metric(), (maps, torch.zeros_like(masks))).isnan()
-    assert value_of(metric(), (maps, torch.ones_like(masks))).isnan()
-
-
-@pytest.mark.parametrize("metric", BOTH)
-@pytest.mark.filterwarnings("ignore:The ``compute`` method")
-def test_undefined_without_images(metric):
-    assert metric().compute().isnan()
-
-
-@pytest.mark.parametrize("metric", BOTH)
-def test_batches_order_and_clients_leave_no_trace(metric):
-    maps, masks = images(n=6)
-    expected = value_of(metric(), (maps, masks))
-    for size in (1, 4):
-        batches = zip(maps.split(size), masks.split(size), strict=True)
-        assert torch.equal(value_of(metric(), *batches), expected)
-    assert torch.equal(value_of(metric(), (maps.flip(0), masks.flip(0))), expected)
-    assert torch.equal(value_of(metric(), (maps.mT, masks.mT)), expected)
-    merged = metric()
-    for of_client in (slice(3, 6), slice(0, 1), slice(1, 3)):
-        client = metric()
-        client.update(maps[of_client], masks[of_client])
-        merged.merge_state(client)
-    assert torch.equal(merged.compute(), expected)
-
-
-@pytest.mark.parametrize("metric", BOTH)
-def test_pro_survives_pickling_and_resetting(metric):
-    data = images()
-    original = metric(limit=0.2)
-    expected = value_of(original, data)
-    copy = pickle.loads(pickle.dumps(original))
-    assert torch.equal(copy.compute(), expected)
-    copy.reset()
-    assert torch.equal(value_of(copy, data), expected)
-
-
-@pytest.mark.parametrize("metric", BOTH)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_maps_of_every_precision(metric, dtype):
-    maps, masks = images()
-    maps = maps.to(dtype)
-    assert torch.equal(value_of(metric(), (maps, masks)), value_of(metric(), (maps.float(), masks)))
-
-
-def test_histograms_of_pro_do_not_grow():
-    running = HistogramPRO()
-    sizes = set()
-    for seed in range(3):
-        running.update(*images(seed))
-        sizes.add(sum(state.nbytes for state in running.metric_state.values()))
-    assert sizes == {2 * 8 * DEFAULT_BINS.count}
-
-
-@pytest.mark.parametrize("metric", BOTH)
-def test_bad_maps_are_refused_and_leave_no_trace(metric):
-    maps, masks = images()
-    running = metric()
-    expected = value_of(running, (maps, masks))
-    with pytest.raises(UserError, match="NaN"):
-        running.update(maps * torch.nan, masks)
-    with pytest.raises(ValueError, match="same shape"):
-        running.update(maps, masks[:1])
-    with pytest.raises(ValueError, match=r"\[B, H, W\]"):
-        running.update(maps[0], masks[0])
-    assert torch.equal(running.compute(), expected)
+    assert pro_of(maps, torch.zeros_like(masks), exact=exact).isnan()
+    assert pro_of(maps, torch.ones_like(masks), exact=exact).isnan()
 
 
 @pytest.mark.parametrize("limit", [0.0, -0.1, 1.1])
 def test_impossible_limits_are_refused(limit):
-    for build in (ExactPRO, HistogramPRO, lambda limit: pro(torch.ones(2), torch.ones(2), limit)):
+    for build in (
+        lambda limit: AnomalyMetrics(limit=limit),
+        lambda limit: pro(torch.ones(2), torch.ones(2), limit),
+    ):
         with pytest.raises(ValueError, match="limit"):
             build(limit)

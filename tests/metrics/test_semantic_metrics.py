@@ -19,18 +19,18 @@ NAMES = ("cat", "dog")
 
 
 def drawn(seed: int, *counts: int, decimals: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shuffled scores on the scale of distances of so many images a product; rounding them makes ties."""
+    """Shuffled scores on the scale of distances of so many images a set; rounding them makes ties."""
     random = np.random.default_rng(seed)
-    products = random.permutation(np.repeat(np.arange(len(counts)), counts))
-    scores = 30 + 3 * random.normal(size=len(products)) + 3 * products
+    sets = random.permutation(np.repeat(np.arange(len(counts)), counts))
+    scores = 30 + 3 * random.normal(size=len(sets)) + 3 * sets
     if decimals is not None:
         scores = scores.round(decimals)
-    return torch.from_numpy(scores).float(), torch.from_numpy(products)
+    return torch.from_numpy(scores).float(), torch.from_numpy(sets)
 
 
-def metrics_of(scores, products, threshold=None, anomalies=None) -> SemanticMetrics:
-    metrics = SemanticMetrics(anomalies or NAMES[: max(1, int(products.max()))], threshold)
-    metrics.update(scores, products)
+def metrics_of(scores, sets, threshold=None, anomalies=None) -> SemanticMetrics:
+    metrics = SemanticMetrics(anomalies or NAMES[: max(1, int(sets.max()))], threshold)
+    metrics.update(scores, sets)
     return metrics
 
 
@@ -67,33 +67,33 @@ def reference(scores, labels, threshold) -> dict[str, float]:
 @pytest.mark.parametrize("counts", [(200, 200), (26, 26), (101, 101), (90, 10), (10, 90), (37, 53)])
 def test_one_set_is_that_of_sklearn_and_numpy(counts, decimals):
     for seed in range(3):
-        scores, products = drawn(seed, *counts, decimals=decimals)
-        values = values_of(metrics_of(scores, products, threshold=33.0))
+        scores, sets = drawn(seed, *counts, decimals=decimals)
+        values = values_of(metrics_of(scores, sets, threshold=33.0))
         assert list(values) == VALUES
-        assert values == pytest.approx(reference(scores, products, 33.0), abs=1e-12, nan_ok=True)
+        assert values == pytest.approx(reference(scores, sets, 33.0), abs=1e-12, nan_ok=True)
 
 
 def test_equal_numbers_need_no_weights_and_follow_numpy_s_percentiles_on_raw_scores():
     for seed in range(20):
-        scores, products = drawn(seed, 20 + seed, 20 + seed, decimals=seed % 3)
-        raw, labels = scores.numpy(), products.numpy() == 1
+        scores, sets = drawn(seed, 20 + seed, 20 + seed, decimals=seed % 3)
+        raw, labels = scores.numpy(), sets.numpy() == 1
         candidates = [np.percentile(raw, q) for q in range(45, 56)]
         best = max(candidates, key=lambda c: ((raw > c) == labels).mean())  # the first of equals
         true_positives = (labels & (raw > best)).sum()
-        values = values_of(metrics_of(scores, products))
+        values = values_of(metrics_of(scores, sets))
         assert values["fe"] == ((raw > best) & ~labels).sum() / (raw > best).sum()
         assert values["me"] == (labels.sum() - true_positives) / labels.sum()
         assert values["aupr"] == pytest.approx(average_precision_score(labels, raw), abs=1e-12)
 
 
 def test_several_sets_are_each_against_all_normal_images_and_their_mean():
-    scores, products = drawn(1, 60, 40, 25)
-    values = values_of(metrics_of(scores, products, threshold=34.0))
+    scores, sets = drawn(1, 60, 40, 25)
+    values = values_of(metrics_of(scores, sets, threshold=34.0))
     assert list(values) == VALUES + [f"{value}_{name}" for name in NAMES for value in VALUES]
     references = {}
     for number, name in enumerate(NAMES, start=1):
-        chosen = (products == 0) | (products == number)
-        references[name] = reference(scores[chosen], products[chosen], 34.0)
+        chosen = (sets == 0) | (sets == number)
+        references[name] = reference(scores[chosen], sets[chosen], 34.0)
         for value in VALUES:
             assert values[f"{value}_{name}"] == pytest.approx(references[name][value], abs=1e-12)
     for value in VALUES:
@@ -101,19 +101,19 @@ def test_several_sets_are_each_against_all_normal_images_and_their_mean():
 
 
 def test_more_normal_images_of_the_same_scores_change_nothing():
-    scores, products = drawn(2, 40, 40)
-    normal = products == 0
-    more = torch.cat([scores, *[scores[normal]] * 4]), torch.cat([products, *[products[normal]] * 4])
-    expected = values_of(metrics_of(scores, products, 33.0))
+    scores, sets = drawn(2, 40, 40)
+    normal = sets == 0
+    more = torch.cat([scores, *[scores[normal]] * 4]), torch.cat([sets, *[sets[normal]] * 4])
+    expected = values_of(metrics_of(scores, sets, 33.0))
     assert values_of(metrics_of(*more, 33.0)) == pytest.approx(expected, abs=1e-12)
     assert average_precision_score(more[1], more[0]) < expected["aupr"] - 0.05  # without the weights it does
 
 
 def test_perfect_and_inverted_scores():
-    scores, products = torch.arange(40).float(), torch.arange(40) // 20
-    perfect = values_of(metrics_of(scores, products, threshold=19.0))  # a score at the threshold is normal
+    scores, sets = torch.arange(40).float(), torch.arange(40) // 20
+    perfect = values_of(metrics_of(scores, sets, threshold=19.0))  # a score at the threshold is normal
     assert perfect == dict(zip(VALUES, [1, 1, 0, 0, 0, 0], strict=True))
-    inverted = values_of(metrics_of(-scores, products, threshold=-20.0))
+    inverted = values_of(metrics_of(-scores, sets, threshold=-20.0))
     assert (inverted["auroc"], inverted["fe_train"], inverted["me_train"]) == (0, 1, 1)
 
 
@@ -126,17 +126,17 @@ def test_constant_scores_have_a_missing_error_but_no_false_error():
 
 @pytest.mark.parametrize("mapping", [torch.exp, lambda s: 1e4 * s - 7, lambda s: -1 / s, torch.arctan])
 def test_a_monotone_map_of_scores_and_threshold_changes_nothing(mapping):
-    scores, products = drawn(3, 80, 50, 30, decimals=1)
+    scores, sets = drawn(3, 80, 50, 30, decimals=1)
     scores = scores / 10
     assert mapping(scores).unique().numel() == scores.unique().numel()
     threshold = scores.median()
-    mapped = metrics_of(mapping(scores), products, float(mapping(threshold)))
-    assert values_of(mapped) == values_of(metrics_of(scores, products, float(threshold)))
+    mapped = metrics_of(mapping(scores), sets, float(mapping(threshold)))
+    assert values_of(mapped) == values_of(metrics_of(scores, sets, float(threshold)))
 
 
 def test_infinite_scores_are_ranked():
-    scores, products = torch.tensor([-torch.inf, 1.0, 2.0, torch.inf]), torch.tensor([0, 0, 1, 1])
-    assert values_of(metrics_of(scores, products, 1.5)) == dict(zip(VALUES, [1, 1, 0, 0, 0, 0], strict=True))
+    scores, sets = torch.tensor([-torch.inf, 1.0, 2.0, torch.inf]), torch.tensor([0, 0, 1, 1])
+    assert values_of(metrics_of(scores, sets, 1.5)) == dict(zip(VALUES, [1, 1, 0, 0, 0, 0], strict=True))
 
 
 def test_of_equally_accurate_percentiles_the_lowest_wins():
@@ -198,26 +198,26 @@ def test_merged_clients_are_the_pooled_images_in_any_order():
 
 
 def test_merged_clients_keep_their_own_decisions():
-    scores, products = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1])
-    low, high = metrics_of(scores, products, 0.0), metrics_of(scores, products, 3.0)
+    scores, sets = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1])
+    low, high = metrics_of(scores, sets, 0.0), metrics_of(scores, sets, 3.0)
     for first, second in ((low, high), (high, low)):
         merged = SemanticMetrics(("cat",), 99.0)
         merged.merge_state(first)
         merged.merge_state(second.metric_state)
         values = values_of(merged)
         assert (values["fe_train"], values["me_train"]) == (2 / 5, 1 / 4)
-    merged.merge_state(metrics_of(scores, products))
+    merged.merge_state(metrics_of(scores, sets))
     assert math.isnan(values_of(merged)["fe_train"])
 
 
 def test_another_threshold_over_the_same_scores():
-    scores, products = drawn(4, 30, 20, 25)
-    metrics = metrics_of(scores[:50], products[:50], 31.0, NAMES)
-    metrics.update(scores[50:], products[50:])
+    scores, sets = drawn(4, 30, 20, 25)
+    metrics = metrics_of(scores[:50], sets[:50], 31.0, NAMES)
+    metrics.update(scores[50:], sets[50:])
     before = values_of(metrics)
     other = metrics.at_threshold(35.0)
     assert other.threshold == 35.0
-    assert values_of(other) == values_of(metrics_of(scores, products, 35.0))
+    assert values_of(other) == values_of(metrics_of(scores, sets, 35.0))
     assert values_of(other)["me_train"] > before["me_train"]
     other.update(torch.tensor([99.0]), torch.tensor([0]))
     assert values_of(metrics) == before
@@ -245,8 +245,8 @@ def test_summary_of_a_federation():
         if "train" not in name:
             assert summary[name]["pooled"] == value
     flagged = np.concatenate([part[0].numpy() > 31.0 + seed for seed, part in parts.items()])
-    products = np.concatenate([part[1].numpy() for part in parts.values()])
-    assert summary["me_train_cat"]["pooled"] == pytest.approx(1 - flagged[products == 1].mean(), abs=1e-12)
+    sets = np.concatenate([part[1].numpy() for part in parts.values()])
+    assert summary["me_train_cat"]["pooled"] == pytest.approx(1 - flagged[sets == 1].mean(), abs=1e-12)
 
 
 def test_the_worst_error_leaves_out_undefined_clients():
@@ -262,13 +262,13 @@ def test_the_state_is_three_floats_an_image():
 
 
 def test_a_refused_batch_leaves_no_trace():
-    scores, products = drawn(0, 10, 10)
-    metrics = metrics_of(scores, products, 33.0)
+    scores, sets = drawn(0, 10, 10)
+    metrics = metrics_of(scores, sets, 33.0)
     expected = values_of(metrics)
     with pytest.raises(UserError, match="NaN"):
-        metrics.update(scores * torch.nan, products)
+        metrics.update(scores * torch.nan, sets)
     with pytest.raises(ValueError, match="same shape"):
-        metrics.update(scores[1:], products)
+        metrics.update(scores[1:], sets)
     for beyond in (-1, 2):
         with pytest.raises(ValueError, match=r"0 \.\. 1"):
             metrics.update(torch.ones(1), torch.tensor([beyond]))

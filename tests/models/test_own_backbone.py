@@ -95,5 +95,5 @@ def test_the_embedded_textures_are_none_of_its_training():
     assert not {name.strip("_") for name in functions(painting)} & {
         name.strip("_") for name in functions(textures)
     }
-    assert build_images(compose([])).products == list(painting.SURFACES)
+    assert build_images(compose([])).categories == list(painting.SURFACES)
     assert not set(painting.SURFACES) & {family.__name__ for family in textures.FAMILIES}

@@ -1,4 +1,4 @@
-"""Who is attacked, and on whom shadow models are trained."""
+"""Attacked examples, and the training sets of shadow models."""
 
 from collections import Counter
 
@@ -7,21 +7,21 @@ import pytest
 from lit_fedad.privacy.shadow_splits import draw_cells, split, trained_on
 
 # Positions 0 to 29 are trained on, 30 to 39 held out; classes alternate.
-PRODUCTS = ["ab"[i % 2] for i in range(40)]
-TASKS = [[list(range(16))], [list(range(16, 24))], [list(range(24, 30))]]
+CLASSES = ["ab"[i % 2] for i in range(40)]
+STAGES = [[list(range(16))], [list(range(16, 24))], [list(range(24, 30))]]
 HELD_OUT = list(range(30, 40))
 
 
 @pytest.fixture
 def cells():
-    return draw_cells(TASKS, PRODUCTS, HELD_OUT, seed=0)
+    return draw_cells(STAGES, CLASSES, HELD_OUT, seed=0)
 
 
 def test_members_and_non_members_are_of_one_class_and_equally_many(cells):
     for cell in cells:
         assert len(cell.members) == len(cell.others) > 0
-        assert len({PRODUCTS[i] for i in cell.pool}) == 1
-        assert set(cell.members) <= set(TASKS[cell.client][0])
+        assert len({CLASSES[i] for i in cell.pool}) == 1
+        assert set(cell.members) <= set(STAGES[cell.client][0])
         assert set(cell.others) <= set(HELD_OUT)
 
 
@@ -58,21 +58,21 @@ def test_clients_keep_their_classes_and_the_members_that_are_not_attacked(cells)
     attacked = {i for cell in cells for i in cell.members}
     for shadow in range(4):
         chosen = split(cells, shadow, seed=0)
-        held = trained_on(TASKS, cells, chosen)
+        held = trained_on(STAGES, cells, chosen)
         for client, (now,) in enumerate(held):
-            (then,) = TASKS[client]
-            assert Counter(PRODUCTS[i] for i in now) == Counter(PRODUCTS[i] for i in then)
+            (then,) = STAGES[client]
+            assert Counter(CLASSES[i] for i in now) == Counter(CLASSES[i] for i in then)
             assert set(then) - attacked <= set(now)
             own = {i for cell in cells if cell.client == client for i in cell.pool}
             assert set(now) & own == chosen & own
         assert len({i for own in held for i in own[0]}) == 30
 
 
-def test_a_held_out_image_comes_in_the_tasks_of_the_members_that_it_stands_for():
-    tasks = [[[0, 1], [1, 2]]]
-    cells = draw_cells(tasks, ["a"] * 6, [3, 4, 5], seed=0)
-    assert [(cell.tasks, cell.members) for cell in cells] == [((0,), (0,)), ((0, 1), (1,)), ((1,), (2,))]
-    ((first, second),) = trained_on(tasks, cells, {i for cell in cells for i in cell.others})
+def test_a_held_out_image_comes_in_the_stages_of_the_members_that_it_stands_for():
+    stages = [[[0, 1], [1, 2]]]
+    cells = draw_cells(stages, ["a"] * 6, [3, 4, 5], seed=0)
+    assert [(cell.stages, cell.members) for cell in cells] == [((0,), (0,)), ((0, 1), (1,)), ((1,), (2,))]
+    ((first, second),) = trained_on(stages, cells, {i for cell in cells for i in cell.others})
     assert set(first) & set(second) == set(cells[1].others)
     assert set(first) | set(second) == {3, 4, 5}
-    assert trained_on(tasks, cells, {0, 1, 2}) == (((0, 1), (1, 2)),)
+    assert trained_on(stages, cells, {0, 1, 2}) == (((0, 1), (1, 2)),)

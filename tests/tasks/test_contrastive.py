@@ -58,7 +58,7 @@ def make_loader(count: int = 20, batch_size: int = 8) -> DataLoader:
         {
             "image": (torch.rand(3, 8, 8, generator=draw) - mean) / std,
             "index": count - 1 - i,
-            "product": i % 2,
+            "category": i % 2,
         }
         for i in range(count)
     ]
@@ -100,7 +100,7 @@ def test_views_are_drawn_from_images_in_unit_range_and_normalised_again():
     assert view["image"].shape == (40, 3, 8, 8)
     torch.testing.assert_close(view["image"][:10], batch["image"].repeat(2, 1, 1, 1))
     torch.testing.assert_close(view["image"][10:15], torch.rot90(batch["image"], 1, (2, 3)))
-    assert torch.equal(view["product"], batch["product"])
+    assert torch.equal(view["category"], batch["category"])
 
 
 def test_a_view_marks_images_by_their_place_in_the_data_set():

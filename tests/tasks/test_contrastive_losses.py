@@ -206,7 +206,7 @@ def test_cross_entropy_ignores_contaminants():
     torch.manual_seed(0)
     loss, z = CrossEntropy(3, width=5), rows(1, 6, 5).requires_grad_()
     product = torch.tensor([2, 3, 0, 1, 7, 2])
-    outputs = loss(z, {"product": product})
+    outputs = loss(z, {"category": product})
     outputs["loss"].backward()
     known = [0, 2, 3, 5]
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_cross_entropy_ignores_contaminants():
 
 def test_cross_entropy_of_contaminants_alone_is_zero_with_a_gradient():
     z = rows(1, 2, 5).requires_grad_()
-    loss = CrossEntropy(3, width=5)(z, {"product": torch.tensor([3, 4])})["loss"]
+    loss = CrossEntropy(3, width=5)(z, {"category": torch.tensor([3, 4])})["loss"]
     loss.backward()
     assert float(loss.detach()) == 0
     assert torch.equal(z.grad, torch.zeros_like(z))
@@ -246,7 +246,7 @@ def test_reconstruction_is_the_mean_squared_error():
 def test_a_batch_of_one_image(loss):
     views = len(loss.views(torch.rand(1, 3, 4, 4), Draws()))
     z = rows(views, 1, 5).requires_grad_()
-    loss = loss(z, {"normal": torch.tensor([True]), "product": torch.tensor([1])})["loss"]
+    loss = loss(z, {"normal": torch.tensor([True]), "category": torch.tensor([1])})["loss"]
     loss.backward()
     assert loss.isfinite()
     assert z.grad.isfinite().all()
@@ -255,7 +255,7 @@ def test_a_batch_of_one_image(loss):
 @pytest.mark.parametrize("loss", [SimCLR(TAU), CSI(TAU), CRAD(TAU), CRADCode(TAU), CrossEntropy(2, 5)])
 def test_mixed_precision_stays_near_single_precision(loss):
     views = len(loss.views(torch.rand(4, 3, 4, 4), Draws()))
-    batch = {"normal": NORMAL, "product": torch.tensor([0, 1, 1, 5])}
+    batch = {"normal": NORMAL, "category": torch.tensor([0, 1, 1, 5])}
     exact = rows(views, 4, 5).requires_grad_()
     expected = loss(exact, batch)["loss"]
     expected.backward()

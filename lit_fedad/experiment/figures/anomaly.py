@@ -1,4 +1,4 @@
-"""Figures of what an anomaly detector sees: scores, and heatmaps of single images."""
+"""Figures of an anomaly detector's scores, and heatmaps of single images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def draw_heatmaps(run: Run) -> None:
     """Draws the score distribution of the client with most data, and its best and worst cases where it localises.
 
     Args:
-        run: After its last round; ``evaluation.pictures`` says how many of the best and of the worst are drawn.
+        run: A run after its last round; ``evaluation.pictures`` is the number of best and of worst cases.
     """
     federation, data, fabric, each = (
         run.federation,
@@ -31,7 +31,7 @@ def draw_heatmaps(run: Run) -> None:
     assert isinstance(data.images, ImageSet)
     labels = [sample.label for sample in data.images.test]
 
-    # The process that looks after the client asks it; the first one, which knows the thresholds, draws.
+    # The client's process computes its predictions; the first process, which holds the thresholds, draws.
     def answer(client: Client, number: int) -> tuple[torch.Tensor, list[Case]] | None:
         if number != largest:
             return None
@@ -54,7 +54,7 @@ def draw_heatmaps(run: Run) -> None:
 
 
 def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) -> Case | None:
-    """A test image and what the client makes of it; None if its task draws no map."""
+    """Returns a test image with the client's prediction; None if its task does not localise."""
     assert isinstance(data.images, ImageSet)
     sample = data.images.test[index]
     batch = data.module.test.__getitems__([index])  # type: ignore[attr-defined]
@@ -65,5 +65,5 @@ def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) 
         image=data.transform.raw(sample.path).numpy(),
         mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
         anomaly_map=anomaly_map[0].cpu().numpy(),
-        caption=f"{sample.product}: {sample.defect}, score {score:.3g}",
+        caption=f"{sample.category}: {sample.defect}, score {score:.3g}",
     )

@@ -1,4 +1,4 @@
-"""FADngs Fig. 8: how far normal images and anomalies are apart under averaged, distilled and local models."""
+"""Separation of normal images and anomalies under averaged, distilled and local models (FADngs Fig. 8)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.report.score_boxes import draw_score_boxes
 
-_A_BOX = 200  # test images behind one box
+_A_BOX = 200  # test images per box
 
 
 class Capacities(RunCallback):
-    """Draws ``capacities.png`` after the last round of FADngs, unless ``evaluation.pictures`` is 0."""
+    """A callback that draws ``capacities.png`` after the last round of FADngs, unless ``evaluation.pictures`` is 0."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Draws it."""
+        """Draws ``capacities.png``."""
         if run.config["evaluation"]["pictures"]:
             show_capacities(run.federation, run.data, run.fabric, run.folder.path / "figures")
 
@@ -48,25 +48,25 @@ class _Look(NamedTuple):
 
 
 def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures: Path) -> None:
-    """Draws how far each client's normal images and anomalies are apart under several models (FADngs Fig. 8).
+    """Draws the separation of each client's normal images and anomalies under several models (FADngs Fig. 8).
 
-    Models are the average of the last round, the global one that was distilled from it, and each client's own as it
-    was sent for averaging; without distillation the average is the global one. A run that was resumed after its last
-    round has only the global one left. Under every model each client estimates densities anew, of its own training
-    images: the averaged and the global model score against those of all clients (if densities are shared at all), a
-    local one against those of its client alone. A client's images are normal test images of the class that it has
-    most of, and an equal share of the anomalous ones, in which no two clients have a part in common.
+    Models are the average of the last round, the global model that was distilled from it, and each client's model as
+    sent for averaging; without distillation the average is the global model. A run that was resumed after its last
+    round has only the global model. Under every model each client estimates the densities of its training images: the
+    averaged and the global model score by those of all clients (if densities are shared), a local model by those of its
+    client alone. A client's images are normal test images of its most frequent class, and an equal, disjoint share of
+    the anomalous ones.
 
     Args:
-        federation: Of FADngs, after its last round.
-        data: Of a `SemanticSet`.
+        federation: A federation of FADngs, after its last round.
+        data: Data of a `SemanticSet`.
         fabric: Moves batches and sets precision.
         figures: Folder of ``capacities.png``.
     """
     assert isinstance(federation.server, FADngsServer)
     assert isinstance(federation.client, FADngsClient)
     chosen = _test_images_by_client(federation, data)
-    # Only the first process has the server's memory.
+    # Only the first process holds the server's state.
     averaged, local = fabric.broadcast(_models_beside(federation.server))
 
     def answer(client: Client, number: int) -> dict[str, _Look]:
@@ -97,7 +97,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
         )
         scores[name] = []
         for client in answers:
-            if client not in looks:  # it took no part in the last round
+            if client not in looks:  # not in the last round
                 scores[name].append((torch.empty(0), torch.empty(0)))
                 continue
             mean, covariance, normal, anomalous = looks[client]
@@ -107,7 +107,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
 
 
 def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, Message]]:
-    """The average, if distillation has put another model in its place, and the local models of the last round."""
+    """Returns the average, if distillation has replaced it, and the local models of the last round."""
     if server.last_merge is None:
         return None, {}
     averaged, local = server.last_merge
@@ -115,7 +115,7 @@ def _models_beside(server: FADngsServer) -> tuple[Message | None, Mapping[int, M
 
 
 def _test_images_by_client(federation: Federation, data: Data) -> dict[int, tuple[Tensor, Tensor]]:
-    """Positions of each client's normal and anomalous test images."""
+    """Returns positions of each client's normal and anomalous test images."""
     assert isinstance(data.images, SemanticSet)
     draw, labels = generator_of(federation, "capacities"), data.images.test_labels
     counts = data.partition.counts(data.images)[:, : data.images.normal_classes]

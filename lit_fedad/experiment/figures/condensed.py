@@ -1,4 +1,4 @@
-"""Figures of condensed images: what was condensed, and where it lies among real images."""
+"""Figures of condensed images, and of their features among those of real images."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _EACH, _IN_THE_PLANE = 40, 1000  # images of a class and kind at most; images in
 
 
 class CondensedImages(RunCallback):
-    """Draws them after the last round, unless ``evaluation.pictures`` is 0."""
+    """A callback that draws condensed images after the last round, unless ``evaluation.pictures`` is 0."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Draws them."""
+        """Draws condensed images."""
         if run.config["evaluation"]["pictures"]:
             draw_condensed(run.federation, run.data, run.fabric, run.folder.path)
 
 
 def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: Path) -> None:
-    """Draws images that clients have condensed, by class and round, and among test images; nothing if there are none.
+    """Draws condensed images by class and round, and their features among test images; nothing if there are none.
 
     Features are those of the first client, as it predicts after the last round, laid out with t-SNE.
 
     Args:
-        federation: After its last round, of a method whose clients condense images.
+        federation: A federation after its last round, of a method whose clients condense images.
         data: The test images.
         fabric: Moves batches and sets precision.
-        folder: The run's; ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
+        folder: The run's folder, for ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
     shared = cast("FedDMServer", federation.server).images_by_round()
-    count = len(data.images.products)
+    count = len(data.images.categories)
     chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:
         return
@@ -81,7 +81,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
 
 
 def _chosen(shared: Mapping[int, Knowledge], classes: int) -> tuple[Tensor, Tensor] | None:
-    """Images of all rounds, and their labels."""
+    """Returns selected images of all rounds, and their labels."""
     if not shared:
         return None
     parts, kinds = zip(*shared.values(), strict=True)
@@ -93,7 +93,7 @@ def _chosen(shared: Mapping[int, Knowledge], classes: int) -> tuple[Tensor, Tens
 
 
 def _some(labels: Tensor, classes: int) -> Tensor:
-    """Positions of a few images of each class, evenly chosen, ascending."""
+    """Returns positions of a few images of each class, evenly selected, ascending."""
     each = min(_EACH, max(1, _IN_THE_PLANE // (2 * classes)))
     own = [(labels == label).nonzero()[:, 0] for label in range(classes)]
     return torch.cat([positions[evenly(len(positions), each)] for positions in own]).sort().values

@@ -1,4 +1,4 @@
-"""What figures and audits of semantic anomalies share: embedded images, and their distances to densities."""
+"""Embedded images and their distances to densities, for figures and audits of semantic anomalies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lit_fedad.tasks.contrastive import Contrastive
 
 @torch.no_grad()
 def embed_images(task: Task, loader: DataLoader) -> Tensor:
-    """Computes representations of all images [n, D]: z of contrastive tasks, else features, averaged over positions."""
+    """Computes representations of all images [n, D]: z of contrastive tasks, or features averaged over positions."""
     if isinstance(task, Contrastive):
         return task.embed(loader)[0].cpu()
     return torch.cat(list(map_batches(task, loader, lambda batch: pooled(task(batch)).cpu())))
@@ -45,7 +45,7 @@ def density_scores(mean: Tensor, covariance: Tensor, z: Tensor) -> Tensor:
 
 
 def last_exchange(client: Client) -> Context:
-    """Returns the context in which the client last estimated densities, so that clusters are drawn alike."""
+    """Returns the context in which the client last estimated densities, so that clusters are drawn identically."""
     round = client.context.round - 1
     return replace(client.context, round=round, exchange=len(client.exchanges.rounds) - 1 if round > 0 else 0)
 
@@ -56,5 +56,5 @@ def generator_of(federation: Federation, purpose: str) -> torch.Generator:
 
 
 def draw_some(indices: Tensor, number: int, draw: torch.Generator) -> Tensor:
-    """Draws at most so many of the indices; ascending if they are."""
+    """Draws at most `number` of the indices, in their order."""
     return indices[torch.randperm(len(indices), generator=draw)[:number].sort().values]

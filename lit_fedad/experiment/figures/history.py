@@ -1,4 +1,4 @@
-"""Figures of how a run went: its partition, its curves, its communication."""
+"""Figures of a run's partition, curves and communication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_fedad.report.naming import METRIC_TITLES, metric_title
 
 
 class History(RunCallback):
-    """Draws the partition before the first round, and curves after the last; on the first process."""
+    """A callback that draws the partition before the first round, and curves after the last."""
 
     def on_run_start(self, run: Run) -> None:
         """Draws ``partition.png``."""
@@ -32,17 +32,17 @@ class History(RunCallback):
 
 
 def draw_partition(data: Data, folder: Path) -> None:
-    """Who holds how much of what (FedDyMem, Fig. 5), and when where images come task after task."""
+    """Draws the numbers of images by client and class (FedDyMem Fig. 5), and by stage where data come in stages."""
     partition, images = data.partition, data.images
     if partition.stages is None:
-        figure = partition_figure(partition.counts(images), images.products)
+        figure = partition_figure(partition.counts(images), images.categories)
     else:
-        figure = stages_figure(partition.stage_counts(images), images.products)
+        figure = stages_figure(partition.stage_counts(images), images.categories)
     save_figure(figure, folder / "figures" / "partition.png")
 
 
 def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
-    """Loss and metrics of each client over the rounds."""
+    """Draws loss and metrics of each client over the rounds."""
     curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
     for report in history:
         values = {name: (report.metrics or {}).get(name, {}).get("per_client", {}) for name in METRIC_TITLES}
@@ -56,12 +56,12 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
 
 
 def draw_communication(history: Sequence[RoundReport], metric: str, folder: Path) -> None:
-    """A metric over all that was sent so far; nothing where no client sends anything.
+    """Draws a metric over the bytes sent so far; nothing where no client sends anything.
 
     Args:
-        history: One report an exchange.
-        metric: Its mean over clients is drawn.
-        folder: The run's.
+        history: One report per round.
+        metric: Name of the metric whose mean over clients is drawn.
+        folder: The run's folder.
     """
     sent = list(accumulate(sum(report.bytes_up.values()) for report in history))
     values = [(report.metrics or {}).get(metric, {}).get("mean", math.nan) for report in history]

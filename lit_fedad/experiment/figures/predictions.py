@@ -1,4 +1,4 @@
-"""Figures of what a run's detectors predict on test images; which ones depends on the kind of anomalies."""
+"""Figures of a run's predictions of test images, by kind of anomalies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lit_fedad.experiment.run import Run, RunCallback
 
 
 class Predictions(RunCallback):
-    """Draws scores with heatmaps or representations after the last round, unless ``evaluation.pictures`` is 0."""
+    """A callback that draws scores with heatmaps or representations, unless ``evaluation.pictures`` is 0."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Draws them, in ``figures``."""
+        """Draws the figures in the folder ``figures``."""
         if not run.config["evaluation"]["pictures"] or run.model.task.kind != "anomaly":
             return
         if isinstance(run.data.images, SemanticSet):

@@ -1,4 +1,4 @@
-"""Figures of what detectors of semantic anomalies tell apart (FADngs)."""
+"""Figures of detectors of semantic anomalies (FADngs Fig. 6 and FADngs Fig. 7)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _IN_THE_PLANE = 500  # normal test images that t-SNE lays out, and as many anoma
 
 
 def show_representations(run: Run) -> None:
-    """Draws where test images lie in the first client's representation, and how it judges them.
+    """Draws test images in the first client's representation, with its decisions (FADngs Fig. 6 and FADngs Fig. 7).
 
-    FADngs Fig. 6 and FADngs Fig. 7: ``representations.png`` and ``scores.png``. A normal image belongs to the client
-    with most training images of its class. Where the client judges by the densities of others too, beside it stands
-    how it would judge by its own alone, above the same quantile of its training images' scores.
+    Writes ``representations.png`` and ``scores.png``. A normal image belongs to the client with most training images of
+    its class. Where the client scores by the densities of all clients, its decisions by its own densities alone, above
+    the same quantile of its training images' scores, are drawn beside.
 
     Args:
-        run: Of a `SemanticSet`, after its last round.
+        run: A run on a `SemanticSet`, after its last round.
     """
     federation, data, fabric = run.federation, run.data, run.fabric
     figures, quantile = run.folder.path / "figures", run.config["evaluation"]["threshold_quantile"]
@@ -72,7 +72,7 @@ def show_representations(run: Run) -> None:
 
 
 def _judge_alone(client: Client, number: int, data: Data, z: Tensor, quantile: float) -> Tensor | None:
-    """Decides by a client's own densities; None where they are all that it judges by."""
+    """Computes decisions by a client's own densities; None where it has no others."""
     task = client.task
     if not isinstance(task, Contrastive) or len(task.densities) <= task.clusters:
         return None

@@ -1,1 +1,1 @@
-"""The arithmetic behind the metrics, as pure functions."""
+"""The arithmetic of the metrics as pure functions."""

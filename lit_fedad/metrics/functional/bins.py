@@ -13,10 +13,10 @@ _FLOAT32_MAGNITUDE = 0x7FFFFFFF
 
 
 def as_scores(scores: Tensor) -> Tensor:
-    """Scores as flat float32, the precision in which all metrics here compare them.
+    """Converts scores to flat float32, the precision in which all metrics here compare them.
 
     Args:
-        scores: Anomaly scores of any shape and real dtype; high means anomalous, infinities are welcome.
+        scores: Anomaly scores of any shape and real dtype; high means anomalous, infinities are allowed.
 
     Returns:
         The scores, flattened, shape [n].
@@ -88,7 +88,7 @@ class LogBins:
         return ((self.max_exponent - self.min_exponent) << self.mantissa_bits) + 1
 
     def index(self, scores: Tensor) -> Tensor:
-        """Bin of every score.
+        """Computes the bin of every score.
 
         Args:
             scores: Scores of any shape and real dtype, compared in float32.
@@ -111,7 +111,7 @@ DEFAULT_BINS = LogBins()
 
 
 def distinct_bins(scores: Tensor) -> tuple[Tensor, int]:
-    """One bin for every distinct score: a histogram over these loses nothing.
+    """Assigns a bin to every distinct score: a histogram over these bins loses nothing.
 
     Args:
         scores: Scores of any shape and real dtype, compared in float32.

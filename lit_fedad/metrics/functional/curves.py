@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def auroc(negative: Tensor, positive: Tensor) -> Tensor:
-    """Area under the ROC curve: the chance that an anomaly outscores a normal sample, ties counted half.
+    """Computes the area under the ROC curve: the chance that an anomaly outscores a normal sample, ties counted half.
 
     The pairs are counted in whole numbers (Mann-Whitney U), so the order of samples, batches and clients
-    leaves no trace; int64 holds the pairs of two billion samples of each kind.
+    has no effect; int64 holds the pairs of two billion samples of each kind.
 
     Args:
         negative: Counts of normal samples per bin, int64, shape [bins].
@@ -31,7 +31,7 @@ def auroc(negative: Tensor, positive: Tensor) -> Tensor:
 
 
 def average_precision(negative: Tensor, positive: Tensor) -> Tensor:
-    """Area under the precision-recall curve as average precision, anomalies positive (AUPR).
+    """Computes the area under the precision-recall curve as average precision, anomalies positive (AUPR).
 
     The sum over thresholds of precision times the step in recall, without interpolation, as in scikit-learn.
 
@@ -57,7 +57,7 @@ def average_precision(negative: Tensor, positive: Tensor) -> Tensor:
 
 
 def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
-    """Area under the per-region overlap curve (AUPRO).
+    """Computes the area under the per-region overlap curve (AUPRO).
 
     Source: Bergmann et al., "The MVTec Anomaly Detection Dataset", IJCV 2021.
 
@@ -97,7 +97,7 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
 
 
 def check_limit(limit: float) -> None:
-    """Refuse an integration limit of PRO that is no FPR.
+    """Checks that an integration limit of PRO is a false positive rate.
 
     Raises:
         ValueError: If the limit lies outside (0, 1].

@@ -1,6 +1,6 @@
 """False and missing error (FE, ME) from histograms over ordered bins, lowest score first.
 
-Source: FADngs, Eq. 17, and the authors' rule for the threshold, on which the paper is silent.
+Source: FADngs Eq. 17, and the authors' rule for the threshold, which the paper does not give.
 """
 
 import math
@@ -12,7 +12,7 @@ _PERCENTILES = range(45, 56)
 
 
 def balanced(negative: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Weigh samples so that the normal and the anomalous ones are worth the same in total.
+    """Weights samples so that the normal and the anomalous ones have the same total weight.
 
     A normal sample weighs n_anomalous / n_normal times as much as an anomalous one. The weights are whole
     numbers in lowest terms, which keeps sums and ties exact: each sample counts as if it were repeated that
@@ -35,9 +35,9 @@ def balanced(negative: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def percentile_threshold(negative: Tensor, positive: Tensor) -> int:
-    """The threshold of highest accuracy among the 45th to 55th percentile of all samples.
+    """Finds the threshold of highest accuracy among the 45th to 55th percentile of all samples.
 
-    It looks at the labels, and it relies on histograms that are balanced. No score lies between a percentile
+    It uses the labels, and it relies on histograms that are balanced. No score lies between a percentile
     and the sample next below it, so that sample's bin decides as the interpolated percentile would.
 
     Args:
@@ -60,9 +60,9 @@ def percentile_threshold(negative: Tensor, positive: Tensor) -> int:
 
 
 def detection_errors(negative: Tensor, positive: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
-    """False error FP / (TP + FP) and missing error FN / (TP + FN), anomalies positive.
+    """Computes false error FP / (TP + FP) and missing error FN / (TP + FN), anomalies positive (FADngs Eq. 17).
 
-    That is, one minus precision and one minus recall. Source: FADngs, Eq. 17.
+    That is, one minus precision and one minus recall.
 
     Args:
         negative: Counts of normal samples per bin, int64, shape [bins].

@@ -16,7 +16,7 @@ _EIGHT_NEIGHBOURS[1] = True
 
 
 def label_histograms(index: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Count normal and anomalous samples per bin.
+    """Counts normal and anomalous samples per bin.
 
     Args:
         index: Bin of every sample, shape [n].
@@ -31,7 +31,7 @@ def label_histograms(index: Tensor, labels: Tensor, count: int) -> tuple[Tensor,
 
 
 def component_sizes(masks: Tensor) -> Tensor:
-    """Size of the ground-truth region that every pixel lies in.
+    """Computes the size of the ground-truth region of every pixel.
 
     Regions are the 8-connected components of each mask, labelled on the CPU.
 
@@ -59,7 +59,7 @@ def component_sizes(masks: Tensor) -> Tensor:
 
 
 def pixel_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Count normal pixels, anomalous pixels and region weight per bin.
+    """Counts normal pixels, anomalous pixels and region weight per bin.
 
     Args:
         index: Bin of every pixel, shape [n].

@@ -46,7 +46,7 @@ def restored(tiny_run):
     config, fabric = run.config(), make_fabric(accelerator="cpu")
     images = build(config["data"])
     with pytest.warns(UserWarning, match="RANDOM"):
-        model = build_model(config, images.products)
+        model = build_model(config, images.categories)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     federation = build_federation(config, tiny_run, model, data, fabric)
     federation.resume()
@@ -76,14 +76,14 @@ def test_the_partition_shows_every_image(restored, drawn, tmp_path):
     history_figures.draw_partition(data, tmp_path)
     counts, products = drawn["partition_figure"][0]
     assert counts.sum() == len(data.images.train)
-    assert list(products) == list(data.images.products)
+    assert list(products) == list(data.images.categories)
     assert pictures(tmp_path) == {"partition.png"}
     assert "stages_figure" not in drawn
 
 
 def test_images_that_come_task_after_task_are_drawn_by_task(restored, drawn, tmp_path):
     _, data, _ = restored
-    products = [sample.product for sample in data.images.train]
+    products = [sample.category for sample in data.images.train]
     partition = Partition.in_stages([[[0], [1, len(products) - 1]], [[2]]])
     history_figures.draw_partition(SimpleNamespace(partition=partition, images=data.images), tmp_path)
     ((counts, names),) = drawn["stages_figure"]

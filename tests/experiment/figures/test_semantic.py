@@ -34,7 +34,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
-from lit_fedad.privacy.distance_correlation import distance_correlation
+from lit_fedad.privacy.distance_correlation import distance_correlation_matrix
 from lit_fedad.report.console import Display
 
 SMALL = [
@@ -88,7 +88,7 @@ def played(out, *overrides):
     """A federation after its last round that still knows what was merged in it; its data; and a Fabric."""
     config, fabric = compose([*overrides, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
-    model = build_model(config, images.products, build_public(config, images))
+    model = build_model(config, images.categories, build_public(config, images))
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     federation = build_federation(config, out, model, data, fabric)
     federation.run()
@@ -308,7 +308,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
     assert report["shared_raw_r_squared"] == float(table[0, 1])
     assert report["shared_raw_r"] == pytest.approx(report["shared_raw_r_squared"] ** 0.5)
     assert json.loads((tmp_path / "distance_correlation.json").read_text())["images"] == 30
-    assert distance_correlation(torch.cat(raw).flatten(1), torch.cat(raw).flatten(1)).r == pytest.approx(1)
+    assert distance_correlation_matrix([torch.cat(raw).flatten(1)] * 2)[0, 1] == pytest.approx(1)
 
 
 def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
@@ -342,7 +342,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
     assert [row["heatmap"] for row in rows] == ["", "", ""]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.csv"]
     config, fabric = RunFolder(folder).config(), make_fabric(accelerator="cpu")
-    model = build_model(config, images.products)
+    model = build_model(config, images.categories)
     model.restore(folder, config, 1, fabric)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     loader = DataLoader([data.module.test.__getitems__([0, 60])], batch_size=None)

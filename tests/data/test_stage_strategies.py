@@ -1,28 +1,18 @@
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from lit_fedad.config import build, compose
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import FromFile, Partition
-from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.data.task_stream import ProductsInTurn, TaskStream
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.stage_strategies import LongTailedStages, ProductsInTurn
 from lit_fedad.errors import UserError
-
-
-def image_set(*counts: int) -> ImageSet:
-    """So many training images of the types a, b, ...; the types interleaved."""
-    samples = [
-        Sample(Path(f"{product}/{i:04}.png"), product)
-        for product, count in zip("abcdefghij", counts, strict=False)
-        for i in range(count)
-    ]
-    return ImageSet("toy", tuple(sorted(samples, key=lambda sample: sample.path.name)), ())
 
 
 def labelled_set(*counts: int) -> LabelledSet:
@@ -34,13 +24,13 @@ def labelled_set(*counts: int) -> LabelledSet:
     return LabelledSet("labelled", classes, images, torch.from_numpy(labels), none, torch.zeros(0).long())
 
 
-def products(images: ImageSet | LabelledSet, indices: tuple[int, ...]) -> list[str]:
-    return [images.train[index].product for index in indices]
+def categories(images: ImageSet | LabelledSet, indices: tuple[int, ...]) -> list[str]:
+    return [images.train[index].category for index in indices]
 
 
 def listed(partition: Partition) -> list[int]:
     """Every index as often as it occurs."""
-    held = [index for tasks in partition.stages for task in tasks for index in task]
+    held = [index for stages in partition.stages for stage in stages for index in stage]
     return [*held, *partition.reserved]
 
 
@@ -48,14 +38,14 @@ def listed(partition: Partition) -> list[int]:
 @given(
     counts=st.lists(st.integers(20, 60), min_size=2, max_size=8),
     strategy=st.builds(
-        TaskStream,
+        LongTailedStages,
         clients=st.integers(1, 6),
         classes=st.integers(1, 4),
         stages=st.just(3),
         imbalance=st.sampled_from([1, 3, 10]),
         min_stages=st.none() | st.integers(1, 3),
         equal_size=st.booleans(),
-        teaching=st.integers(0, 4),
+        server_labelled=st.integers(0, 4),
     ),
     seed=st.integers(0, 2**40),
 )
@@ -63,77 +53,80 @@ def test_no_image_is_given_twice_and_the_seed_decides_alone(counts, strategy, se
     images = image_set(*counts)
     try:
         partition = strategy(images, seed)
-    except UserError:  # more classes in a task than there are, or a tail that is too thin
+    except UserError:  # more classes in a stage than there are, or a tail that is too thin
         reject()
     np.random.seed(2)  # noqa: NPY002
     assert strategy(images, seed) == partition
     assert len(set(listed(partition))) == len(listed(partition))
     assert set(listed(partition)) <= set(range(sum(counts)))
     fewest = strategy.min_stages or strategy.stages
-    for own, tasks in zip(partition.clients, partition.stages, strict=True):
-        assert fewest <= len(tasks) <= strategy.stages
-        assert own == tuple(sorted(index for task in tasks for index in task))
-        assert all(1 <= len(set(products(images, task))) <= strategy.classes for task in tasks)
-    sizes = {len(task) for tasks in partition.stages for task in tasks}
+    for own, stages in zip(partition.clients, partition.stages, strict=True):
+        assert fewest <= len(stages) <= strategy.stages
+        assert own == tuple(sorted(index for stage in stages for index in stage))
+        assert all(1 <= len(set(categories(images, stage))) <= strategy.classes for stage in stages)
+    sizes = {len(stage) for stages in partition.stages for stage in stages}
     assert min(sizes) >= 1
     assert len(sizes) == 1 or not strategy.equal_size
-    reserved = Counter(products(images, partition.reserved))
-    assert [reserved[product] for product in images.products] == [strategy.teaching] * len(counts)
+    reserved = Counter(categories(images, partition.reserved))
+    assert [reserved[category] for category in images.categories] == [strategy.server_labelled] * len(counts)
 
 
 @pytest.mark.parametrize("images", [image_set(*[500] * 10), labelled_set(*[500] * 10)])
-def test_the_tail_follows_the_order_of_the_products(images):
+def test_the_tail_follows_the_order_of_the_categories(images):
     # 500 / 50^(c / 9); five hands of four classes take each of the ten twice, so every kept image is held.
-    partition = TaskStream(stages=1, clients=5)(images, 0)
+    partition = LongTailedStages(stages=1, clients=5)(images, 0)
     kept = [500, 323, 209, 135, 87, 56, 36, 23, 15, 10]
     assert partition.counts(images).sum(axis=0).tolist() == kept
     assert [counts.shape for counts in partition.stage_counts(images)] == [(1, 10)] * 5
 
 
-def test_teaching_images_are_taken_before_the_tail_is_cut():
+def test_images_for_the_server_are_taken_before_the_tail_is_cut():
     images = image_set(104, 104, 104)
-    partition = TaskStream(clients=3, classes=3, stages=2, imbalance=4, teaching=4)(images, 1)
+    partition = LongTailedStages(clients=3, classes=3, stages=2, imbalance=4, server_labelled=4)(images, 1)
     # 100 / 4^(c / 2)
     assert partition.counts(images).sum(axis=0).tolist() == [100, 50, 25]
-    assert Counter(products(images, partition.reserved)) == {"a": 4, "b": 4, "c": 4}
+    assert Counter(categories(images, partition.reserved)) == {"a": 4, "b": 4, "c": 4}
 
 
-def test_teaching_images_depend_on_the_seed_alone():
+def test_images_for_the_server_depend_on_the_seed_alone():
     images = image_set(80, 80, 80)
     reserved = [
-        TaskStream(clients=n, classes=s, stages=m, imbalance=imbalance, teaching=5)(images, 3).reserved
+        LongTailedStages(clients=n, classes=s, stages=m, imbalance=imbalance, server_labelled=5)(
+            images, 3
+        ).reserved
         for n, s, m, imbalance in [(2, 1, 3, 1), (4, 3, 1, 2), (3, 2, 2, 4)]
     ]
     assert reserved[0] == reserved[1] == reserved[2]
-    assert TaskStream(2, 1, 3, 1, teaching=5)(images, 4).reserved != reserved[0]
+    assert LongTailedStages(2, 1, 3, 1, server_labelled=5)(images, 4).reserved != reserved[0]
 
 
 def test_a_longer_tail_is_part_of_a_shorter():
     images = image_set(90, 90, 90)
-    held = [set(listed(TaskStream(3, 3, 1, imbalance)(images, 0))) for imbalance in (1, 3, 9)]
+    held = [set(listed(LongTailedStages(3, 3, 1, imbalance)(images, 0))) for imbalance in (1, 3, 9)]
     assert held[0] > held[1] > held[2]
 
 
 @pytest.mark.parametrize(
-    ("clients", "classes", "products"), [(20, 4, 10), (7, 3, 10), (5, 4, 6), (3, 2, 7), (4, 5, 5), (9, 1, 4)]
+    ("clients", "classes", "categories"),
+    [(20, 4, 10), (7, 3, 10), (5, 4, 6), (3, 2, 7), (4, 5, 5), (9, 1, 4)],
 )
-def test_classes_are_dealt_evenly_in_every_stage(clients, classes, products):
-    images = image_set(*[600] * products)
+def test_classes_are_dealt_evenly_in_every_stage(clients, classes, categories):
+    images = image_set(*[600] * categories)
     for seed in range(5):
-        partition = TaskStream(clients, classes, stages=4, imbalance=1)(images, seed)
+        partition = LongTailedStages(clients, classes, stages=4, imbalance=1)(images, seed)
         # client, stage, class
         held = np.stack(partition.stage_counts(images)) > 0
         assert np.all(held.sum(axis=2) == classes)
         uses = held.sum(axis=0)
         assert uses.max() - uses.min() <= 1
-        assert np.all(uses.min(axis=1) >= 1) == (clients * classes >= products)
+        assert np.all(uses.min(axis=1) >= 1) == (clients * classes >= categories)
 
 
 def test_hands_are_random():
     """Every pair of classes meets, and stages of a client differ."""
     images = image_set(*[200] * 4)
-    partition = TaskStream(clients=6, classes=2, stages=5, imbalance=1)(images, 0)
-    hands = [[frozenset(products(images, task)) for task in tasks] for tasks in partition.stages]
+    partition = LongTailedStages(clients=6, classes=2, stages=5, imbalance=1)(images, 0)
+    hands = [[frozenset(categories(images, stage)) for stage in stages] for stages in partition.stages]
     assert {hand for own in hands for hand in own} == {
         frozenset(pair) for pair in ("ab", "ac", "ad", "bc", "bd", "cd")
     }
@@ -142,12 +135,12 @@ def test_hands_are_random():
 
 def test_shards_of_a_class_are_even_and_shuffled():
     images = image_set(203, 203, 203)
-    counts = np.concatenate(TaskStream(4, 2, 3, imbalance=1)(images, 0).stage_counts(images))
+    counts = np.concatenate(LongTailedStages(4, 2, 3, imbalance=1)(images, 0).stage_counts(images))
     for column in counts.T:
         shards = column[column > 0]
         assert shards.sum() == 203
         assert shards.max() - shards.min() <= 1
-    only = TaskStream(clients=2, classes=1, stages=1, imbalance=1)(image_set(200), 0)
+    only = LongTailedStages(clients=2, classes=1, stages=1, imbalance=1)(image_set(200), 0)
     assert np.sum(np.diff(only.clients[0]) > 1) > 20
 
 
@@ -157,7 +150,7 @@ def test_a_short_class_reaches_all_stages():
     met = np.zeros((4, 5))
     for seed in range(60):
         counts = np.stack(
-            TaskStream(clients=4, classes=2, stages=5, imbalance=1)(images, seed).stage_counts(images)
+            LongTailedStages(clients=4, classes=2, stages=5, imbalance=1)(images, seed).stage_counts(images)
         )
         assert counts[..., 1].sum() == 5
         assert counts[..., 1].max() == 1
@@ -167,12 +160,12 @@ def test_a_short_class_reaches_all_stages():
     assert met.max() <= 29
 
 
-def test_numbers_of_tasks_are_uniform():
+def test_numbers_of_stages_are_uniform():
     images = image_set(2000, 2000)
     lengths = Counter(
-        len(tasks)
+        len(stages)
         for seed in range(30)
-        for tasks in TaskStream(20, 1, stages=4, imbalance=1, min_stages=2)(images, seed).stages
+        for stages in LongTailedStages(20, 1, stages=4, imbalance=1, min_stages=2)(images, seed).stages
     )
     # 600 draws of 3: 200 each, standard deviation 11.5.
     assert sorted(lengths) == [2, 3, 4]
@@ -181,12 +174,12 @@ def test_numbers_of_tasks_are_uniform():
 
 def test_equal_size_drops_at_random_what_is_too_much():
     images = image_set(300, 100, 40)
-    whole = TaskStream(3, 2, 2, imbalance=5)(images, 0)
-    cut = TaskStream(3, 2, 2, imbalance=5, equal_size=True)(images, 0)
+    whole = LongTailedStages(3, 2, 2, imbalance=5)(images, 0)
+    cut = LongTailedStages(3, 2, 2, imbalance=5, equal_size=True)(images, 0)
     for before, after in zip(whole.clients, cut.clients, strict=True):
         assert set(after) <= set(before)
     full, left = (np.concatenate(partition.stage_counts(images)) for partition in (whole, cut))
-    # Shards of 75, 25 and 10 images, two a task.
+    # Shards of 75, 25 and 10 images, two a stage.
     assert sorted(set(full.sum(axis=1))) == [35, 85, 100]
     assert np.all(left.sum(axis=1) == 35)
     # Hypergeometric, with standard deviations of at most 2.1 images.
@@ -195,38 +188,41 @@ def test_equal_size_drops_at_random_what_is_too_much():
 
 def test_different_seeds_differ():
     images = image_set(100, 100, 100)
-    for strategy in (TaskStream(3, 2, 2, 1), ProductsInTurn()):
+    for strategy in (LongTailedStages(3, 2, 2, 1), ProductsInTurn()):
         assert strategy(images, 0) != strategy(images, 1)
 
 
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (lambda: TaskStream(clients=0), "clients=0.* give at least 1"),
-        (lambda: TaskStream(classes=0), "classes=0.* give at least 1"),
-        (lambda: TaskStream(stages=0), "stages=0.* give at least 1"),
-        (lambda: TaskStream(teaching=-1), "teaching=-1: .* at least 0"),
-        (lambda: TaskStream(min_stages=0), r"min_stages=0: give 1 to 5 \(stages\)"),
-        (lambda: TaskStream(min_stages=6), r"min_stages=6: give 1 to 5 \(stages\)"),
-        (lambda: TaskStream(classes=2, imbalance=0.9), r"imbalance=0\.9: give at least 1"),
-        (lambda: TaskStream(classes=4), "classes=4: toy has 3 classes; lower classes to that"),
-        (lambda: TaskStream(classes=2, imbalance=41), "class 2 of size 20 .*lower imbalance to at most 40"),
+        (lambda: LongTailedStages(clients=0), "clients=0.* give at least 1"),
+        (lambda: LongTailedStages(classes=0), "classes=0.* give at least 1"),
+        (lambda: LongTailedStages(stages=0), "stages=0.* give at least 1"),
+        (lambda: LongTailedStages(server_labelled=-1), "server_labelled=-1: .* at least 0"),
+        (lambda: LongTailedStages(min_stages=0), r"min_stages=0: give 1 to 5 \(stages\)"),
+        (lambda: LongTailedStages(min_stages=6), r"min_stages=6: give 1 to 5 \(stages\)"),
+        (lambda: LongTailedStages(classes=2, imbalance=0.9), r"imbalance=0\.9: give at least 1"),
+        (lambda: LongTailedStages(classes=4), "classes=4: toy has 3 classes; lower classes to that"),
         (
-            lambda: TaskStream(classes=2, teaching=20),
-            "teaching=20 .* the 20 images of class 'c'; lower it below 20",
+            lambda: LongTailedStages(classes=2, imbalance=41),
+            "class 2 of size 20 .*lower imbalance to at most 40",
         ),
         (
-            lambda: TaskStream(clients=20, classes=1, stages=5, imbalance=1),
+            lambda: LongTailedStages(classes=2, server_labelled=20),
+            "server_labelled=20 .* the 20 images of class 'c'; lower it below 20",
+        ),
+        (
+            lambda: LongTailedStages(clients=20, classes=1, stages=5, imbalance=1),
             r"stage \d of client \d+ is left without an image.*lower clients, stages or imbalance",
         ),
         (lambda: ProductsInTurn(clients=0), "clients=0: give at least 1"),
         (
             lambda: ProductsInTurn(clients=21),
-            "21 clients but 20 training images of product 'c'; lower clients",
+            "21 clients but 20 training images of category 'c'; lower clients",
         ),
-        (lambda: ProductsInTurn(order=["b", "x"]), "no product 'x'; the known ones are a, b, c"),
-        (lambda: ProductsInTurn(order=["b", "a", "b"]), "product 'b' is named twice"),
-        (lambda: ProductsInTurn(order=[]), "name at least one product"),
+        (lambda: ProductsInTurn(order=["b", "x"]), "no category 'x'; the known ones are a, b, c"),
+        (lambda: ProductsInTurn(order=["b", "a", "b"]), "category 'b' is named twice"),
+        (lambda: ProductsInTurn(order=[]), "name at least one category"),
     ],
 )
 def test_faults_are_one_line(strategy, message):
@@ -241,19 +237,19 @@ def test_an_empty_stage_is_named_correctly():
     named = set()
     for seed in range(30):
         with pytest.raises(UserError, match=r"stage 0 of client [012] is left") as caught:
-            TaskStream(3, 1, 1, imbalance=1)(images, seed)
+            LongTailedStages(3, 1, 1, imbalance=1)(images, seed)
         named.add(str(caught.value).partition("client ")[2][0])
     assert named == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("rotate", [False, True])
-def test_products_come_in_turn(rotate):
+def test_categories_come_in_turn(rotate):
     images = image_set(31, 22, 13, 9)
     partition = ProductsInTurn(clients=3, rotate=rotate)(images, 5)
     assert sorted(listed(partition)) == list(range(31 + 22 + 13 + 9))
-    for client, tasks in enumerate(partition.stages):
+    for client, stages in enumerate(partition.stages):
         turned = "abcdabcd"[client : client + 4] if rotate else "abcd"
-        assert [set(products(images, task)) for task in tasks] == [{product} for product in turned]
+        assert [set(categories(images, stage)) for stage in stages] == [{category} for category in turned]
     counts = partition.counts(images)
     assert counts.sum(axis=0).tolist() == [31, 22, 13, 9]
     assert np.all(counts.max(axis=0) - counts.min(axis=0) <= 1)
@@ -267,30 +263,39 @@ def test_rotation_changes_the_order_alone():
     assert turned.stages[1] == straight.stages[1][::-1]
 
 
-def test_an_order_may_leave_products_out():
+def test_an_order_may_leave_categories_out():
     images = image_set(10, 10, 10)
     partition = ProductsInTurn(2, order=["c", "a"])(images, 0)
-    assert [[set(products(images, task)) for task in tasks] for tasks in partition.stages] == [
+    assert [[set(categories(images, stage)) for stage in stages] for stages in partition.stages] == [
         [{"c"}, {"a"}]
     ] * 2
     assert partition.counts(images).tolist() == [[5, 0, 5], [5, 0, 5]]
 
 
-def test_products_of_a_labelled_set_come_in_the_order_of_its_classes():
+def test_classes_of_a_labelled_set_come_in_their_order():
     images = labelled_set(6, 6, 6)
-    first = [set(products(images, task)) for task in ProductsInTurn(2)(images, 0).stages[0]]
+    first = [set(categories(images, stage)) for stage in ProductsInTurn(2)(images, 0).stages[0]]
     assert first == [{"c0"}, {"c1"}, {"c2"}]
 
 
-def test_an_images_place_in_its_product_does_not_decide_its_client():
+def test_an_images_place_in_its_category_does_not_decide_its_client():
     partition = ProductsInTurn(2)(image_set(200), 0)
     assert np.sum(np.diff(partition.clients[0]) > 1) > 20
 
 
-@pytest.mark.parametrize("strategy", [TaskStream(3, 2, 3, 2, min_stages=1, teaching=2), ProductsInTurn()])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        LongTailedStages(3, 2, 3, 2, min_stages=1, server_labelled=2),
+        LongTailedStages(3, 2, 3, 2, schedule="literal"),
+        ProductsInTurn(),
+        ProductsInTurn(schedule="literal"),
+    ],
+)
 def test_save_and_load_round_trip(strategy, tmp_path):
     images = image_set(40, 40, 40)
     partition = strategy(images, 0)
+    assert partition.schedule == strategy.schedule
     partition.save(tmp_path / "a.json")
     again = FromFile(tmp_path / "a.json")(images, 99)
     assert again == partition
@@ -303,4 +308,4 @@ def test_configurations_give_the_defaults():
         name: build(compose([f"partition={name}"])["partition"])
         for name in ("task_stream", "products_in_turn")
     }
-    assert streams == {"task_stream": TaskStream(), "products_in_turn": ProductsInTurn()}
+    assert streams == {"task_stream": LongTailedStages(), "products_in_turn": ProductsInTurn()}

@@ -1,0 +1,197 @@
+"""Partition strategies whose images arrive in stages, one set after another, as in continual learning."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.data.labelled import Images
+from lit_fedad.data.long_tail import long_tail
+from lit_fedad.data.partition import Partition, Schedule, check_clients, indices_by_category
+from lit_fedad.errors import UserError
+
+
+@dataclass(frozen=True)
+class LongTailedStages:
+    """Long-tailed classes in [N, S, M]: N clients with S classes in each of M stages (GLDP, experiments).
+
+    Of each class, random images are set aside for the server, and the others are cut to a long tail in the order
+    of the classes. In every stage S distinct classes are assigned to each client, as evenly as possible; a client may
+    meet a class again in a later stage. A class's images are split into as many equal shards as stages hold it, so
+    no image is given twice. A class with fewer images than shards is missing from some of these stages, and one
+    that was assigned to no client is held by none.
+
+    Attributes:
+        clients: Number of clients N.
+        classes: Classes of each stage S.
+        stages: Stages of a client M.
+        imbalance: Imbalance factor of the long tail, see `long_tail`; 1 for none.
+        min_stages: Each client's number of stages is drawn uniformly from this to ``stages``; None gives all of
+            them ``stages``.
+        equal_size: Whether every stage is cut, at random, to the size of the smallest.
+        server_labelled: Images of each class that the server keeps.
+        schedule: When the stages come, as in `StreamDataModule`.
+
+    Raises:
+        UserError: A number is out of range, there are fewer classes than a stage needs, or a class or a stage is
+            left without images.
+    """
+
+    clients: int = 20
+    classes: int = 4
+    stages: int = 5
+    imbalance: float = 50
+    min_stages: int | None = None
+    equal_size: bool = False
+    server_labelled: int = 0
+    schedule: Schedule = "stage_major"
+
+    def __post_init__(self) -> None:
+        if min(self.clients, self.classes, self.stages) < 1 or self.server_labelled < 0:
+            raise UserError(
+                f"partition clients={self.clients}, classes={self.classes}, stages={self.stages},"
+                f" server_labelled={self.server_labelled}: give at least 1, and for server_labelled at least 0"
+            )
+        if self.min_stages is not None and not 1 <= self.min_stages <= self.stages:
+            raise UserError(
+                f"partition min_stages={self.min_stages}: give 1 to {self.stages} (stages), or null for all stages"
+            )
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Draws the server's images, the long tail, and the classes and shards of each stage from ``seed``.
+
+        The server's images and those that a long tail keeps do not depend on clients, classes and stages.
+        """
+        rng = numpy_generator(seed, "partition")
+        piles = {name: rng.permutation(own) for name, own in _in_order(image_set).items()}
+        self._check_classes({name: len(pile) for name, pile in piles.items()}, image_set.name)
+        reserved = np.concatenate([pile[: self.server_labelled] for pile in piles.values()])
+        left = [pile[self.server_labelled :] for pile in piles.values()]
+        kept = long_tail([len(pile) for pile in left], self.imbalance)
+        stages = self._shares([pile[:size] for pile, size in zip(left, kept, strict=True)], rng)
+        smallest = self._smallest(stages)
+        if self.equal_size:
+            stages = [[rng.permutation(stage)[:smallest].tolist() for stage in own] for own in stages]
+        return Partition.in_stages(stages, reserved, self.schedule)
+
+    def _shares(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
+        """Assigns classes to the clients stage by stage, then each class's images to the stages that hold it."""
+        fewest = self.stages if self.min_stages is None else self.min_stages
+        lengths = rng.integers(fewest, self.stages, size=self.clients, endpoint=True)
+        stages: list[list[list[int]]] = [[[] for _ in range(length)] for length in lengths]
+        holders: list[list[list[int]]] = [[] for _ in piles]
+        for number in range(self.stages):
+            present = [own[number] for own in stages if number < len(own)]
+            assigned = _assign(len(present), self.classes, len(piles), rng)
+            for stage, classes in zip(present, assigned, strict=True):
+                for label in classes:
+                    holders[label].append(stage)
+        for pile, holding in zip(piles, holders, strict=True):
+            if not holding:
+                continue
+            # In random order, for the larger shards come first and those of a short class are empty at the end.
+            order = rng.permutation(len(holding))
+            for place, shard in zip(order, np.array_split(pile, len(holding)), strict=True):
+                holding[place].extend(shard.tolist())
+        return stages
+
+    def _check_classes(self, sizes: Mapping[str, int], name: str) -> None:
+        if self.classes > len(sizes):
+            raise UserError(
+                f"partition classes={self.classes}: {name} has {len(sizes)} classes; lower classes to that"
+            )
+        for category, size in sizes.items():
+            if 0 < size <= self.server_labelled:
+                raise UserError(
+                    f"partition server_labelled={self.server_labelled} leaves none of the {size} images of class"
+                    f" '{category}'; lower it below {size}"
+                )
+
+    def _smallest(self, stages: Sequence[Sequence[Sequence[int]]]) -> int:
+        """Returns the size of the smallest stage, which must not be empty."""
+        size, client, stage = min((len(s), i, m) for i, own in enumerate(stages) for m, s in enumerate(own))
+        if not size:
+            raise UserError(
+                f"partition: stage {stage} of client {client} is left without an image, for its classes have fewer"
+                " images than stages; lower clients, stages or imbalance"
+            )
+        return size
+
+
+@dataclass(frozen=True)
+class ProductsInTurn:
+    """Stages that each bring one new category (product type, or class), of which every client holds an even share.
+
+    Attributes:
+        clients: Number of clients.
+        order: Categories in the order of the stages; one that is left out belongs to no client. None takes all in
+            the order of the set.
+        rotate: Whether client i starts with category i and goes round, so that at any time clients see different
+            categories.
+        schedule: When the stages come, as in `StreamDataModule`.
+
+    Raises:
+        UserError: A category is unknown, named twice or has fewer images than there are clients, or none is named.
+    """
+
+    clients: int = 3
+    order: Sequence[str] | None = None
+    rotate: bool = False
+    schedule: Schedule = "stage_major"
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Shuffles the images of every category with ``seed`` and cuts them into even parts."""
+        rng = numpy_generator(seed, "partition")
+        by_category = _in_order(image_set)
+        order = self._order(by_category)
+        shards = [np.array_split(rng.permutation(by_category[category]), self.clients) for category in order]
+        stages = [
+            [
+                shards[(stage + client * self.rotate) % len(order)][client].tolist()
+                for stage in range(len(order))
+            ]
+            for client in range(self.clients)
+        ]
+        return Partition.in_stages(stages, schedule=self.schedule)
+
+    def _order(self, by_category: Mapping[str, Sequence[int]]) -> Sequence[str]:
+        order = list(by_category) if self.order is None else self.order
+        if not order:
+            raise UserError("partition order=[]: name at least one category, or give null for all")
+        for position, category in enumerate(order):
+            if category not in by_category:
+                raise UserError(
+                    f"partition order: no category '{category}'; the known ones are {', '.join(by_category)}"
+                )
+            if category in order[:position]:
+                raise UserError(f"partition order: category '{category}' is named twice; remove one")
+            if len(by_category[category]) < self.clients:
+                raise UserError(
+                    f"partition: {self.clients} clients but {len(by_category[category])} training images of category"
+                    f" '{category}'; lower clients, or leave it out of order"
+                )
+        return order
+
+
+def _assign(draws: int, size: int, classes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Draws sets of distinct classes; over all sets, how often two classes are drawn differs by at most one."""
+    sets = []
+    left = np.empty(0, dtype=np.int64)
+    for _ in range(draws):
+        drawn, left = left[:size], left[size:]
+        if len(drawn) < size:
+            fresh = rng.permutation(classes)
+            more = fresh[~np.isin(fresh, drawn)][: size - len(drawn)]
+            drawn, left = np.concatenate([drawn, more]), fresh[~np.isin(fresh, more)]
+        sets.append(drawn)
+    return sets
+
+
+def _in_order(image_set: Images) -> dict[str, list[int]]:
+    """The training indices of every category, in the order of ``image_set.categories``."""
+    held = indices_by_category(image_set)
+    return {category: held.get(category, []) for category in image_set.categories}

@@ -1,0 +1,226 @@
+"""Partition strategies for clients that hold all their images from the start.
+
+A strategy is called with the image set and a seed, and returns a `Partition`.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.data.labelled import Images
+from lit_fedad.data.partition import Partition, check_clients, indices_by_category
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.errors import UserError
+
+_MAX_DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Label-skewed clients: each category is split by its own draw from Dir(alpha).
+
+    For every category p, q_p ~ Dirichlet(alpha * 1_N) gives the shares of the N clients (FedDyMem, experiments).
+    All categories are drawn anew until every client is large enough.
+
+    Attributes:
+        clients: Number of clients N.
+        alpha: Concentration; small values leave each category with few clients.
+        min_size: Fewest images a client may hold.
+        balance: Whether clients that already hold their even share of all images get nothing of the categories
+            that follow, as in PFLlib; sizes become more alike.
+
+    Raises:
+        UserError: A number is out of range, or ``min_size`` was not reached in 10,000 draws.
+    """
+
+    clients: int = 5
+    alpha: float = 0.1
+    min_size: int = 10
+    balance: bool = False
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+        if not self.alpha > 0 or self.min_size < 0:
+            raise UserError(
+                f"partition alpha={self.alpha}, min_size={self.min_size}: alpha > 0 and min_size >= 0"
+            )
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Splits every category of the training images by shares drawn from ``seed``."""
+        rng = numpy_generator(seed, "partition")
+        piles = [rng.permutation(indices) for indices in indices_by_category(image_set).values()]
+        totals = np.array([len(indices) for indices in piles])
+        possible = self.clients * self.min_size <= totals.sum()
+        for _ in range(_MAX_DRAWS if possible else 0):
+            counts = self._draw_counts(rng, totals)
+            if counts.sum(axis=0).min() >= self.min_size:
+                break
+        else:
+            raise UserError(
+                f"partition: no draw with alpha={self.alpha} gave each of {self.clients} clients"
+                f" min_size={self.min_size} of the {totals.sum()} images; lower min_size or clients"
+            )
+        pieces = [np.split(indices, np.cumsum(row)[:-1]) for indices, row in zip(piles, counts, strict=True)]
+        return Partition.of_clients(np.concatenate(own) for own in zip(*pieces, strict=True))
+
+    def _draw_counts(self, rng: np.random.Generator, totals: np.ndarray) -> np.ndarray:
+        """Draws how many images of every category each client gets, int64 [categories, clients]."""
+        counts = np.zeros((len(totals), self.clients), dtype=np.int64)
+        for row, total in zip(counts, totals, strict=True):
+            shares = rng.dirichlet(np.full(self.clients, self.alpha))
+            if self.balance:
+                unfilled = counts.sum(axis=0) < totals.sum() / self.clients
+                shares = shares * unfilled
+                # With a tiny alpha all the mass may lie on clients that are full.
+                shares = shares / shares.sum() if shares.sum() > 0 else unfilled / unfilled.sum()
+            edges = np.rint(np.cumsum(shares)[:-1] * total).clip(max=total)
+            row[:] = np.diff(edges, prepend=0, append=total)
+        return counts
+
+
+@dataclass(frozen=True)
+class DominantClass:
+    """Equally large clients, each with one dominant class and a few contaminants (FADngs, experimental setup).
+
+    Client c holds round(contamination * size) contaminants, round(dominant * the rest) images of normal class c
+    modulo their number, and random ones of the other normal classes: 10 + 891 + 99 by default. Halves are rounded
+    to even. No client shares an image with another, and the images left over belong to none.
+
+    Attributes:
+        clients: Number of clients.
+        size: Images of each client.
+        dominant: Share of the dominant class among a client's normal images.
+        contamination: Share of contaminants, the training images of a `SemanticSet`'s anomaly sets, among a
+            client's images; 0 for any other set.
+
+    Raises:
+        UserError: A number is out of range, or there are too few images.
+    """
+
+    clients: int = 10
+    size: int = 1000
+    dominant: float = 0.9
+    contamination: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+        if self.size < 1 or not 0 <= self.dominant <= 1 or not 0 <= self.contamination < 1:
+            raise UserError(
+                f"partition size={self.size}, dominant={self.dominant}, contamination={self.contamination}:"
+                " size >= 1, dominant from 0 to 1, contamination from 0 to below 1"
+            )
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Draws every client's images with ``seed``: dominant ones first, then the others, client by client."""
+        rng = numpy_generator(seed, "partition")
+        contaminants = round(self.contamination * self.size)
+        dominant = round(self.dominant * (self.size - contaminants))
+        others = self.size - contaminants - dominant
+        anomalies = image_set.anomalies if isinstance(image_set, SemanticSet) else ()
+        classes = [category for category in image_set.categories if category not in anomalies]
+        column = {category: number for number, category in enumerate(classes)}
+        # Contaminants have no number among the normal classes.
+        number = np.array([column.get(sample.category, -1) for sample in image_set.train])
+        self._check_contaminants(image_set, contaminants, int(np.sum(number < 0)))
+
+        hidden = rng.permutation(np.flatnonzero(number < 0))
+        own = [
+            [hidden[client * contaminants : (client + 1) * contaminants]] for client in range(self.clients)
+        ]
+        left = []
+        for k, name in enumerate(classes):
+            holders = own[k :: len(classes)]
+            pile = rng.permutation(np.flatnonzero(number == k))
+            if len(pile) < len(holders) * dominant:
+                raise UserError(
+                    f"partition: {len(holders)} client(s) with {dominant} images of class '{name}' need"
+                    f" {len(holders) * dominant}, {image_set.name} has {len(pile)}; lower size, dominant or clients"
+                )
+            for i, images in enumerate(holders):
+                images.append(pile[i * dominant : (i + 1) * dominant])
+            left.append(pile[len(holders) * dominant :])
+        rest = np.concatenate(left)
+        for client, images in enumerate(own):
+            k = client % len(classes)
+            chosen = rng.permutation(np.flatnonzero(number[rest] != k))[:others]
+            if len(chosen) < others:
+                raise UserError(
+                    f"partition: client {client} needs {others} images of other classes than '{classes[k]}',"
+                    f" {len(chosen)} are left in {image_set.name}; lower size or clients, or raise dominant"
+                )
+            images.append(rest[chosen])
+            rest = np.delete(rest, chosen)
+        return Partition.of_clients(np.concatenate(images) for images in own)
+
+    def _check_contaminants(self, image_set: Images, each: int, present: int) -> None:
+        if present < self.clients * each:
+            raise UserError(
+                f"partition: {self.clients} client(s) with {each} contaminants need {self.clients * each},"
+                f" {image_set.name} has {present}; give partition.contamination=0, or data with more"
+                " contaminants"
+            )
+
+
+@dataclass(frozen=True)
+class ByProduct:
+    """One or several whole categories (product types, or classes) a client: the strongest skew.
+
+    Attributes:
+        clients: Number of clients; the categories are dealt to them in turn. None gives each category a client of
+            its own.
+
+    Raises:
+        UserError: There are more clients than categories.
+    """
+
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        check_clients(1 if self.clients is None else self.clients)
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Deals the categories in order; nothing is random."""
+        piles = list(indices_by_category(image_set).values())
+        clients = len(piles) if self.clients is None else self.clients
+        if clients > len(piles):
+            raise UserError(
+                f"partition: {clients} clients but {len(piles)} categories; lower clients to that"
+            )
+        return Partition.of_clients(chain.from_iterable(piles[client::clients]) for client in range(clients))
+
+
+@dataclass(frozen=True)
+class IID:
+    """Equally large clients with images at random.
+
+    Attributes:
+        clients: Number of clients.
+
+    Raises:
+        UserError: There are more clients than images.
+    """
+
+    clients: int = 5
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Shuffles the training images with ``seed`` and cuts them into even parts."""
+        images = len(image_set.train)
+        if self.clients > images:
+            raise UserError(f"partition: {self.clients} clients but {images} training images; lower clients")
+        return Partition.of_clients(
+            np.array_split(numpy_generator(seed, "partition").permutation(images), self.clients)
+        )
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One client that holds everything: the centralised bound."""
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Takes all training images; nothing is random."""
+        return Partition.of_clients([range(len(image_set.train))])

@@ -1,0 +1,146 @@
+"""Strategies without stages: every image has one owner, and each strategy deals as it says."""
+
+import numpy as np
+import pytest
+from helpers.images import image_set
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from lit_fedad.data.strategies import IID, ByProduct, Dirichlet, Pooled
+from lit_fedad.errors import UserError
+
+counts = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+seeds = st.integers(0, 2**40)
+strategies = st.one_of(
+    st.builds(
+        Dirichlet,
+        clients=st.integers(1, 8),
+        alpha=st.sampled_from([1e-4, 0.02, 0.1, 1.0, 100.0]),
+        min_size=st.integers(0, 3),
+        balance=st.booleans(),
+    ),
+    st.builds(ByProduct, clients=st.none() | st.integers(1, 6)),
+    st.builds(IID, clients=st.integers(1, 12)),
+    st.just(Pooled()),
+)
+
+
+@settings(max_examples=80)
+@given(counts=counts, strategy=strategies, seed=seeds)
+def test_every_image_has_one_owner_and_the_seed_decides_alone(counts, strategy, seed):
+    images = image_set(*counts)
+    np.random.seed(1)  # noqa: NPY002
+    try:
+        partition = strategy(images, seed)
+    except UserError:  # too many clients for so few images
+        reject()
+    np.random.seed(2)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert strategy(images, seed) == partition
+    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+
+    assert sorted(index for indices in partition.clients for index in indices) == list(range(sum(counts)))
+    assert all(list(indices) == sorted(indices) for indices in partition.clients)
+    assert all(type(index) is int for indices in partition.clients for index in indices)
+    assert sum(partition.sizes) == sum(counts)
+
+
+@settings(max_examples=40)
+@given(
+    counts=st.lists(st.integers(20, 60), min_size=3, max_size=6),
+    clients=st.integers(1, 5),
+    seed=seeds,
+    balance=st.booleans(),
+)
+def test_dirichlet_gives_every_client_min_size(counts, clients, seed, balance):
+    partition = Dirichlet(clients, alpha=0.3, min_size=4, balance=balance)(image_set(*counts), seed)
+    assert len(partition.sizes) == clients
+    assert min(partition.sizes) >= 4
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution():
+    # q_j of Dir(alpha 1_N) has mean 1/N and variance (N - 1) / (N^2 (N alpha + 1)).
+    clients, alpha, total = 4, 0.7, 1000
+    strategy = Dirichlet(clients, alpha, min_size=0)
+    images = image_set(total)
+    shares = np.array([strategy(images, seed).sizes for seed in range(800)]) / total
+    assert shares.mean(axis=0) == pytest.approx(1 / clients, abs=0.03)
+    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    assert shares.var(axis=0).mean() == pytest.approx(variance, rel=0.1)
+
+
+def test_small_alpha_is_more_skewed_than_large_alpha():
+    images = image_set(100, 100, 100)
+
+    def largest_share(alpha):
+        partitions = [Dirichlet(4, alpha, min_size=0)(images, seed) for seed in range(20)]
+        return np.mean([partition.counts(images).max(axis=0) / 100 for partition in partitions])
+
+    assert largest_share(0.05) > 0.8
+    assert largest_share(1000) < 0.3
+
+
+def test_images_of_a_category_are_shuffled_before_they_are_cut():
+    partition = Dirichlet(2, alpha=1000, min_size=0)(image_set(200), seed=0)
+    runs = np.sum(np.diff(partition.clients[0]) > 1)
+    assert runs > 20
+
+
+def test_balance_closes_full_clients():
+    images = image_set(100, 100, 100, 100)
+    spread = {}
+    for balance in (False, True):
+        sizes = [Dirichlet(4, 0.1, 0, balance)(images, seed).sizes for seed in range(40)]
+        spread[balance] = np.std(sizes, axis=1).mean()
+    assert spread[True] < 0.8 * spread[False]
+    # A client is closed once it holds its even share (100): it had less before the last category it got.
+    for seed in range(20):
+        counts = Dirichlet(4, 0.1, 0, balance=True)(images, seed).counts(images)
+        held = np.cumsum(counts, axis=1)
+        assert np.all((held[:, :-1] < 100) | (counts[:, 1:] == 0))
+
+
+def test_different_seeds_differ():
+    images = image_set(50, 50)
+    for strategy in (Dirichlet(3, 1.0, 0), IID(3)):
+        assert strategy(images, 0) != strategy(images, 1)
+
+
+@pytest.mark.parametrize(("clients", "min_size"), [(5, 21), (5, 20)])
+def test_an_impossible_min_size_says_what_to_lower(clients, min_size):
+    with pytest.raises(UserError, match=rf"min_size={min_size} of the 100 images; lower min_size or clients"):
+        Dirichlet(clients, 0.1, min_size)(image_set(100), 0)
+
+
+def test_by_product_deals_categories_in_turn():
+    images = image_set(3, 4, 5)
+    assert ByProduct()(images, 0).counts(images).tolist() == [[3, 0, 0], [0, 4, 0], [0, 0, 5]]
+    assert ByProduct(2)(images, 0).counts(images).tolist() == [[3, 0, 5], [0, 4, 0]]
+    with pytest.raises(UserError, match="4 clients but 3 categories"):
+        ByProduct(4)(images, 0)
+
+
+def test_iid_parts_are_even():
+    assert sorted(IID(4)(image_set(10, 8), 0).sizes) == [4, 4, 5, 5]
+    with pytest.raises(UserError, match="4 clients but 3 training images"):
+        IID(4)(image_set(3), 0)
+
+
+def test_pooled_is_one_client():
+    assert Pooled()(image_set(2, 2), 7).clients == ((0, 1, 2, 3),)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: Dirichlet(clients=0),
+        lambda: Dirichlet(alpha=0),
+        lambda: Dirichlet(alpha=float("nan")),
+        lambda: Dirichlet(min_size=-1),
+        lambda: ByProduct(0),
+        lambda: IID(0),
+    ],
+)
+def test_bad_parameters_are_refused(strategy):
+    with pytest.raises(UserError):
+        strategy()
