@@ -33,10 +33,17 @@ from lit_fedad.contracts import (
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.condensed_images import (
+    CLASSES,
+    COUNTS,
+    IMAGES,
+    Knowledge,
+    as_bytes,
+    joined,
+    mebibytes,
+)
 from lit_fedad.methods.parts.functional import frozen, look, with_weights
 from lit_fedad.tasks.classifier import Classifier
-
-IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
 
 
 class OwnImages(NamedTuple):
@@ -51,18 +58,6 @@ class OwnImages(NamedTuple):
     images: Tensor
     classes: list[int]
     sizes: list[int]
-
-
-class Knowledge(NamedTuple):
-    """Condensed images of a round, as sent.
-
-    Attributes:
-        images: Images, uint8 or float32 in the range of pixels [n, C, H, W].
-        labels: Labels, int64 [n].
-    """
-
-    images: Tensor
-    labels: Tensor
 
 
 class FedDMClient(FedAvgClient):
@@ -161,7 +156,7 @@ class FedDMClient(FedAvgClient):
                     )
         pixels = synthetic.cpu() * self.std + self.mean
         self._upload = {
-            IMAGES: _as_bytes(pixels) if self.quantize else pixels,
+            IMAGES: as_bytes(pixels) if self.quantize else pixels,
             CLASSES: torch.tensor(own.classes, dtype=torch.int64),
             COUNTS: torch.tensor(counts, dtype=torch.int64),
             **facts,
@@ -262,7 +257,7 @@ class FedDMServer(FedAvgServer):
         new = joined({client: update.message for client, update in updates.items()})
         extra = self._relate([update.message for update in updates.values()])
         self.knowledge = self._kept(new)
-        self._report = {"images": float(len(new.labels)), **_mebibytes(new.images)}
+        self._report = {"images": float(len(new.labels)), **mebibytes(new.images)}
         self.weights, trained = self._train(list(self.knowledge.values()), extra)
         self._report |= trained
         if last is not None:
@@ -342,7 +337,7 @@ class FedDMServer(FedAvgServer):
     def images_by_round(self) -> dict[int, Knowledge]:
         """Returns the training images as uint8, by round."""
         return {
-            round: Knowledge(images if self.quantize else _as_bytes(images), labels)
+            round: Knowledge(images if self.quantize else as_bytes(images), labels)
             for round, (images, labels) in self.knowledge.items()
         }
 
@@ -370,42 +365,3 @@ class Condense(Train):
     def train(self, client: FedDMClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
         """Condenses the client's images by `FedDMClient.condense`."""
         return client.condense(loader, fabric)
-
-
-def joined(messages: Mapping[int, Message]) -> Knowledge:
-    """Concatenates the images of several clients, in client order.
-
-    Args:
-        messages: Uploads by client.
-
-    Raises:
-        UserError: If there is no image, or image sizes differ between clients.
-    """
-    senders = {client: message for client, message in messages.items() if len(message[IMAGES])}
-    if not senders:
-        raise UserError(
-            "no client owns a class: each has fewer than method.client.least images of every one; lower it, or deal"
-            " images to fewer clients"
-        )
-    first, *others = senders
-    form = senders[first][IMAGES].shape[1:]
-    for client in others:
-        if senders[client][IMAGES].shape[1:] != form:
-            found = tuple(senders[client][IMAGES].shape[1:])
-            raise UserError(
-                f"client {client} sent images {found}, client {first} {tuple(form)}; bring them to one size"
-            )
-    return Knowledge(
-        torch.cat([message[IMAGES] for message in senders.values()]),
-        torch.cat([message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]),
-    )
-
-
-def _as_bytes(pixels: Tensor) -> Tensor:
-    """Converts values to uint8 in 256 levels of [0, 1]; others are clipped."""
-    return (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
-
-
-def _mebibytes(images: Tensor) -> dict[str, float]:
-    """Computes the size of images in MiB, at one byte per value and at four."""
-    return {"images_mib": images.numel() / 2**20, "images_mib_float32": 4 * images.numel() / 2**20}

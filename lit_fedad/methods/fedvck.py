@@ -28,7 +28,8 @@ from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Message, MessageSpec, TensorSpec
 from lit_fedad.errors import UserError
-from lit_fedad.methods.feddm import CLASSES, FedDMClient, FedDMServer, Knowledge, OwnImages
+from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
+from lit_fedad.methods.parts.condensed_images import CLASSES, Knowledge
 from lit_fedad.methods.parts.functional import look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 

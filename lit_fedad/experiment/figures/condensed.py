@@ -15,7 +15,8 @@ from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.methods.feddm import FedDMServer, Knowledge
+from lit_fedad.methods.feddm import FedDMServer
+from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.knowledge_plane import knowledge_plane
 from lit_fedad.report.knowledge_sheet import evenly, knowledge_sheet

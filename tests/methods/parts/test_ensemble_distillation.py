@@ -1,172 +1,24 @@
-"""SED: distributions over queues, the queues, the teachers' weights, and a whole distillation played by hand."""
+"""SED: a whole distillation by hand, its student, teachers and normalisation."""
 
 from collections import deque
-from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import torch
+from helpers.distillation import naive_loss, rows, units, weights_by_hand
 from lightning.fabric import Fabric
-from scipy.stats import pearsonr, zscore
 from torch import nn
 
 from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
 from lit_fedad.methods.parts.ensemble_distillation import (
     EnsembleDistillation,
-    InstanceQueues,
     as_batch,
-    attend,
     distillation_loss,
-    teacher_weights,
 )
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import CRAD, SimCLR
-
-CPU = torch.device("cpu")
-
-
-def rows(*shape, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def units(*shape, seed: int = 0) -> torch.Tensor:
-    return nn.functional.normalize(rows(*shape, seed=seed), dim=-1)
-
-
-def naive_loss(student, teachers, queues, weights, hot, cold, own_key=False):
-    """``sum_c w_c mean_x -P_c log Q_c``, with all distributions in memory."""
-    total = 0.0
-    for z, keys, weight in zip(teachers, queues, weights, strict=True):
-        per_image = keys.expand(len(z), *keys.shape)
-        if own_key:
-            per_image = torch.cat([z[:, None], per_image], dim=1)
-        p = torch.einsum("bd,bqd->bq", z, per_image).div(hot).softmax(1)
-        q = torch.einsum("bd,bqd->bq", student, per_image).div(cold).softmax(1)
-        total = total - weight * (p * q.log()).sum(1).mean()
-    return total
-
-
-@pytest.mark.parametrize("own_key", [False, True])
-def test_attending_is_a_softmax(own_key):
-    z, keys, own = units(4, 5), units(9, 5, seed=1), units(4, 5, seed=2)
-    value, mean = attend(z, keys, 0.2, own if own_key else None)
-    for i in range(4):
-        seen = np.vstack([keys, own[i : i + 1]]) if own_key else keys.numpy()
-        exponents = np.exp(seen @ z[i].numpy() / 0.2)
-        assert float(value[i]) == pytest.approx(np.log(exponents.sum()), rel=1e-12)
-        np.testing.assert_allclose(mean[i].numpy(), exponents @ seen / exponents.sum(), rtol=1e-10)
-
-
-def test_attending_at_a_low_temperature_does_not_overflow():
-    value, mean = attend(units(4, 5).float(), units(9, 5, seed=1).float(), 1e-4)
-    best = (units(4, 5) @ units(9, 5, seed=1).T).max(1)
-    np.testing.assert_allclose(value.numpy(), best.values.numpy() / 1e-4, rtol=1e-4)
-    np.testing.assert_allclose(mean.numpy(), units(9, 5, seed=1)[best.indices].numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("own_key", [False, True])
-@pytest.mark.parametrize(("hot", "cold"), [(0.07, 0.07), (0.5, 0.1), (0.05, 0.4)])
-def test_the_loss_and_its_gradient_are_those_of_the_full_cross_entropy(own_key, hot, cold):
-    teachers, queues = units(3, 6, 5, seed=1), units(3, 11, 5, seed=2)
-    weights = torch.tensor([0.5, 0.5, 0.0]).double()
-    ours, naive = (units(6, 5).requires_grad_() for _ in range(2))
-    found = distillation_loss(ours, teachers, queues, weights, hot, cold, own_key)
-    expected = naive_loss(naive, teachers, queues, weights, hot, cold, own_key)
-    (3 * found).backward()
-    (3 * expected).backward()
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(ours.grad, naive.grad, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("own_key", [False, True])
-def test_the_loss_is_least_where_the_student_is_the_teacher(own_key):
-    teacher, queue = units(1, 6, 5), units(1, 40, 5, seed=1)
-
-    def loss(student):
-        return distillation_loss(student, teacher, queue, torch.ones(1), 0.2, 0.2, own_key)
-
-    student = teacher[0].clone().requires_grad_()
-    least = loss(student)
-    least.backward()
-    tangent = student.grad - (student.grad * teacher[0]).sum(1, keepdim=True) * teacher[0]
-    assert tangent.abs().max() < 1e-12
-    for seed in range(10, 20):
-        moved = nn.functional.normalize(teacher[0] + 0.1 * rows(6, 5, seed=seed), dim=1)
-        assert loss(moved) > least
-
-
-def test_queues_start_with_random_directions_of_their_own():
-    draw = torch.Generator().manual_seed(0)
-    queues, again = (InstanceQueues(2, 200, 3, draw.manual_seed(0), CPU) for _ in range(2))
-    assert queues.keys.shape == (2, 200, 3)
-    torch.testing.assert_close(queues.keys.norm(dim=2), torch.ones(2, 200))
-    assert queues.keys.mean(1).abs().max() < 0.2
-    assert not torch.equal(*queues.keys)
-    assert torch.equal(queues.keys, again.keys)
-
-
-@pytest.mark.parametrize("batches", [[3, 3, 3, 3], [2, 7, 4], [7], [9, 3, 20, 1, 5], [1] * 9])
-def test_the_oldest_entries_leave_first(batches):
-    queues = InstanceQueues(2, 7, 3, torch.Generator(), CPU)
-    expected = [deque(map(tuple, keys.tolist()), maxlen=7) for keys in queues.keys]
-    pushed = 0
-    for size in batches:
-        batch = torch.arange(pushed, pushed + 2 * size * 3).view(2, size, 3).float()
-        pushed += batch.numel()
-        queues.push(batch)
-        for keys, teacher, rest in zip(queues.keys, batch, expected, strict=True):
-            rest.extend(map(tuple, teacher.tolist()))
-            assert sorted(map(tuple, keys.tolist())) == sorted(rest)
-
-
-def test_a_queue_that_does_not_fit_names_one_that_does(monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
-    with pytest.raises(UserError, match=r"distillation\.queue=10000: .* give a queue of 1 to 520$") as error:
-        InstanceQueues(3, 10_000, 8, torch.Generator(), CPU)
-    assert "\n" not in str(error.value)
-    InstanceQueues(3, 520, 8, torch.Generator(), CPU)
-    with pytest.raises(UserError, match=r"distillation\.queue=0"):
-        InstanceQueues(3, 0, 8, torch.Generator(), CPU)
-
-
-def weights_by_hand(scores: np.ndarray) -> np.ndarray:
-    mean = zscore(scores, axis=1).mean(0)
-    agreement = np.array([max(pearsonr(own, mean).statistic, 0) for own in scores])
-    return agreement / agreement.sum()
-
-
-def test_teachers_weigh_as_much_as_they_correlate_with_their_mean():
-    common = rows(60, seed=9)
-    noise = torch.tensor([0.1, 1.0, 3.0, 0.5])[:, None]
-    scale, shift = torch.tensor([[1.0], [50.0], [0.01], [3.0]]), torch.tensor([[0.0], [7.0], [-2.0], [100.0]])
-    scores = scale * (common + noise * rows(4, 60)) + shift
-    found = teacher_weights(scores)
-    np.testing.assert_allclose(found.numpy(), weights_by_hand(scores.numpy()), rtol=1e-5)
-    assert found.dtype == torch.float32
-    assert len(set(found.tolist())) == 4
-
-
-def test_a_teacher_against_the_others_counts_nothing():
-    common = rows(60, seed=9)
-    scores = torch.stack([common + 0.1 * rows(60), common + 0.1 * rows(60, seed=1), -common])
-    found = teacher_weights(scores)
-    assert found[2] == 0
-    np.testing.assert_allclose(found.numpy(), weights_by_hand(scores.numpy()), rtol=1e-5)
-
-
-def test_without_agreement_weights_are_uniform():
-    own = rows(60).float()
-    assert teacher_weights(torch.stack([own, -own])).tolist() == [0.5, 0.5]
-    assert teacher_weights(torch.full((4, 10), 0.1)).tolist() == [0.25] * 4
-    assert teacher_weights(torch.zeros(3, 1)).tolist() == pytest.approx([1 / 3] * 3)
-
-
-def test_a_teacher_of_constant_scores_counts_nothing():
-    own = rows(60).float()
-    assert teacher_weights(torch.stack([own, torch.full((60,), 0.1)])).tolist() == [1, 0]
 
 
 class Encoder(nn.Module):

@@ -1,0 +1,65 @@
+"""Condensed images as clients send them, and as the server trains on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Message
+from lit_fedad.errors import UserError
+
+IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
+
+
+class Knowledge(NamedTuple):
+    """Condensed images of a round, as sent.
+
+    Attributes:
+        images: Images, uint8 or float32 in the range of pixels [n, C, H, W].
+        labels: Labels, int64 [n].
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+def joined(messages: Mapping[int, Message]) -> Knowledge:
+    """Concatenates the images of several clients, in client order.
+
+    Args:
+        messages: Uploads by client.
+
+    Raises:
+        UserError: If there is no image, or image sizes differ between clients.
+    """
+    senders = {client: message for client, message in messages.items() if len(message[IMAGES])}
+    if not senders:
+        raise UserError(
+            "no client owns a class: each has fewer than method.client.least images of every one; lower it, or deal"
+            " images to fewer clients"
+        )
+    first, *others = senders
+    form = senders[first][IMAGES].shape[1:]
+    for client in others:
+        if senders[client][IMAGES].shape[1:] != form:
+            found = tuple(senders[client][IMAGES].shape[1:])
+            raise UserError(
+                f"client {client} sent images {found}, client {first} {tuple(form)}; bring them to one size"
+            )
+    return Knowledge(
+        torch.cat([message[IMAGES] for message in senders.values()]),
+        torch.cat([message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]),
+    )
+
+
+def as_bytes(pixels: Tensor) -> Tensor:
+    """Converts pixels in [0, 1] to uint8 in 256 levels; values out of this range are clipped."""
+    return (255 * pixels.clamp(0, 1)).round().to(torch.uint8)
+
+
+def mebibytes(images: Tensor) -> dict[str, float]:
+    """Computes the size of images in MiB, at one byte per value and at four."""
+    return {"images_mib": images.numel() / 2**20, "images_mib_float32": 4 * images.numel() / 2**20}

@@ -1,0 +1,43 @@
+"""Kept states of clients: in memory, on disk and in checkpoints."""
+
+import torch
+
+from lit_fedad.federation.client_pool import ClientPool
+
+
+def test_personal_states_that_do_not_fit_go_to_disk(toy, tmp_path):
+    pool = ClientPool({"x": torch.zeros(0)}, tmp_path / "personal", memory_bytes=100)
+    for client in range(5):
+        pool.put(client, {"x": torch.full((20,), float(client))})
+    assert len(list((tmp_path / "personal").glob("*.pt"))) >= 3
+    assert [float(pool.get(c)["x"][0]) for c in range(5)] == [0, 1, 2, 3, 4]
+    (tmp_path / "checkpoint").mkdir()
+    pool.save(tmp_path / "checkpoint", None)
+    other = ClientPool({}, tmp_path / "elsewhere")
+    other.restore(tmp_path / "checkpoint", {1, 3})
+    assert [float(other.get(c)["x"][0]) for c in (1, 3)] == [1, 3]
+    assert other.get(2) == {}
+
+
+def test_unchanged_states_are_linked_not_written(toy, tmp_path):
+    pool = ClientPool({}, tmp_path / "personal")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    pool.put(0, {"x": torch.ones(1)})
+    pool.put(1, {"x": torch.ones(1)})
+    pool.save(folders[0], None)
+    pool.put(1, {"x": torch.zeros(1)})
+    pool.save(folders[1], folders[0])
+    same = [(f / "client_00000.pt").stat().st_ino for f in folders]
+    changed = [(f / "client_00001.pt").stat().st_ino for f in folders]
+    assert same[0] == same[1]
+    assert changed[0] != changed[1]
+
+
+def test_a_stored_state_does_not_follow_the_live_model(tmp_path):
+    live = torch.ones(3)
+    pool = ClientPool({"x": live}, tmp_path)
+    pool.put(0, {"x": live})
+    live.zero_()
+    assert pool.get(0)["x"].sum() == 3 == pool.get(7)["x"].sum()

@@ -1,0 +1,33 @@
+"""SED's loss and teachers' weights, computed by hand."""
+
+import numpy as np
+import torch
+from scipy.stats import pearsonr, zscore
+from torch import nn
+
+
+def rows(*shape, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def units(*shape, seed: int = 0) -> torch.Tensor:
+    return nn.functional.normalize(rows(*shape, seed=seed), dim=-1)
+
+
+def naive_loss(student, teachers, queues, weights, hot, cold, own_key=False):
+    """``sum_c w_c mean_x -P_c log Q_c``, with all distributions in memory."""
+    total = 0.0
+    for z, keys, weight in zip(teachers, queues, weights, strict=True):
+        per_image = keys.expand(len(z), *keys.shape)
+        if own_key:
+            per_image = torch.cat([z[:, None], per_image], dim=1)
+        p = torch.einsum("bd,bqd->bq", z, per_image).div(hot).softmax(1)
+        q = torch.einsum("bd,bqd->bq", student, per_image).div(cold).softmax(1)
+        total = total - weight * (p * q.log()).sum(1).mean()
+    return total
+
+
+def weights_by_hand(scores: np.ndarray) -> np.ndarray:
+    mean = zscore(scores, axis=1).mean(0)
+    agreement = np.array([max(pearsonr(own, mean).statistic, 0) for own in scores])
+    return agreement / agreement.sum()

@@ -1,0 +1,125 @@
+"""CReFF as a whole: weights equal to FedAvg's, predictions, messages, and refused settings."""
+
+import pytest
+import torch
+from helpers.creff import QUICK, WIDTH, K, images, make
+from safetensors.torch import save
+
+from lit_fedad.contracts import Context
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.errors import UserError
+from lit_fedad.methods.creff import (
+    BIAS,
+    CLASSES,
+    GRADIENTS,
+    WEIGHT,
+    CReFFClient,
+    CReFFServer,
+)
+from lit_fedad.methods.fedavg import FedAvgClient
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_weights_are_fedavgs_number_for_number(federate, creff, data, exactly, fraction):
+    settings = {"data": data, "shuffle": True, "fraction": fraction, "client": {"local_epochs": 2}}
+    ours, theirs = creff(**settings), federate(FedAvgClient, task=make(), **settings)
+    exactly(ours.server.weights, theirs.server.weights)
+    assert [r.per_client for r in ours.history] == [r.per_client for r in theirs.history]
+    # The classifier that predicts is another one.
+    assert not torch.allclose(ours.server.retrained[WEIGHT], ours.server.weights["classifier.weight"])
+
+
+def test_the_federated_base_predicts_with_the_retrained_classifier(creff, exactly):
+    played = creff()
+    head = {
+        "classifier.weight": played.server.retrained[WEIGHT],
+        "classifier.bias": played.server.retrained[BIAS],
+    }
+    expected = {**played.server.weights, **head}
+    exactly(played.history[-1].metrics, dict.fromkeys((0, 1, 2), expected))
+    client = played.client
+    assert client.predictors.shared
+    assert not client.predictors.own
+    broadcast = played.server.broadcast(0)
+    client.receive(broadcast)
+    exactly(client.shared_state(), played.server.weights)
+    client.deploy("server")
+    exactly(client.shared_state(), expected)
+    client.receive(broadcast)
+    exactly(client.shared_state(), played.server.weights)
+
+
+def test_before_the_first_round_the_initial_classifier_predicts(exactly):
+    client = CReFFClient(make())
+    server = CReFFServer(client, **QUICK)
+    for part in (client, server):
+        part.begin(Context(0, 1))
+    initial = client.shared_state()
+    client.receive(server.broadcast(0))
+    client.deploy()
+    exactly(client.shared_state(), initial)
+
+
+def test_what_crosses(creff, tap):
+    """Up: the weights, |C_k| z (d + 1) floats, and as many class numbers. Down: weights and a classifier."""
+    played = creff(channel=tap)
+    for report in played.history:
+        for client, held in {0: 3, 1: 1, 2: 2}.items():
+            extra = {
+                GRADIENTS: torch.zeros(held, K, WIDTH + 1),
+                CLASSES: torch.zeros(held, dtype=torch.int64),
+            }
+            assert report.bytes_up[client] == len(save({**played.server.weights, **extra}))
+            assert report.bytes_down[client] == len(
+                save({**played.server.weights, WEIGHT: torch.zeros(K, WIDTH), BIAS: torch.zeros(K)})
+            )
+    assert tap.names == {*played.server.weights, GRADIENTS, CLASSES, WEIGHT, BIAS}
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(creff, exactly):
+    whole = creff(rounds=3, fraction=0.5)
+    creff(rounds=1, fraction=0.5, folder="halves")
+    resumed = creff(rounds=3, fraction=0.5, folder="halves")
+    exactly(read_kept(resumed.server), read_kept(whole.server))
+    exactly(resumed.history[-1].metrics, whole.history[-1].metrics)
+    assert [r.scalars for r in resumed.history] == [r.scalars for r in whole.history]
+
+
+def test_identical_clients_are_as_one(creff, exactly):
+    """With one image a class, the order of draws is nothing."""
+    one = images([0, 1, 3])
+    single, several = (
+        creff(task=make(augment=False), data=dict.fromkeys(range(count), one), shuffle=False)
+        for count in (1, 4)
+    )
+    exactly(read_kept(several.server), read_kept(single.server))
+    assert several.server.seen.tolist() == [True, True, False, True]
+
+
+def test_the_matching_loss_is_reported(creff):
+    for report in creff().history:
+        assert 0 < report.scalars["matching_loss_after"] < report.scalars["matching_loss_before"]
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+
+
+def test_a_client_that_draws_nothing_is_refused():
+    for option in ("draws", "batch"):
+        with pytest.raises(UserError, match=rf"method\.client\..*{option}=0") as error:
+            CReFFClient(make(), **{option: 0})
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "option", ["features_per_class", "matching_steps", "retraining_epochs", "batch_size"]
+)
+def test_a_server_with_nothing_to_do_is_refused(option):
+    with pytest.raises(UserError, match=rf"method\.server\..*{option}=0") as error:
+        CReFFServer(CReFFClient(make()), **{option: 0})
+    assert "\n" not in str(error.value)
+
+
+def test_only_classifiers_will_do(make_linear):
+    with pytest.raises(UserError, match=r"works with task Classifier, not with Linear"):
+        CReFFClient(make_linear())

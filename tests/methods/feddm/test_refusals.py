@@ -1,0 +1,96 @@
+"""FedDM: missing classes and images, and refused settings."""
+
+import math
+from functools import partial
+
+import pytest
+from helpers.feddm import WIDTH, client_of, loader, make
+from torch import nn
+
+from lit_fedad.condensation.condense import Condensation
+from lit_fedad.condensation.training import CondensedTraining
+from lit_fedad.errors import UserError
+from lit_fedad.methods.feddm import FedDMClient
+from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
+from lit_fedad.models.convnet import ConvNet
+
+
+def test_a_client_that_owns_no_class_sends_nothing_and_the_others_go_on(feddm, data, tap):
+    federation = feddm(data={**data, 2: loader([0, 1, 2], 5)}, channel=tap)
+    message = tap.uploads(1)[2]
+    assert message[IMAGES].shape == (0, 3, 8, 8)
+    assert not len(message[CLASSES])
+    report = federation.history[-1]
+    assert report.per_client[2] == {}
+    assert report.scalars["images"] == 12
+    assert math.isfinite(report.scalars["loss"])
+
+
+def test_clients_that_own_nothing_at_all_end_the_run(feddm):
+    with pytest.raises(UserError, match=r"no client owns a class.*method\.client\.least") as error:
+        feddm(client={"least": 100})
+    assert "\n" not in str(error.value)
+
+
+def test_a_class_that_nobody_owns_is_named_once(feddm, data):
+    federation = feddm(data={0: data[0]})
+    [line], after = (report.warnings for report in federation.history)
+    assert "class 2" in line
+    assert "method.client.least" in line
+    assert after == []
+    assert feddm().history[0].warnings == []
+
+
+def test_images_of_two_sizes_name_the_clients(feddm, data):
+    with pytest.raises(UserError, match=r"client 1 sent images \(3, 6, 6\), client 0 \(3, 8, 8\)") as error:
+        feddm(data={0: data[0], 1: loader([0, 0, 1, 1], 1, side=6)})
+    assert "\n" not in str(error.value)
+
+
+def test_encoders_of_other_normalisations_are_welcome(feddm, exactly):
+    task = make(partial(ConvNet, 8, norm="instance", channels=4))
+    federation = feddm(task=task, rounds=1)
+    assert all(entry.isfinite().all() for entry in federation.server.weights.values())
+    assert math.isfinite(federation.history[0].scalars["loss"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"share": 1.5}, r"share=1\.5"),
+        ({"share": -0.1}, r"share=-0\.1"),
+        ({"minimum": -1}, "minimum=-1"),
+        ({"least": 0}, "least=0"),
+        ({"radius": -1.0}, r"radius=-1\.0"),
+        ({"share": 0.0, "minimum": 0}, "share=0 minimum=0 sends no image"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, said):
+    with pytest.raises(UserError, match=said) as error:
+        client_of(**setting)
+    assert "\n" not in str(error.value)
+
+
+class Bare(nn.Conv2d):
+    """Images to five features, without a normalisation that would take back what grows."""
+
+    num_features = WIDTH
+
+    def __init__(self) -> None:
+        super().__init__(3, WIDTH, 3)
+
+    def forward(self, images):
+        return super().forward(images).mean((2, 3))
+
+
+def test_learning_rates_that_diverge_are_named(feddm):
+    rate = r"client 0: condensation diverged; lower method\.client\.condensation\.learning_rate"
+    with pytest.raises(UserError, match=rate):
+        feddm(task=make(Bare), client={"condensation": Condensation(4, 4, learning_rate=1e30)})
+    with pytest.raises(UserError, match=r"server diverged; lower method\.server\.training\.learning_rate"):
+        feddm(server={"training": CondensedTraining(4, 4, learning_rate=1e30)})
+
+
+def test_other_tasks_are_refused(make_linear):
+    with pytest.raises(UserError, match="works with task Classifier, not with Linear"):
+        FedDMClient(make_linear(), Condensation(1))

@@ -1,0 +1,119 @@
+"""FedVCK as a whole: FedDM without its parts, resumed runs, the adversary's view, and learning."""
+
+import torch
+from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make, mean, server_of, std, upload
+
+from lit_fedad.condensation.condense import Condensation
+from lit_fedad.condensation.training import CondensedTraining
+from lit_fedad.contracts import Context, Update
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.methods.feddm import FedDMClient, FedDMServer
+from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
+from lit_fedad.models.convnet import ConvNet
+from lit_fedad.tasks.classifier import Classifier
+
+
+def test_without_its_parts_it_is_feddm_without_disturbance(fedvck, federate, data, tap, exactly):
+    """Bit for bit, where FedDM's logits say nothing: its classifier is zero. After a round it no longer is."""
+
+    def zeroed():
+        task = make()
+        for parameter in task.classifier.parameters():
+            parameter.data.zero_()
+        return task
+
+    off = {"selection": False, "constraints": "own"}
+    ours = fedvck(off, {"contrast": 0.0, "rounds_kept": 1}, task=zeroed(), rounds=1, channel=tap)
+    sent = tap.uploads(1)
+    tap.sent.clear()
+    client = {**CLIENT, "init": "noise", "radius": 0.0}
+    server = {"training": SERVER["training"]}
+    settings = {
+        "client": client,
+        "server": server,
+        "task": zeroed(),
+        "data": data,
+        "rounds": 1,
+        "channel": tap,
+    }
+    theirs = federate(FedDMClient, FedDMServer, **settings)
+    exactly(ours.server.weights, theirs.server.weights)
+    for number, message in tap.uploads(1).items():
+        exactly({name: sent[number][name] for name in message}, message)
+
+
+def test_without_contrast_and_memory_the_server_is_feddm_s(exactly):
+    ours, theirs = (
+        server_of(contrast=0.0, rounds_kept=1),
+        FedDMServer(FedDMClient(make(), **CLIENT), SERVER["training"]),
+    )
+    theirs.fabric = FABRIC
+    for round in (1, 2, 3):
+        updates = {0: upload([0, 0, 1], round), 1: upload([1, 2, 3], 10 + round)}
+        for server in (ours, theirs):
+            server.begin(Context(0, round))
+            server.aggregate(updates)
+        exactly(ours.weights, theirs.weights)
+        assert ours.diagnostics() == theirs.diagnostics()
+
+
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(fedvck, exactly):
+    """With images of earlier rounds, prototypes, and the weights that each client received last."""
+    whole = fedvck(rounds=4, fraction=0.5)
+    fedvck(rounds=2, fraction=0.5, folder="halted")
+    resumed = fedvck(rounds=4, fraction=0.5, folder="halted")
+    exactly(read_kept(resumed.server), read_kept(whole.server))
+    assert sorted(resumed.server.knowledge) == [1, 2, 3, 4]
+    for client in (0, 1):
+        exactly(resumed.pool.get(client), whole.pool.get(client))
+    exactly(*([report.scalars for report in played.history] for played in (resumed, whole)))
+
+
+def test_the_order_of_a_clients_images_does_not_matter(fedvck, exactly):
+    still, shuffled = fedvck(shuffle=False), fedvck(shuffle=True)
+    exactly(read_kept(shuffled.server), read_kept(still.server))
+
+
+def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
+    """No images of other clients or rounds, no contrast; and listening between rounds changes nothing."""
+    training = SERVER["training"]
+
+    def listen(federation, report):
+        server = federation.server
+        before = {name: entry.clone() for name, entry in server.weights.items()}
+        prototypes, knowledge = server.prototypes.clone(), {**server.knowledge}
+        message, context = tap.uploads(report.round)[0], Context(0, report.round + 1)
+        found = federation.adversary_view(0, Update(message, 9)).task.state_dict()
+        task = make()
+        task.load_state_dict(before)
+        labels = message[CLASSES].repeat_interleave(message[COUNTS])
+        training(
+            task, task.encoder, task.classifier, message[IMAGES], labels,
+            lambda images: (images / 255 - mean) / std, context.generator("condensed training"), FABRIC,
+        )  # fmt: skip
+        exactly({**found}, {**task.state_dict()})
+        exactly([server.weights, server.prototypes], [before, prototypes])
+        assert server.knowledge == knowledge
+
+    heard, quiet = fedvck(channel=tap, after_round=listen, rounds=3), fedvck(rounds=3)
+    exactly(read_kept(heard.server), read_kept(quiet.server))
+    assert [report.scalars for report in heard.history] == [report.scalars for report in quiet.history]
+
+
+def test_classes_that_clients_hold_apart_are_learnt_from_noise(fedvck):
+    held = {client: loader([client] * 12 + [(client + 1) % K] * 3, client, side=16) for client in range(K)}
+    tested = torch.tensor([0, 1, 2, 3] * 15)
+    images = torch.stack([row["image"] for row in loader(tested.tolist(), 99, side=16).dataset])
+
+    def accuracy(client, number):
+        with torch.no_grad():
+            said = client.task.predict_step({"image": images}).logits.argmax(1)
+        return float((said == tested).float().mean())
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        task = Classifier(ConvNet(16, channels=16), K)
+    client = {"condensation": Condensation(12, 8, 5.0, augment=False), "minimum": 4}
+    server = {"training": CondensedTraining(10, 16, 0.02, augment=False)}
+    played = fedvck(client, server, task=task, data=held, question=accuracy)
+    assert played.history[-1].metrics[0] > 0.5
