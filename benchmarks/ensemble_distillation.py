@@ -14,7 +14,7 @@ from lit_fedad.experiment.build import build_model
 from lit_fedad.config import compose
 from lit_fedad.contracts import Context
 from lit_fedad.data.public import synthetic
-from lit_fedad.methods import ensemble_distillation as sed
+from lit_fedad.methods.parts import ensemble_distillation as sed
 
 queue, kind = int(sys.argv[1]), sys.argv[2]
 if kind == "naive":  # every distribution kept for the backward pass, as the equations are printed
