@@ -42,7 +42,7 @@ class TableOptions:
         UserError: If there is no seed, or less than one job.
     """
 
-    table: str
+    table: str = ""  # refused, with the names of the tables
     experiment: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     root: Mapping[str, str] = field(default_factory=dict)

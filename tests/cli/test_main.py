@@ -78,7 +78,8 @@ def test_help_names_every_option_with_its_default(command, form, declared, overr
     optional = {key[1:]: value[:-1] for key, value in given.items() if key.startswith("[")}
     required = {key: value for key, value in given.items() if not key.startswith("[")}
     fields = [field for one in declared for field in dataclasses.fields(one)]
-    assert required.keys() == {field.name for field in fields if field.default is field.default_factory}
+    must = {field.name for field in fields if field.default is field.default_factory or field.default == ""}
+    assert required.keys() == must
     assert optional.keys() - {*overrides} == {field.name for field in fields} - required.keys()
     # FILE, N and the like stand for a value; of a|b, a is the default.
     defaults = {key: value.partition("|")[0] for key, value in optional.items() if not value.isupper()}
