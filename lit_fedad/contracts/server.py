@@ -76,7 +76,7 @@ class AttackableServer(Server):
         Raises:
             UserError: If no predictor for single images can be built from the upload.
         """
-        raise nothing_to_attack(client)
+        raise NotImplementedError
 
 
 def nothing_to_attack(client: Client) -> UserError:

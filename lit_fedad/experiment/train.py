@@ -51,7 +51,7 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
     run.claim(config)
     display = Display(quiet=quiet)
     if run.result() is None:
-        own = [build(node) for node in (config.get("callbacks") or {}).values()]
+        own = [build(node) for node in config["callbacks"].values()]
         given = [Console(), History(), Predictions(), *own, Tracking(), *callbacks]
         fabric = call(make_fabric, {**config["fabric"], "callbacks": given}, "fabric")
         launch(fabric, _play, config, quiet)

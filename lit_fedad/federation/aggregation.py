@@ -49,6 +49,21 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
     return merged
 
 
+def mean_scalars(scalars: Mapping[int, Mapping[str, float]], sizes: Mapping[int, int]) -> dict[str, float]:
+    """Averages the clients' scalars by name, weighted by their numbers of images.
+
+    Args:
+        scalars: Scalars by client and name; clients without a name are left out of its mean.
+        sizes: Training images by client.
+    """
+    means = {}
+    for name in dict.fromkeys(name for own in scalars.values() for name in own):
+        known = {client: own[name] for client, own in scalars.items() if name in own}
+        total = sum(sizes[client] for client in known)
+        means[name] = sum(sizes[client] * value for client, value in known.items()) / total
+    return means
+
+
 def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
     """Computes mean and variance of the union of several sets from those of each set.
 

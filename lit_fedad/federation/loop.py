@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +21,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError
-from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_data import ClientData
@@ -157,7 +157,8 @@ class Federation:
 
         def deploy_and_ask(client: Client, number: int) -> T:
             client.deploy(which)
-            client.task.load_state_dict(lent, strict=False)
+            if lent:
+                client.task.load_state_dict(lent, strict=False)
             client.refresh(ordered_loader(self.data.at(round), number))
             if round == self.rounds and which == "own":
                 # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
@@ -322,7 +323,7 @@ class Federation:
         with all_cores(self.fabric):
             exchange.aggregate(self.server, updates)
         scalars = {c: result.scalars for c, result in good.items()}
-        report.scalars |= weighted_means(scalars, sizes)
+        report.scalars |= mean_scalars(scalars, sizes)
         if exchange.name == report.exchange:
             report.per_client = scalars
 
@@ -383,18 +384,3 @@ class Federation:
             if client in self.sampler.sample(self.clients, Context(self.seed, round)):
                 return False
         return True
-
-
-def weighted_means(scalars: Mapping[int, Mapping[str, float]], sizes: Mapping[int, int]) -> dict[str, float]:
-    """Averages the clients' scalars by name, weighted by their numbers of images.
-
-    Args:
-        scalars: Scalars by client and name; clients without a name are left out of its mean.
-        sizes: Training images by client.
-    """
-    means = {}
-    for name in dict.fromkeys(name for own in scalars.values() for name in own):
-        known = {client: own[name] for client, own in scalars.items() if name in own}
-        total = sum(sizes[client] for client in known)
-        means[name] = sum(sizes[client] * value for client, value in known.items()) / total
-    return means

@@ -76,7 +76,7 @@ class Turn:
     def play(self, exchange: Exchange, data: ClientData) -> ClientResult:
         """Trains the activated client where the exchange includes training, and serialises its upload.
 
-        The caller stores the client's new personal state (`Client.personal_state`).
+        The caller stores the client's new state (`read_kept`).
 
         Args:
             exchange: The current exchange.

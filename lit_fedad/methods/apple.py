@@ -64,13 +64,13 @@ class AppleClient(FedAvgClient):
         }
         return {**cores, CLIENTS: TensorSpec((None,), torch.int64), SHARES: TensorSpec((None,))}
 
-    def receive(self, broadcast: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Loads all clients' core models."""
-        self.row = broadcast[CLIENTS].tolist().index(self.context.client)
-        self.shares = broadcast[SHARES]
+        self.row = message[CLIENTS].tolist().index(self.context.client)
+        self.shares = message[SHARES]
         if not len(self.relations):
-            self.relations = torch.full_like(self.shares, 1 / len(self.shares)).requires_grad_()
-        self.others = {name: broadcast[name] for name in trainable(self.task)}
+            self.relations = torch.full_like(self.shares, 1 / len(self.shares))
+        self.others = {name: message[name] for name in trainable(self.task)}
         super().receive({name: cores[self.row] for name, cores in self.others.items()})
 
     def on_train_start(self) -> None:

@@ -55,10 +55,10 @@ class CReFFClient(FedAvgClient):
         self.retrained: Message = {}
         self._received: Message = {}
 
-    def receive(self, broadcast: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Loads FedAvg's weights, and stores the re-trained classifier."""
-        self._received = {n: entry for n, entry in broadcast.items() if n not in (WEIGHT, BIAS)}
-        self.retrained = {n: broadcast[n] for n in (WEIGHT, BIAS)}
+        self._received = {n: entry for n, entry in message.items() if n not in (WEIGHT, BIAS)}
+        self.retrained = {n: message[n] for n in (WEIGHT, BIAS)}
         super().receive(self._received)
 
     @property

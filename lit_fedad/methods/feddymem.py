@@ -1,8 +1,8 @@
 """FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
-Measured on real images (ResNet-18, 128 pixels, 3 seeds; README, docs/feddymem.md): the shared memory is far better
-than local training, and close to, or better than, a centralised nearest-neighbour bank. The method as printed in the
-paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by
+Measured on real images (ResNet-18, 128 pixels, 3 seeds; docs/results.md, docs/feddymem.md): the shared memory is far
+better than local training, and close to, or better than, a centralised nearest-neighbour bank. The method as printed in
+the paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by
 position, but k-means returns them in arbitrary order; and training after the first shared memory changes little.
 """
 
@@ -241,22 +241,26 @@ class FedDyMemServer(AttackableServer):
         ]
 
 
-class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
+class _SendState(Exchange[FedDyMemClient, FedDyMemServer]):
+    """An exchange in which clients receive all that the server has so far: statistics, memory, threshold."""
+
+    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
+        """Returns the server's message."""
+        return server.broadcast(client_id)
+
+    def receive(self, client: FedDyMemClient, message: Message) -> None:
+        """Loads the message."""
+        client.receive(message)
+
+
+class FirstMemory(_SendState):
     """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
 
     name = "memory"
 
-    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
-        """Returns pooled statistics, or nothing."""
-        return server.broadcast(client_id)
-
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares pooled statistics."""
         return statistics_spec(client.task)
-
-    def receive(self, client: FedDyMemClient, message: Message) -> None:
-        """Loads the statistics."""
-        client.receive(message)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""
@@ -271,22 +275,14 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
         server.aggregate(updates)
 
 
-class PooledThreshold(Exchange[FedDyMemClient, FedDyMemServer]):
+class PooledThreshold(_SendState):
     """The set-up exchange in which clients send quantiles of distances to the first memory; th is their median."""
 
     name = "threshold"
 
-    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
-        """Returns statistics and the first memory."""
-        return server.broadcast(client_id)
-
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares statistics and memory."""
         return {**statistics_spec(client.task), **client.memory_spec("radii")}
-
-    def receive(self, client: FedDyMemClient, message: Message) -> None:
-        """Loads statistics and memory."""
-        client.receive(message)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns the number of the client's distances, and their quantiles."""

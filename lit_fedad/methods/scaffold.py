@@ -42,10 +42,10 @@ class ScaffoldClient(FedAvgClient):
         """Builds plain SGD, without momentum and weight decay."""
         return torch.optim.SGD(trainable(self.task).values(), lr=self.learning_rate)
 
-    def receive(self, broadcast: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Loads the weights x and the server's control c."""
-        super().receive({name: entry for name, entry in broadcast.items() if not name.startswith(CONTROL)})
-        self.common = {n.removeprefix(CONTROL): e for n, e in broadcast.items() if n.startswith(CONTROL)}
+        super().receive({name: entry for name, entry in message.items() if not name.startswith(CONTROL)})
+        self.common = {n.removeprefix(CONTROL): e for n, e in message.items() if n.startswith(CONTROL)}
 
     def on_train_start(self) -> None:
         """Stores x and resets the count of steps."""

@@ -14,7 +14,6 @@ from lit_fedad.contracts import (
     Exchange,
     Message,
     MessageSpec,
-    Server,
     StandardisedTask,
     Task,
     TensorSpec,
@@ -34,7 +33,7 @@ def standardised(task: Task) -> bool:
     return isinstance(task, StandardisedTask) and task.standardise
 
 
-class PooledStatistics(Exchange[Client, Server]):
+class PooledStatistics(Exchange[Client, HoldsStatistics]):
     """The exchange in which clients send count, mean and variance of their channels, which the server pools."""
 
     name = "statistics"
@@ -50,13 +49,13 @@ class PooledStatistics(Exchange[Client, Server]):
         per_channel = TensorSpec((client.task.num_features,))
         return {"count": TensorSpec(()), "mean": per_channel, "variance": per_channel}
 
-    def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:  # type: ignore[override]
+    def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""
         server.statistics = pool_statistics(updates)
 
 
 @dataclass
-class Prepare(Exchange[Client, Server]):
+class Prepare(Exchange[Client, HoldsStatistics]):
     """The exchange in which clients receive pooled statistics, if any, and prepare with the initial weights.
 
     Clients send nothing and receive no weights, since all have the same initial weights.
@@ -68,7 +67,7 @@ class Prepare(Exchange[Client, Server]):
     pooled: bool
     name = "prepare"
 
-    def broadcast(self, server: HoldsStatistics, client_id: int) -> Message:  # type: ignore[override]
+    def broadcast(self, server: HoldsStatistics, client_id: int) -> Message:
         """Returns ``mean`` and ``scale`` [C], or an empty message."""
         return server.statistics
 
