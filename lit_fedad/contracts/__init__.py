@@ -7,7 +7,7 @@ the messages between clients and the server. The federation runs rounds and depe
 from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchange, Exchanges
-from lit_fedad.contracts.message import Message, MessageSpec, TensorSpec, Update, spec_of
+from lit_fedad.contracts.message import Free, Message, MessageSpec, TensorSpec, Update, class_list, spec_of
 from lit_fedad.contracts.server import AttackableServer, Server, nothing_to_attack
 from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
 
@@ -17,6 +17,7 @@ __all__ = [
     "Context",
     "Exchange",
     "Exchanges",
+    "Free",
     "Message",
     "MessageSpec",
     "Prediction",
@@ -26,6 +27,7 @@ __all__ = [
     "Task",
     "TensorSpec",
     "Update",
+    "class_list",
     "nothing_to_attack",
     "spec_of",
 ]

@@ -12,7 +12,27 @@ Message = dict[str, Tensor]
 """A message between a client and the server: named tensors on the CPU with finite values."""
 
 MessageSpec = Mapping[str, "TensorSpec"]
-"""The declared form of a message: shape and type by name."""
+"""The declared form of a message by name of its tensors."""
+
+LARGEST = 1e9
+"""Largest magnitude of a value whose form declares no other: sums of squares of such values are still finite."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """A size that the sender chooses; sizes of one name are equal in all tensors of a message.
+
+    Attributes:
+        name: What is counted, such as ``"classes"``.
+        at_most: The largest size; None for any.
+    """
+
+    name: str
+    at_most: int | None = None
+
+    def __str__(self) -> str:
+        """Returns the name, with the bound."""
+        return self.name if self.at_most is None else f"{self.name} <= {self.at_most}"
 
 
 @dataclass(frozen=True)
@@ -20,12 +40,23 @@ class TensorSpec:
     """The declared form of one tensor of a message.
 
     Attributes:
-        shape: Sizes; None where a size is free.
+        shape: Sizes; `Free` where the sender chooses.
         dtype: Element type.
+        low: Smallest value.
+        high: Largest value.
+        distinct: Whether all values differ, as those of a list of classes do.
+        definite: Whether the last two dimensions are symmetric, positive definite matrices.
+        unordered: Whether the rows are a set of vectors, such as a bank: row i of one client has nothing to do with
+            row i of another, and robust aggregation compares rows with all rows of others instead.
     """
 
-    shape: tuple[int | None, ...]
+    shape: tuple[int | Free, ...]
     dtype: torch.dtype = torch.float32
+    low: float = -LARGEST
+    high: float = LARGEST
+    distinct: bool = False
+    definite: bool = False
+    unordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,11 +67,24 @@ class Update:
     num_samples: int
 
 
+def class_list(classes: int) -> TensorSpec:
+    """Declares a list of different classes, int64 [number of listed classes].
+
+    Args:
+        classes: Number of classes K; those listed lie in [0, K).
+    """
+    return TensorSpec((Free("classes", classes),), torch.int64, low=0, high=classes - 1, distinct=True)
+
+
 def spec_of(entries: Mapping[str, Tensor]) -> MessageSpec:
-    """Declares messages with the names, shapes and types of given tensors.
+    """Declares messages with the names, shapes and types of given tensors; whole numbers are counts, at least 0.
 
     Example:
-        >>> spec_of({"w": torch.zeros(2, 3)})
-        {'w': TensorSpec(shape=(2, 3), dtype=torch.float32)}
+        >>> spec = spec_of({"w": torch.zeros(2, 3), "steps": torch.tensor(7)})
+        >>> spec["w"].shape, spec["steps"].low
+        ((2, 3), 0)
     """
-    return {name: TensorSpec(tuple(entry.shape), entry.dtype) for name, entry in entries.items()}
+    return {
+        name: TensorSpec(tuple(entry.shape), entry.dtype, low=-LARGEST if entry.is_floating_point() else 0)
+        for name, entry in entries.items()
+    }

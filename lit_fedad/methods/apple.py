@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, MessageSpec, Predictors, Task, TensorSpec, Update
+from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable, with_weights
 
@@ -59,10 +60,12 @@ class AppleClient(FedAvgClient):
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares N core models, the clients' numbers [N] and their shares of the images [N]."""
+        clients = Free("clients")
         cores = {
-            name: TensorSpec((None, *core.shape), core.dtype) for name, core in self.shared_spec().items()
+            name: replace(core, shape=(clients, *core.shape)) for name, core in self.shared_spec().items()
         }
-        return {**cores, CLIENTS: TensorSpec((None,), torch.int64), SHARES: TensorSpec((None,))}
+        numbers = TensorSpec((clients,), torch.int64, low=0, distinct=True)
+        return {**cores, CLIENTS: numbers, SHARES: TensorSpec((clients,), low=0, high=1)}
 
     def receive(self, message: Message) -> None:
         """Loads all clients' core models."""

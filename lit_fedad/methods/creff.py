@@ -17,7 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, MessageSpec, Predictors, Task, TensorSpec, Update, spec_of
+from lit_fedad.contracts import (
+    Free,
+    Message,
+    MessageSpec,
+    Predictors,
+    Task,
+    TensorSpec,
+    Update,
+    class_list,
+    spec_of,
+)
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -73,12 +83,9 @@ class CReFFClient(FedAvgClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares the weights, and gradients [n, K, d + 1] of any number n of classes."""
-        gradient = (None, self.task.classes, self.task.num_features + 1)
-        return {
-            **self.shared_spec(),
-            GRADIENTS: TensorSpec(gradient),
-            CLASSES: TensorSpec((None,), torch.int64),
-        }
+        classes = self.task.classes
+        gradient = (Free("classes", classes), classes, self.task.num_features + 1)
+        return {**self.shared_spec(), GRADIENTS: TensorSpec(gradient), CLASSES: class_list(classes)}
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""

@@ -24,6 +24,7 @@ from lit_fedad.contracts import (
     Context,
     Exchange,
     Exchanges,
+    Free,
     Message,
     MessageSpec,
     Predictors,
@@ -98,7 +99,11 @@ class FADngsClient(FedAvgClient):
     def densities_spec(self) -> MessageSpec:
         """Declares any number of densities: means [n, D] and covariances [n, D, D]."""
         width = self.task.densities.mean.shape[1]
-        return {MEAN: TensorSpec((None, width)), COVARIANCE: TensorSpec((None, width, width))}
+        number = Free("densities")
+        return {
+            MEAN: TensorSpec((number, width), unordered=True),
+            COVARIANCE: TensorSpec((number, width, width), definite=True, unordered=True),
+        }
 
     def refresh(self, loader: DataLoader) -> None:
         """Predicts which images are normal (FADngs Eq. 8), from the embeddings of the last densities."""

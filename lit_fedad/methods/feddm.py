@@ -23,12 +23,14 @@ from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import (
     Client,
     Exchanges,
+    Free,
     Message,
     MessageSpec,
     Predictors,
     Task,
     TensorSpec,
     Update,
+    class_list,
 )
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
@@ -169,10 +171,11 @@ class FedDMClient(FedAvgClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares any number of images of any number of classes."""
+        image = (Free("images"), Free("channels", 4), Free("height"), Free("width"))
         return {
-            IMAGES: TensorSpec((None, None, None, None), torch.uint8 if self.quantize else torch.float32),
-            CLASSES: TensorSpec((None,), torch.int64),
-            COUNTS: TensorSpec((None,), torch.int64),
+            IMAGES: TensorSpec(image, torch.uint8 if self.quantize else torch.float32, unordered=True),
+            CLASSES: class_list(self.task.classes),
+            COUNTS: TensorSpec((Free("classes"),), torch.int64, low=1),
         }
 
     def _own_images(self, loader: DataLoader) -> OwnImages:

@@ -150,7 +150,7 @@ class FedDyMemClient(Client):
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares statistics, memory and threshold; in the paper only the memory, float32 [slots, C]."""
-        threshold = {"threshold": TensorSpec(())} if isinstance(self.task.loss.threshold, str) else {}
+        threshold = {"threshold": TensorSpec((), low=0)} if isinstance(self.task.loss.threshold, str) else {}
         return {**statistics_spec(self.task), **self.memory_spec("radii"), **threshold}
 
     def send(self, loader: DataLoader) -> Message:
@@ -174,8 +174,8 @@ class FedDyMemClient(Client):
 
     def memory_spec(self, *per_slot: str) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
-        own = dict.fromkeys(per_slot, TensorSpec((self.task.slots,))) if self.send_counts else {}
-        return {"memory": TensorSpec((self.task.slots, self.task.num_features)), **own}
+        own = dict.fromkeys(per_slot, TensorSpec((self.task.slots,), low=0)) if self.send_counts else {}
+        return {"memory": TensorSpec((self.task.slots, self.task.num_features), unordered=True), **own}
 
 
 class FedDyMemServer(AttackableServer):
@@ -287,11 +287,11 @@ class PooledThreshold(_SendState):
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns the number of the client's distances, and their quantiles."""
         quantiles, count = client.task.neighbour_quantiles(loader)
-        return {"count": torch.tensor(float(count)), "quantiles": quantiles}
+        return {"count": torch.tensor(count), "quantiles": quantiles}
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares the form of `send`."""
-        return {"count": TensorSpec(()), "quantiles": TensorSpec((QUANTILES,))}
+        return {"count": TensorSpec((), torch.int64, low=1), "quantiles": TensorSpec((QUANTILES,), low=0)}
 
     def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
         """Computes the pooled median."""

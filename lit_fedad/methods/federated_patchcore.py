@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Exchange, Exchanges, Message, MessageSpec, Server, TensorSpec, Update
+from lit_fedad.contracts import (
+    Client,
+    Exchange,
+    Exchanges,
+    Free,
+    Message,
+    MessageSpec,
+    Server,
+    TensorSpec,
+    Update,
+)
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -94,7 +104,7 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
     def upload_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
         """Declares a coreset, float32 [up to vectors, C]."""
-        return {"memory": TensorSpec((None, client.task.num_features))}
+        return {"memory": _bank(client.vectors, client)}
 
     def aggregate(self, server: FederatedPatchCoreServer, updates: Mapping[int, Update]) -> None:
         """Unites the coresets."""
@@ -112,8 +122,12 @@ class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
     def broadcast_spec(self, client: FederatedPatchCoreClient) -> MessageSpec:
         """Declares the bank, float32 [up to slots, C]."""
-        return {"memory": TensorSpec((None, client.task.num_features))}
+        return {"memory": _bank(client.task.slots, client)}
 
     def receive(self, client: FederatedPatchCoreClient, message: Message) -> None:
         """Loads the bank into the task."""
         client.bank = message["memory"]
+
+
+def _bank(vectors: int, client: FederatedPatchCoreClient) -> TensorSpec:
+    return TensorSpec((Free("vectors", vectors), client.task.num_features), unordered=True)

@@ -26,7 +26,7 @@ from lit_fedad.condensation.relations import (
 )
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Message, MessageSpec, TensorSpec
+from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES, Knowledge
@@ -154,7 +154,11 @@ class FedVCKClient(FedDMClient):
 
     def upload_spec(self) -> MessageSpec:
         """Declares images, and logit prototypes with their numbers of images."""
-        own = {PROTOTYPES: TensorSpec((None, self.task.classes)), SIZES: TensorSpec((None,), torch.int64)}
+        classes = Free("classes")
+        own = {
+            PROTOTYPES: TensorSpec((classes, self.task.classes)),
+            SIZES: TensorSpec((classes,), torch.int64, low=1),
+        }
         return {**super().upload_spec(), **own}
 
 

@@ -18,7 +18,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Message, MessageSpec, Prediction, Predictors, TensorSpec, Update
+from lit_fedad.contracts import (
+    Context,
+    Free,
+    Message,
+    MessageSpec,
+    Prediction,
+    Predictors,
+    TensorSpec,
+    Update,
+    class_list,
+)
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
@@ -85,8 +95,8 @@ class GLDPClient(FedRepClient):
     def broadcast_spec(self) -> MessageSpec:
         """Declares the base, and prototypes of any number of classes."""
         prototypes = {
-            VECTORS: TensorSpec((None, self.task.num_features)),
-            CLASSES: TensorSpec((None,), torch.int64),
+            VECTORS: TensorSpec((Free("classes"), self.task.num_features)),
+            CLASSES: class_list(self.task.classes),
         }
         return {**self.shared_spec(), **prototypes}
 

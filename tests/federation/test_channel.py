@@ -4,12 +4,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from lit_fedad.contracts import Context, TensorSpec
+from lit_fedad.contracts import Context, Free, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Half, Link, Plain, elements
 
 CONTEXT = Context(seed=0, round=1, client=2)
-SPEC = {"memory": TensorSpec((4, 3)), "counts": TensorSpec((None,))}
+SPEC = {"memory": TensorSpec((4, 3)), "counts": TensorSpec((Free("counts"),))}
 
 
 def message() -> dict[str, torch.Tensor]:
@@ -51,8 +51,15 @@ def test_half_halves_the_bytes():
 
 
 def test_half_refuses_what_it_cannot_hold():
-    with pytest.raises(ValueError, match="'memory'.*65504"):
-        Half().encode({"memory": torch.tensor([1e6])}, CONTEXT)
+    with pytest.raises(UserError, match="'memory'.*65504"):
+        Half().encode({"memory": torch.tensor([[1e6]])}, CONTEXT)
+
+
+def test_half_sends_vectors_and_scalars_as_they_are():
+    """Counts exceed what half precision holds, and small variances vanish in it."""
+    few = {"count": torch.tensor(1e6), "variance": torch.tensor([1e-9, 2.0])}
+    arrived = Half().decode(Half().encode(few, CONTEXT))
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in few.items())
 
 
 def test_byte_is_off_by_half_a_level_at_most():
@@ -64,6 +71,11 @@ def test_byte_is_off_by_half_a_level_at_most():
     assert ((arrived["memory"] - bank).abs() <= step / 2 * 1.001).all()
     assert torch.equal(arrived["counts"], sent["counts"])
     assert set(arrived) == set(sent)
+
+
+def test_byte_sends_an_empty_matrix_as_it_is():
+    empty = {"vectors": torch.zeros(0, 3)}
+    assert Byte().decode(Byte().encode(empty, CONTEXT))["vectors"].shape == (0, 3)
 
 
 def test_byte_keeps_constant_channels():

@@ -7,7 +7,7 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
-from lit_fedad.contracts import Exchanges, TensorSpec
+from lit_fedad.contracts import Exchanges, Free, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation import local_training as loop_training
 from lit_fedad.federation.local_training import Train
@@ -58,7 +58,7 @@ class Spread(Heard):
         return {"spread": (torch.cat(list(loader)) - client.task.w.detach()).abs()}
 
     def upload_spec(self, client):
-        return {"spread": TensorSpec((None,))}
+        return {"spread": TensorSpec((Free("clients"),))}
 
     def aggregate(self, server, updates):
         server.spread = {client: update.message["spread"] for client, update in updates.items()}

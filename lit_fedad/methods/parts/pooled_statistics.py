@@ -42,12 +42,16 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
         """Returns ``count``, ``mean`` and ``variance`` [C] over the client's data."""
         assert isinstance(client.task, StandardisedTask)
         count, mean, variance = client.task.channel_moments(loader)
-        return {"count": torch.tensor(float(count)), "mean": mean, "variance": variance}
+        return {"count": torch.tensor(count), "mean": mean, "variance": variance}
 
     def upload_spec(self, client: Client) -> MessageSpec:
         """Declares the form of `send`."""
-        per_channel = TensorSpec((client.task.num_features,))
-        return {"count": TensorSpec(()), "mean": per_channel, "variance": per_channel}
+        channels = (client.task.num_features,)
+        return {
+            "count": TensorSpec((), torch.int64, low=1),
+            "mean": TensorSpec(channels),
+            "variance": TensorSpec(channels, low=0),
+        }
 
     def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""
@@ -87,8 +91,10 @@ class Prepare(Exchange[Client, HoldsStatistics]):
 
 def statistics_spec(task: Task) -> MessageSpec:
     """Declares pooled statistics: ``mean`` and ``scale`` [C], where the task is standardised."""
-    per_channel = TensorSpec((task.num_features,))
-    return {"mean": per_channel, "scale": per_channel} if standardised(task) else {}
+    channels = (task.num_features,)
+    # A scale below the smallest normal number turns features into infinities.
+    scale = TensorSpec(channels, low=torch.finfo(torch.float32).tiny)
+    return {"mean": TensorSpec(channels), "scale": scale} if standardised(task) else {}
 
 
 def load_statistics(task: Task, message: Message) -> None:

@@ -1,0 +1,89 @@
+"""What a declared form says of values, and what the sizes of values say of their sender."""
+
+import pytest
+import torch
+
+from lit_fedad.contracts import Free, TensorSpec, Update, class_list, spec_of
+from lit_fedad.errors import UserError
+from lit_fedad.federation.message_check import check, outliers
+
+ROWS = Free("rows", 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "tensor", "error"),
+    [
+        (
+            TensorSpec((2,)),
+            torch.tensor([0.0, 3e38]),
+            "values from 0 to 3e\\+38, declared from -1e\\+09 to 1e\\+09",
+        ),
+        (TensorSpec((2,), low=0), torch.tensor([1.0, -0.5]), "values from -0.5 to 1, declared from 0"),
+        (class_list(4), torch.tensor([0, 4]), "values from 0 to 4, declared from 0 to 3"),
+        (class_list(4), torch.tensor([-1, 2]), "values from -1 to 2"),
+        (class_list(4), torch.tensor([2, 2]), "a value that occurs twice"),
+        (TensorSpec((ROWS, 2)), torch.zeros(4, 2), r"shape \(4, 2\), declared as \(rows <= 3, 2\)"),
+        (TensorSpec((1, 2, 2), definite=True), -torch.eye(2)[None], "not symmetric and positive definite"),
+        (
+            TensorSpec((1, 2, 2), definite=True),
+            torch.tensor([[[2.0, 1.0], [0.0, 2.0]]]),
+            "not symmetric and positive definite",
+        ),
+    ],
+)
+def test_values_outside_the_declared_form_are_refused(form, tensor, error):
+    with pytest.raises(UserError, match=f"client 3 sent 'x'.*{error}"):
+        check({"x": tensor}, {"x": form}, "client 3")
+
+
+def test_free_sizes_of_one_name_are_equal_in_all_tensors():
+    spec = {"x": TensorSpec((Free("rows"), 2)), "y": TensorSpec((Free("rows"),))}
+    check({"x": torch.zeros(3, 2), "y": torch.zeros(3)}, spec, "client 3")
+    with pytest.raises(UserError, match="'y' of shape"):
+        check({"x": torch.zeros(3, 2), "y": torch.zeros(2)}, spec, "client 3")
+
+
+def test_empty_tensors_and_covariances_of_rounded_sums_pass():
+    half = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    covariance = half.T @ half / 50
+    covariance[0, 1] *= 1 + 1e-6
+    spec = {"x": TensorSpec((Free("rows"), 4, 4), definite=True), "classes": class_list(5)}
+    check({"x": covariance[None], "classes": torch.zeros(0, dtype=torch.int64)}, spec, "client 3")
+
+
+def test_counts_of_given_tensors_are_declared_not_negative():
+    spec = spec_of({"steps": torch.tensor(3)})
+    with pytest.raises(UserError, match="'steps'"):
+        check({"steps": torch.tensor(-3)}, spec, "client 3")
+
+
+def updates(*values: float) -> dict[int, Update]:
+    return {client: Update({"w": torch.full((4,), value)}, 10) for client, value in enumerate(values)}
+
+
+def test_a_client_far_larger_than_the_others_is_named():
+    assert outliers(updates(1.0, 1.2, -0.9, 100.0, 1.1), {}, factor=30) == {
+        3: "sent 'w' 91 times as large as what is usual"
+    }
+
+
+def test_one_large_value_among_many_is_enough():
+    many = {client: Update({"w": torch.ones(10_000)}, 10) for client in range(3)}
+    many[1].message["w"][77] = -50.0
+    assert list(outliers(many, {}, factor=30)) == [1]
+
+
+def test_small_values_never_make_others_look_large():
+    """A client that sends zeros must not cost the others their round."""
+    assert outliers(updates(0.0, 1.0, 1.1), {}, factor=30) == {}
+    assert outliers(updates(1e-6, 1e-3, 0.1), {}, factor=30) == {}
+
+
+def test_two_clients_are_measured_by_the_servers_last_message_too():
+    previous = {"w": torch.full((4,), 1.0)}
+    assert list(outliers(updates(0.9, 500.0), previous, factor=30)) == [1]
+    assert outliers(updates(0.001, 20.0), previous, factor=30) == {}
+
+
+def test_a_single_client_without_history_cannot_be_compared():
+    assert outliers(updates(1e6), {}, factor=30) == {}
