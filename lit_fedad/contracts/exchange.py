@@ -8,7 +8,7 @@ they check.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from lightning.fabric import Fabric
@@ -71,6 +71,18 @@ class Exchange(Generic[C, S]):
         """Declares the form of `send`, from sizes that are the same for every client of the method."""
         return {}
 
+    def validate(self, server: S, client_id: int, update: Update) -> None:
+        """Checks what the declared form of a client's message cannot say. Runs on the server.
+
+        Args:
+            server: The server.
+            client_id: The client that sent it.
+            update: Its message, of the declared form.
+
+        Raises:
+            UserError: If the message cannot be that of a client with so many images.
+        """
+
     def aggregate(self, server: S, updates: Mapping[int, Update]) -> None:
         """Merges the clients' messages. Runs on the server.
 
@@ -100,6 +112,12 @@ class Exchanges:
     def of_round(self, round: int) -> tuple[Exchange, ...]:
         """Lists the exchanges of a round: one set-up exchange up to round 0, all of `rounds` from 1."""
         return self.rounds if round > 0 else (self.setup[round - 1],)
+
+    def after(self, context: Context) -> Context:
+        """Returns the context of the exchange that follows the one of a context."""
+        if context.exchange + 1 < len(self.of_round(context.round)):
+            return replace(context, exchange=context.exchange + 1)
+        return replace(context, round=context.round + 1, exchange=0)
 
     def at(self, context: Context) -> Exchange:
         """Returns the exchange of a context's round and exchange index."""

@@ -44,6 +44,17 @@ class Server:
         """Returns the message that a client trains with."""
         raise NotImplementedError
 
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks what the declared form of a client's message after training cannot say.
+
+        Args:
+            client_id: The client that sent it.
+            update: Its message, of the declared form.
+
+        Raises:
+            UserError: If the message cannot be that of a client with so many images.
+        """
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
 

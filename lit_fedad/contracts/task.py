@@ -117,9 +117,11 @@ class StandardisedTask(Task):
 
     Attributes:
         standardise: Whether features are standardised.
+        vectors_per_image: Number of feature vectors of an image.
     """
 
     standardise: bool = False
+    vectors_per_image: int = 1
 
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Computes the number, mean [C] and variance [C] of local features before standardisation."""

@@ -46,6 +46,8 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "metrics": {
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },
+        "failures": {r.round: r.failures for r in history if r.failures},
+        "refused": {r.round: r.refused for r in history if r.refused},
         "peak_rss_bytes": peak_rss_bytes,
         "config": config,
         "tracking_run_id": None,

@@ -93,6 +93,10 @@ class Train(Exchange[Client, Server]):
         """Declares the form of the client's message."""
         return client.upload_spec()
 
+    def validate(self, server: Server, client_id: int, update: Update) -> None:
+        """Passes a client's update to the server's check."""
+        server.validate(client_id, update)
+
     def aggregate(self, server: Server, updates: Mapping[int, Update]) -> None:
         """Passes the clients' updates to the server."""
         server.aggregate(updates)

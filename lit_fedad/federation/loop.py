@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
@@ -27,10 +29,12 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool, detached
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.processes import all_cores, gather, shard
+from lit_fedad.federation.processes import all_cores, gather, on_first, shard
+from lit_fedad.federation.receipt import Receipt, Robust
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.turn import ClientResult, Turn, ordered_loader
+from lit_fedad.federation.turns import Outcome, Turns
 
 T = TypeVar("T")
 
@@ -51,6 +55,11 @@ class Federation:
         sampler: Samples the clients of a round, and accepts or rejects a round with failures.
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
+        robust: Defence against clients whose messages have the declared form and lie; None for none.
+        deadline: Longest turn of a client in seconds; None for no limit.
+
+    Attributes:
+        clients: Clients that take part: all that hold images, without those that failed before round 1.
 
     Raises:
         UserError: If there is no exchange to run.
@@ -70,6 +79,8 @@ class Federation:
         sampler: ClientSampler,
         channel: Channel,
         evaluate_every: int = 1,
+        robust: Robust | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
@@ -78,14 +89,17 @@ class Federation:
         self.exchanges = client.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
+        if deadline is not None and deadline <= 0:
+            raise UserError(f"federation.deadline={deadline} must be above 0 seconds, or null")
         self.turn = Turn(client, channel, fabric)
+        self.receipt = Receipt(server, client, channel.up, robust)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.fabric = fabric
         server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
+        self.turns = Turns(server, self.turn, pool, self.mine, sampler.skips, deadline)
         self.history: list[RoundReport] = []
-        self._turns = self._turns_done = 0
 
     def run(self) -> list[RoundReport]:
         """Runs all rounds after the last checkpoint.
@@ -97,7 +111,7 @@ class Federation:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
         rounds = range(self.resume(), self.rounds + 1)
-        self._turns, self._turns_done = sum(self._turns_in(round) for round in rounds), 0
+        self.turns.total, self.turns.done = sum(self._turns_in(round) for round in rounds), 0
         for round in rounds:
             report = self.play(round)
             if self.fabric.is_global_zero:
@@ -127,7 +141,7 @@ class Federation:
     def evaluate(self, round: int) -> dict[str, Any] | None:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         asked = self.evaluator.asked(self.client, self.clients)
-        self._turns = max(self._turns, self._turns_done + len(self.mine.intersection(asked)))
+        self.turns.total = max(self.turns.total, self.turns.done + len(self.mine.intersection(asked)))
         found = self.evaluator.evaluate(self, round)
         if found is None:
             return None
@@ -151,8 +165,12 @@ class Federation:
             which: Whether clients predict with their own model or with the server's.
 
         Returns:
-            Values by client; empty on all processes but the first.
+            Values by client, without clients that failed; empty on all processes but the first.
+
+        Raises:
+            UserError: If no client can answer.
         """
+        chosen = self.clients if clients is None else clients
         lent = self._lent(round) if which == "server" else {}
 
         def deploy_and_ask(client: Client, number: int) -> T:
@@ -165,7 +183,13 @@ class Federation:
                 self.pool.put(number, read_kept(client))
             return question(client, number)
 
-        return self._ask(round, deploy_and_ask, self.clients if clients is None else clients)
+        values = self._ask(round, deploy_and_ask, chosen)
+        # Any client can answer for the others where all predict with one model.
+        spares = [number for number in self.clients if number not in chosen and self.client.predictors.shared]
+        while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
+            values = self._ask(round, deploy_and_ask, [spares.pop(0)])
+        on_first(self.fabric, lambda: self._check_answers(round, values))
+        return values
 
     def adversary_view(self, client: int, update: Update) -> Client:
         """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
@@ -184,7 +208,7 @@ class Federation:
             raise nothing_to_attack(self.client)
         context = self.server.context
         exchange = self.exchanges.at(context)
-        blob = self._broadcast(exchange, [client], context)[client]
+        blob = self.turns.pack(exchange, [client], context)[client]
         context = replace(context, client=client, stage=self.data.at(context.round).stages[client])
         self.turn.activate(exchange, context, detached(self.pool.initial), blob)
         self.server.adversary_view(update, self.client)
@@ -208,6 +232,9 @@ class Federation:
         write_kept(self.server, state["server"])
         self.history = state["history"]
         self.pool.restore(latest, self.mine)
+        for report in self.history:
+            if report.round <= 0:
+                self._leave_out(report.failures)
         return round + 1
 
     def save(self, round: int) -> None:
@@ -226,104 +253,76 @@ class Federation:
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
         self.server.begin(context)
-        blobs = self._broadcast_everywhere(exchange, report.participants, context)
-        add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-        results = {}
-        for client in report.participants:
-            if client in self.mine:
-                results[client] = self._play_turn(exchange, replace(context, client=client), blobs[client])
-                self._count_turn()
-        results = gather(self.fabric, results)
-        refusal = None
-        if self.fabric.is_global_zero:
-            try:
-                self._collect(exchange, report, results)
-            except UserError as error:
-                refusal = str(error)
-        # The error is raised on the first process only, but a refused round must end all processes.
-        refusal = self.fabric.broadcast(refusal)
-        if refusal:
-            raise UserError(refusal)
+        wanted, playing = len(report.participants), report.participants
+        spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
+        updates: dict[int, Update] = {}
+        results: dict[int, ClientResult] = {}
+        while playing:
+            blobs = self.turns.messages(exchange, playing, context)
+            add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
+            data = self.data.at(context.round)
+            outcome = self.turns.play(exchange, context, data, blobs, partial(self._train, exchange, data))
+            results |= outcome.values
+            # The policy is applied on the first process, but a run that it ends must end all processes.
+            on_first(self.fabric, partial(self._receive, exchange, outcome, report, updates))
+            missing = self.fabric.broadcast(wanted - len(updates))
+            playing, spares = sorted(spares[:missing]), spares[missing:]
+        on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
         report.participants = self.fabric.broadcast(report.participants)
+        if context.round <= 0:
+            self._leave_out(self.fabric.broadcast(report.failures))
 
-    def _broadcast_everywhere(
-        self, exchange: Exchange, clients: list[int], context: Context
-    ) -> dict[int, bytes]:
-        """Serialises the server's messages on the first process, for every process.
-
-        Raises:
-            UserError: On every process, if a message differs from its declared form.
-        """
-        blobs, refusal = {}, None
-        if self.fabric.is_global_zero:
-            try:
-                blobs = self._broadcast(exchange, clients, context)
-            except UserError as error:
-                refusal = str(error)
-        blobs, refusal = self.fabric.broadcast((blobs, refusal))
-        if refusal:
-            raise UserError(refusal)
-        return blobs
-
-    def _broadcast(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
-        """Serialises the server's messages by client; equal messages are serialised once."""
-        blobs: dict[int, bytes] = {}
-        packed: dict[tuple[Any, ...], bytes] = {}
-        kept = []  # so that no two tensors have the same id
-        spec = exchange.broadcast_spec(self.client)
-        for client in clients:
-            message = exchange.broadcast(self.server, client)
-            kept.append(message)
-            key = tuple((name, id(tensor)) for name, tensor in message.items())
-            if key not in packed:
-                packed[key] = self.channel.down.pack(message, spec, context, "the server")
-            blobs[client] = packed[key]
-        return blobs
-
-    def _play_turn(self, exchange: Exchange, context: Context, blob: bytes) -> ClientResult:
-        """Runs one client's turn; a failure is returned, not raised, so that the sampler's policy applies."""
-        assert context.client is not None
-        client, data = context.client, self.data.at(context.round)
-        context = replace(context, stage=data.stages[client])
-        try:
-            self.turn.activate(exchange, context, self.pool.get(client), blob)
-            result = self.turn.play(exchange, data)
-            self.pool.put(client, read_kept(self.client))
-            scored = exchange.trains and self.evaluator.after_fit and self.client.predictors.own
-            if scored and self._last_before_evaluation(client, context.round):
-                self.client.deploy()
-                result.trained = self.evaluator.score(self.client, client)
-        except UserError as error:
-            return ClientResult(error=str(error))
-        except (RuntimeError, ValueError, OSError, ArithmeticError) as error:
-            return ClientResult(error=f"{type(error).__name__}: {error}".splitlines()[0])
+    def _train(self, exchange: Exchange, data: ClientData, client: Client, number: int) -> ClientResult:
+        """Plays the activated client's turn, and scores it where its trained weights are evaluated."""
+        result = self.turn.play(exchange, data)
+        self.pool.put(number, read_kept(client))
+        scored = exchange.trains and self.evaluator.after_fit and client.predictors.own
+        if scored and self._last_before_evaluation(number, client.context.round):
+            client.deploy()
+            result.trained = self.evaluator.score(client, number)
         return result
 
-    def _collect(self, exchange: Exchange, report: RoundReport, results: dict[int, ClientResult]) -> None:
-        """Checks the clients' messages and merges them on the server."""
-        sizes, spec = self.data.at(report.round).sizes, exchange.upload_spec(self.client)
-        updates: dict[int, Update] = {}
-        for client, result in results.items():
+    def _receive(
+        self,
+        exchange: Exchange,
+        outcome: Outcome[ClientResult],
+        report: RoundReport,
+        updates: dict[int, Update],
+    ) -> None:
+        """Checks what clients sent, and adds what can be used to the updates."""
+        for client, result in outcome.values.items():
             try:
-                if result.error is not None:
-                    raise UserError(result.error)
-                updates[client] = Update(
-                    self.channel.up.unpack(result.blob, spec, "the client"), sizes[client]
-                )
+                size = self.data.at(report.round).sizes[client]
+                updates[client] = self.receipt.open(exchange, client, result.blob, size)
             except UserError as error:
-                report.failures[client] = str(error)
-                report.warnings.append(f"round {report.round}: client {client} left out: {error}")
-        good = {client: results[client] for client in updates}
+                report.refuse({client: str(error)})
+        self.sampler.check_failures(outcome.failures, report.round)
+        report.fail(outcome.failures, "left out")
+
+    def _merge(
+        self,
+        exchange: Exchange,
+        context: Context,
+        report: RoundReport,
+        updates: dict[int, Update],
+        results: dict[int, ClientResult],
+    ) -> None:
+        """Merges the updates on the server, and adds the results of merged clients to the report."""
+        updates = dict(sorted(updates.items()))
+        self.sampler.check_finished(len(updates), report.failures | report.refused, report.round)
+        self._call("on_updates", context, updates)
+        with all_cores(self.fabric):
+            merged = self.receipt.merge(exchange, updates, self.clients, self.exchanges, context)
+        report.refuse(merged.refused)
+        report.warnings += [f"round {report.round}: {line}" for line in merged.warnings]
+        good = {client: results[client] for client in updates if client not in merged.refused}
+        self.sampler.check_finished(len(good), report.failures | report.refused, report.round)
         report.participants = list(good)
         add_counts(report.bytes_up, {c: len(result.blob) for c, result in good.items()})
         add_counts(report.elements_up, {c: result.elements for c, result in good.items()})
-        self.sampler.check_failures(len(good), report.failures, report.round)
         report.trained |= {c: result.trained for c, result in good.items() if result.trained is not None}
-        self._call("on_updates", self.server.context, updates)
-        with all_cores(self.fabric):
-            exchange.aggregate(self.server, updates)
         scalars = {c: result.scalars for c, result in good.items()}
-        report.scalars |= mean_scalars(scalars, sizes)
+        report.scalars |= mean_scalars(scalars, self.data.at(report.round).sizes)
         if exchange.name == report.exchange:
             report.per_client = scalars
 
@@ -349,14 +348,25 @@ class Federation:
         context = Context(self.seed, round + 1)
         self.server.begin(context)
         exchange, data = self.exchanges.at(context), self.data.at(round)
-        blobs = self._broadcast_everywhere(exchange, clients, context)
-        values = {}
-        for client in sorted(self.mine.intersection(clients)):
-            own = replace(context, client=client, stage=data.stages[client])
-            self.turn.activate(exchange, own, self.pool.get(client), blobs[client])
-            values[client] = question(self.client, client)
-            self._count_turn()
-        return gather(self.fabric, values)
+        blobs = self.turns.messages(exchange, clients, context)
+        outcome = self.turns.play(exchange, context, data, blobs, question)
+        on_first(self.fabric, lambda: self._note(outcome.failures))
+        return outcome.values
+
+    def _note(self, failures: dict[int, str]) -> None:
+        """Adds clients that could not answer to the report of the last round."""
+        if failures:
+            self.sampler.check_failures(failures, self.history[-1].round)
+            self.history[-1].fail(failures, "left out of the evaluation")
+
+    def _check_answers(self, round: int, values: Mapping[int, object]) -> None:
+        if not values and self.history and self.history[-1].failures:
+            client, cause = next(iter(self.history[-1].failures.items()))
+            raise UserError(f"round {round}: no client can be scored; client {client}: {cause}")
+
+    def _leave_out(self, failures: Mapping[int, str]) -> None:
+        """Leaves out clients that failed before round 1: they lack what all later rounds depend on."""
+        self.clients = [client for client in self.clients if client not in failures]
 
     def _call(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of `FederationCallback` on the first process."""
@@ -367,10 +377,6 @@ class Federation:
         sampled = self.mine.intersection(self.sampler.sample(self.clients, Context(self.seed, round)))
         asked = self.mine.intersection(self.evaluator.asked(self.client, self.clients))
         return len(sampled) * len(self.exchanges.of_round(round)) + len(asked) * self._evaluation_due(round)
-
-    def _count_turn(self) -> None:
-        self._turns_done += 1
-        self.fabric.call("on_client_end", self._turns_done, max(self._turns, self._turns_done))
 
     def _evaluation_due(self, round: int) -> bool:
         return round >= 0 and (

@@ -101,24 +101,27 @@ def outliers(updates: Mapping[int, Update], previous: Message, factor: float) ->
     names = next(iter(updates.values())).message if updates else {}
     for name in names:
         tensors = {client: update.message[name] for client, update in updates.items()}
-        sizes = {c: _magnitudes(t) for c, t in tensors.items() if t.is_floating_point() and t.numel()}
-        last = _magnitudes(previous[name]) if name in previous and previous[name].numel() else None
+        sizes = {client: size for client, t in tensors.items() if (size := _magnitudes(t))}
+        last = _magnitudes(previous[name]) if name in previous else None
         for client, own in sizes.items():
             others = [size for other, size in sizes.items() if other != client]
-            if not others and last is None:
-                continue
             for kind in (0, 1):
                 # The upper median: with two others, one of them small, the larger is the measure.
                 usual = sorted(size[kind] for size in others)[len(others) // 2] if others else 0.0
-                usual = max(usual, last[kind] if last else 0.0, TINY)
-                if own[kind] > factor * usual:
+                usual = max(usual, last[kind] if last else 0.0)
+                # A client alone is not measured by what was zero before training.
+                comparable = bool(others) or usual > TINY
+                if comparable and own[kind] > factor * (usual := max(usual, TINY)):
                     found.setdefault(
                         client, f"sent '{name}' {own[kind] / usual:.0f} times as large as what is usual"
                     )
     return found
 
 
-def _magnitudes(tensor: Tensor) -> tuple[float, float]:
-    """Returns the largest magnitude and the root mean square."""
-    values = tensor.double()
-    return float(values.abs().amax()), float(values.square().mean().sqrt())
+def _magnitudes(tensor: Tensor) -> tuple[float, float] | None:
+    """Returns the largest magnitude and the root mean square; None for counts and empty tensors."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return None
+    low, high = tensor.aminmax()
+    norm = torch.linalg.vector_norm(tensor.flatten(), dtype=torch.float64)
+    return max(float(high), -float(low)), float(norm) / math.sqrt(tensor.numel())

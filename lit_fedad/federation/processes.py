@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import Module
 
 from lit_fedad.errors import UserError
+
+T = TypeVar("T")
 
 
 class ClientsApart(DDPStrategy):
@@ -138,6 +141,24 @@ def gather(fabric: Fabric, results: dict[int, Any]) -> dict[int, Any]:
     dist.gather_object(results, boxes, dst=0)
     merged = {client: result for box in boxes or [] for client, result in box.items()}
     return dict(sorted(merged.items()))
+
+
+def on_first(fabric: Fabric, function: Callable[[], T]) -> T:
+    """Calls a function on the first process, and returns its value on all.
+
+    Raises:
+        UserError: On every process, if the function raised one.
+    """
+    answer: tuple[Any, str | None] = (None, None)
+    if fabric.is_global_zero:
+        try:
+            answer = function(), None
+        except UserError as error:
+            answer = None, str(error)
+    value, refusal = fabric.broadcast(answer)  # type: ignore[type-var]
+    if refusal is not None:
+        raise UserError(refusal)
+    return typing.cast("T", value)
 
 
 @contextmanager

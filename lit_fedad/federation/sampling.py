@@ -1,6 +1,6 @@
 """The sampling of a round's clients, and the policy for failures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,8 @@ class ClientSampler:
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"federation.sampler.fraction={self.fraction} must be in (0, 1]")
+        if self.min_clients < 1:
+            raise UserError(f"federation.sampler.min_clients={self.min_clients} must be at least 1")
         if self.resample_every < 1:
             raise UserError(f"federation.sampler.resample_every={self.resample_every} must be at least 1")
         if self.on_failure not in ("fail", "skip"):
@@ -49,32 +51,63 @@ class ClientSampler:
             UserError: If there are fewer clients than `min_clients`.
         """
         if len(clients) < self.min_clients:
-            raise UserError(f"min_clients={self.min_clients}, but only {len(clients)} clients hold data")
-        count = max(self.min_clients, round(self.fraction * len(clients)))
-        if context.round <= 0 or count >= len(clients):
+            raise UserError(
+                f"federation.sampler.min_clients={self.min_clients}, but only {len(clients)} clients take part"
+            )
+        if context.round <= 0:
             return sorted(clients)
-        first = replace(context, round=context.round - (context.round - 1) % self.resample_every)
-        order = torch.randperm(len(clients), generator=first.generator("participation"))
-        return sorted(clients[i] for i in order[:count].tolist())
+        return sorted(self._order(clients, context)[: self._count(clients)])
 
-    def check_failures(self, finished: int, failures: dict[int, str], round: int) -> None:
-        """Checks whether a round with failures may continue.
+    def spares(self, clients: Sequence[int], context: Context) -> list[int]:
+        """Lists the clients that are not sampled, in the order in which they replace clients that fail.
 
         Args:
-            finished: Number of clients that finished.
+            clients: All clients that hold data.
+            context: Seed and round.
+        """
+        return [] if context.round <= 0 else self._order(clients, context)[self._count(clients) :]
+
+    def _count(self, clients: Sequence[int]) -> int:
+        return max(self.min_clients, round(self.fraction * len(clients)))
+
+    def _order(self, clients: Sequence[int], context: Context) -> list[int]:
+        first = replace(context, round=context.round - (context.round - 1) % self.resample_every)
+        order = torch.randperm(len(clients), generator=first.generator("participation"))
+        return [clients[i] for i in order.tolist()]
+
+    @property
+    def skips(self) -> bool:
+        """Whether a client that fails is left out."""
+        return self.on_failure == "skip"
+
+    def check_failures(self, failures: Mapping[int, str], round: int) -> None:
+        """Checks whether a run continues when clients fail.
+
+        Args:
             failures: Causes by client.
             round: Round number, for the message.
 
         Raises:
-            UserError: If the policy is to fail, or too few clients remain.
+            UserError: If the policy is to fail.
         """
-        if not failures:
-            return
-        client, cause = next(iter(failures.items()))
-        if self.on_failure == "fail":
+        if failures and not self.skips:
+            client, cause = next(iter(failures.items()))
             raise UserError(f"round {round}, client {client}: {cause}")
-        if finished < self.min_clients:
+
+    def check_finished(self, finished: int, left_out: Mapping[int, str], round: int) -> None:
+        """Checks whether enough clients finished an exchange.
+
+        Args:
+            finished: Number of clients whose messages can be merged.
+            left_out: Causes by client that did not finish.
+            round: Round number, for the message.
+
+        Raises:
+            UserError: If there are fewer than `min_clients`.
+        """
+        if left_out and finished < self.min_clients:
+            client, cause = next(iter(left_out.items()))
             raise UserError(
-                f"round {round}: {finished} clients finished, min_clients={self.min_clients};"
+                f"round {round}: {finished} clients finished, federation.sampler.min_clients={self.min_clients};"
                 f" first failure: client {client}: {cause}"
             )

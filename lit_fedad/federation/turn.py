@@ -25,14 +25,12 @@ class ClientResult:
         elements: Number of tensor elements in the upload.
         scalars: Loss and other scalars of training.
         trained: Value of `Evaluator.score` directly after training; None where the client was not scored.
-        error: Cause of the failure; None for a turn without one.
     """
 
     blob: bytes = b""
     elements: int = 0
     scalars: dict[str, float] = field(default_factory=dict)
     trained: Any = None
-    error: str | None = None
 
 
 @dataclass(frozen=True)

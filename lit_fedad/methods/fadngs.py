@@ -270,6 +270,12 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
         """Declares any number of densities."""
         return client.densities_spec()
 
+    def validate(self, server: FADngsServer, client_id: int, update: Update) -> None:
+        """Checks that no density has fewer than two images."""
+        densities = len(update.message[MEAN])
+        if 2 * densities > update.num_samples:
+            raise UserError(f"the client sent {densities} densities of {update.num_samples} images")
+
     def aggregate(self, server: FADngsServer, updates: Mapping[int, Update]) -> None:
         """Replaces the densities of the round's clients; those of other clients are kept."""
         server.densities = {

@@ -27,7 +27,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.parts.pooled_statistics import PooledStatistics, Prepare, standardised
+from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
 
 Buffers = Literal["mean", "local"]
 
@@ -63,7 +63,7 @@ class FedAvgClient(Client):
     def exchanges(self) -> Exchanges:
         """Pooled statistics and local preparation where the task requires them; then training."""
         pooled = standardised(self.task)
-        statistics: tuple[Exchange, ...] = (PooledStatistics(),) if pooled else ()
+        statistics: tuple[Exchange, ...] = (pool_channels(self.task),) if pooled else ()
         prepare = (Prepare(pooled),) if pooled or self.task.prepares else ()
         return Exchanges((*statistics, *prepare), (Train(),))
 

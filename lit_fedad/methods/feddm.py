@@ -247,6 +247,15 @@ class FedDMServer(FedAvgServer):
         self._report: dict[str, float] = {}
         self._unowned: list[int] = []
 
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks that there are as many images as are counted, of one form with those of earlier rounds."""
+        images, counted = update.message[IMAGES], int(update.message[COUNTS].sum())
+        if len(images) != counted:
+            raise UserError(f"the client sent {len(images)} images and counts {counted}")
+        held = next((part.images for part in self.knowledge.values() if len(part.images)), None)
+        if len(images) and held is not None and images.shape[1:] != held.shape[1:]:
+            raise UserError(f"the client sent images {tuple(images.shape[1:])}, not {tuple(held.shape[1:])}")
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains on the clients' images; a round without images changes nothing.
 

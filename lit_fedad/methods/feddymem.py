@@ -26,11 +26,17 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import pool_quantile
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
-from lit_fedad.methods.parts.pooled_statistics import PooledStatistics, load_statistics, statistics_spec
+from lit_fedad.methods.parts.pooled_statistics import (
+    check_count,
+    load_statistics,
+    pool_channels,
+    statistics_spec,
+)
 from lit_fedad.tasks.memory_bank import QUANTILES, MemoryBank
 
 
@@ -121,7 +127,7 @@ class FedDyMemClient(Client):
     @property
     def exchanges(self) -> Exchanges:
         """The first memory, channel statistics and a pooled threshold where the task requires them; then training."""
-        statistics = (PooledStatistics(),) if self.task.standardise else ()
+        statistics = (pool_channels(self.task),) if self.task.standardise else ()
         threshold = (PooledThreshold(),) if isinstance(self.task.loss.threshold, str) else ()
         return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
 
@@ -192,6 +198,9 @@ class FedDyMemServer(AttackableServer):
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
         super().__init__()
         self.counted = client.send_counts
+        # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
+        self.counts_per_image = max(client.task.vectors_per_image, client.task.slots)
+        self.neighbours = client.task.loss.neighbours
         self.aggregation, self.collapse = aggregation, collapse
         self.statistics: Message = {}
         self.known: Message = {}
@@ -201,6 +210,14 @@ class FedDyMemServer(AttackableServer):
     def broadcast(self, client_id: int) -> Message:
         """Returns statistics, memory and threshold as far as they exist, the same to every client."""
         return {**self.statistics, **self.known}
+
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks that the slots count no more patches than the client's images have, and at least one."""
+        if self.counted:
+            total = float(update.message["counts"].double().sum())
+            check_count(total, update.num_samples * self.counts_per_image)
+            if total <= 0:
+                raise UserError("the client's slots count no patch")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the uploaded memories."""
@@ -270,6 +287,10 @@ class FirstMemory(_SendState):
         """Declares a memory."""
         return client.upload_spec()
 
+    def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
+        """Checks the counts."""
+        server.validate(client_id, update)
+
     def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
         """Merges the memories."""
         server.aggregate(updates)
@@ -292,6 +313,13 @@ class PooledThreshold(_SendState):
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares the form of `send`."""
         return {"count": TensorSpec((), torch.int64, low=1), "quantiles": TensorSpec((QUANTILES,), low=0)}
+
+    def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
+        """Checks the number of distances, and that the quantiles ascend."""
+        count, most = int(update.message["count"]), update.num_samples * server.counts_per_image
+        check_count(count, most * server.neighbours)
+        if (update.message["quantiles"].diff() < 0).any():
+            raise UserError("the client's quantiles do not ascend")
 
     def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
         """Computes the pooled median."""

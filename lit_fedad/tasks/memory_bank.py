@@ -195,6 +195,7 @@ class MemoryBank(StandardisedTask):
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.grid, self.slots = grid, slots or grid * grid
+        self.vectors_per_image = grid * grid
         self.standardise, self.average_pool = standardise, average_pool
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay = learning_rate, weight_decay

@@ -19,6 +19,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 
 
@@ -28,14 +29,35 @@ class HoldsStatistics(Protocol):
     statistics: Message
 
 
+def check_count(count: float, most: int) -> None:
+    """Checks a number of vectors that a client claims to have seen.
+
+    Args:
+        count: The number.
+        most: The number that all its images have.
+
+    Raises:
+        UserError: If it is larger.
+    """
+    # Sums of rounded counts exceed their whole in the last digits.
+    if count > most * 1.001:
+        raise UserError(f"the client counts {count:g} vectors, but its images have {most}")
+
+
 def standardised(task: Task) -> bool:
     """Returns whether a task's features are standardised."""
     return isinstance(task, StandardisedTask) and task.standardise
 
 
+@dataclass(frozen=True)
 class PooledStatistics(Exchange[Client, HoldsStatistics]):
-    """The exchange in which clients send count, mean and variance of their channels, which the server pools."""
+    """The exchange in which clients send count, mean and variance of their channels, which the server pools.
 
+    Attributes:
+        vectors_per_image: Number of feature vectors of an image.
+    """
+
+    vectors_per_image: int
     name = "statistics"
 
     def send(self, client: Client, loader: DataLoader) -> Message:
@@ -52,6 +74,10 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
             "mean": TensorSpec(channels),
             "variance": TensorSpec(channels, low=0),
         }
+
+    def validate(self, server: HoldsStatistics, client_id: int, update: Update) -> None:
+        """Checks the count."""
+        check_count(int(update.message["count"]), update.num_samples * self.vectors_per_image)
 
     def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""
@@ -87,6 +113,12 @@ class Prepare(Exchange[Client, HoldsStatistics]):
         """Prepares the task; returns an empty message."""
         client.task.prepare(loader, client.context)
         return {}
+
+
+def pool_channels(task: Task) -> PooledStatistics:
+    """Builds the exchange that pools the channels of a task's features."""
+    assert isinstance(task, StandardisedTask)
+    return PooledStatistics(task.vectors_per_image)
 
 
 def statistics_spec(task: Task) -> MessageSpec:

@@ -1,0 +1,193 @@
+"""The server's end of an exchange: messages are checked on receipt, and merged only if the result can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Message, MessageSpec, Server, Update
+from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.errors import UserError, first_line
+from lit_fedad.federation.channel import Link
+from lit_fedad.federation.message_check import check, outliers
+
+FAR = 30.0
+"""How many times larger than usual the values of a message may be; see `outliers`."""
+
+
+class Robust(Protocol):
+    """A defence against clients whose messages have the declared form and lie."""
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[str]]:
+        """Returns the updates to merge, and warnings that name clients.
+
+        Args:
+            updates: Checked updates by client, in client order.
+            spec: Their declared form.
+            previous: The server's message in this exchange.
+        """
+
+
+@dataclass
+class Merged:
+    """The result of merging.
+
+    Attributes:
+        refused: Causes by client whose messages were not merged.
+        warnings: Warnings for the user, one line each.
+    """
+
+    refused: dict[int, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The receiver of the clients' messages.
+
+    Attributes:
+        server: The method's server.
+        client: The live client, for declared forms.
+        link: The link from clients to the server.
+        robust: Defence against lies; None for none.
+    """
+
+    server: Server
+    client: Client
+    link: Link
+    robust: Robust | None = None
+
+    def open(self, exchange: Exchange, client: int, blob: bytes, num_samples: int) -> Update:
+        """Checks the bytes of one client.
+
+        Args:
+            exchange: The current exchange.
+            client: Number of the client.
+            blob: What it sent; not trusted.
+            num_samples: Its number of training images.
+
+        Returns:
+            The update.
+
+        Raises:
+            UserError: If the bytes hold no message, or one that is not of the declared form or refused by the method.
+        """
+        message = self.link.unpack(blob, exchange.upload_spec(self.client), "the client")
+        update = Update(message, num_samples)
+        exchange.validate(self.server, client, update)
+        return update
+
+    def merge(
+        self,
+        exchange: Exchange,
+        updates: Mapping[int, Update],
+        clients: Sequence[int],
+        exchanges: Exchanges,
+        context: Context,
+    ) -> Merged:
+        """Merges updates into the server, so that what it sends next has its declared form.
+
+        Where merging fails, or leaves a state that cannot be sent, the server returns to its state before, and merges
+        without the clients at fault: those whose message cannot be merged alone, or else the one without which the
+        others can be merged.
+
+        Args:
+            exchange: The current exchange.
+            updates: Opened updates by client, in client order; not empty.
+            clients: All clients that the server may send to.
+            exchanges: The method's exchanges.
+            context: Round and exchange.
+
+        Returns:
+            Who was left out, and warnings.
+
+        Raises:
+            UserError: If no message can be merged.
+            Exception: Whatever merging raised, if it cannot be laid to single clients.
+        """
+        previous = exchange.broadcast(self.server, next(iter(updates)))
+        merged = Merged(outliers(updates, previous, FAR))
+        left = {client: update for client, update in updates.items() if client not in merged.refused}
+        if self.robust is not None and left:
+            left, merged.warnings = self.robust(left, exchange.upload_spec(self.client), previous)
+        if not left:
+            client, line = next(iter(merged.refused.items()))
+            raise UserError(f"round {context.round}: no message can be merged; client {client} {line}")
+        attempt = _Attempt(self, exchange, clients, exchanges, context)
+        error = attempt(left)
+        if error is not None:
+            at_fault = attempt.at_fault(left)
+            if not at_fault:
+                raise error
+            text = f"sent what cannot be merged ({first_line(error)})"
+            merged.refused |= dict.fromkeys(at_fault, text)
+        return merged
+
+
+class _Attempt:
+    """A merge that leaves the server as it was where it fails."""
+
+    def __init__(
+        self,
+        receipt: Receipt,
+        exchange: Exchange,
+        clients: Sequence[int],
+        exchanges: Exchanges,
+        context: Context,
+    ) -> None:
+        self.receipt, self.exchange, self.clients = receipt, exchange, clients
+        self.exchanges, self.context = exchanges, context
+        self.before = deepcopy(read_kept(receipt.server))
+
+    def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
+        """Merges updates; returns what went wrong, or None."""
+        server = self.receipt.server
+        try:
+            self.exchange.aggregate(server, updates)
+            self._check_next()
+        except Exception as error:
+            self.restore()
+            return error
+        return None
+
+    def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
+        """Finds clients without whom merging succeeds, and merges the others; empty if there are none."""
+        alone = []
+        for client, update in updates.items():
+            if self({client: update}) is not None:
+                alone.append(client)
+            self.restore()
+        for suspects in (alone, *([client] for client in updates)):
+            rest = {client: update for client, update in updates.items() if client not in suspects}
+            if suspects and rest and self(rest) is None:
+                return list(suspects)
+        return []
+
+    def restore(self) -> None:
+        """Returns the server to its state before the merge."""
+        write_kept(self.receipt.server, deepcopy(self.before))
+        self.receipt.server.begin(self.context)
+
+    def _check_next(self) -> None:
+        """Checks the server's next message to each client."""
+        server, client = self.receipt.server, self.receipt.client
+        following = self.exchanges.after(self.context)
+        server.begin(following)
+        exchange = self.exchanges.at(following)
+        spec = exchange.broadcast_spec(client)
+        checked: list[Any] = []
+        for number in self.clients:
+            message = exchange.broadcast(server, number)
+            if not any(_same(message, other) for other in checked):
+                check(message, spec, "the server")
+                checked.append(message)
+        server.begin(self.context)
+
+
+def _same(message: Message, other: Message) -> bool:
+    """Returns whether two messages hold the very same tensors."""
+    return message.keys() == other.keys() and all(message[name] is other[name] for name in message)

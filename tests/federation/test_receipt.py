@@ -1,0 +1,197 @@
+"""What the server does with what it receives: refused messages, merges that fail, clients that fail, spares."""
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.sampling import ClientSampler
+
+FIVE = {client: [1.0 + client] * 2 for client in range(5)}
+
+
+def lying(federation: Federation, client: int, blob: bytes, round: int = 1) -> Federation:
+    """Lets a client's bytes be forged after its own check, as on a wire."""
+    play = federation.turn.play
+
+    def forge(exchange, data):
+        result = play(exchange, data)
+        if (federation.client.context.client, federation.client.context.round) == (client, round):
+            result.blob = blob
+        return result
+
+    object.__setattr__(federation.turn, "play", forge)
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("blob", "cause"),
+    [
+        (b"garbage", "sent bytes that hold no message"),
+        (save({"w": torch.tensor([float("nan")])}), "not finite"),
+        (save({"w": torch.tensor([3e38])}), "values from 3e\\+38"),
+        (save({"w": torch.zeros(2)}), "shape"),
+        (save({"w": torch.zeros(1), "more": torch.zeros(1)}), "undeclared"),
+        (save({"w": torch.tensor([1e5])}), "times as large as what is usual"),
+    ],
+)
+def test_a_message_that_cannot_be_used_costs_its_client_the_round_and_no_more(toy, tmp_path, blob, cause):
+    """Also where a client that fails would end the run: a message is not the fault of whoever runs the federation."""
+    history = lying(toy(values=FIVE, rounds=2), 2, blob).run()
+    assert list(history[0].refused) == [2]
+    assert history[0].participants == [0, 1, 3, 4]
+    assert history[0].warnings[0].startswith("round 1: client 2 refused: ")
+    assert pytest.importorskip("re").search(cause, history[0].warnings[0])
+    assert "\n" not in history[0].warnings[0]
+    assert history[1].participants == [0, 1, 2, 3, 4]
+    others = toy(
+        values=FIVE,
+        rounds=1,
+        fails={(1, 2)},
+        sampler=ClientSampler(on_failure="skip"),
+        folder=tmp_path / "skipped",
+    )
+    assert history[0].scalars["weight"] == others.run()[0].scalars["weight"]
+
+
+def test_without_the_fewest_clients_a_refused_message_ends_the_run_in_one_line(toy):
+    federation = lying(toy(sampler=ClientSampler(min_clients=2)), 1, b"garbage")
+    with pytest.raises(UserError, match="1 clients finished, federation.sampler.min_clients=2.*client 1"):
+        federation.run()
+
+
+def test_a_merge_that_fails_is_laid_to_the_client_without_whom_it_succeeds(toy, monkeypatch):
+    """The method's own code may trip over a message of the declared form."""
+    federation = toy(values=FIVE, rounds=2)
+    aggregate = federation.server.aggregate
+
+    def trips(updates):
+        if 3 in updates and federation.server.context.round == 1:
+            federation.server.w = torch.full((1,), torch.nan)  # half done
+            raise IndexError("row 7 is out of range")
+        aggregate(updates)
+
+    monkeypatch.setattr(federation.server, "aggregate", trips)
+    history = federation.run()
+    assert history[0].refused == {3: "sent what cannot be merged (row 7 is out of range)"}
+    assert history[0].participants == [0, 1, 2, 4]
+    assert history[0].scalars["weight"] == pytest.approx(sum(torch.tensor([1.0, 2, 3, 5]) / 4 * 0.75))
+    assert history[1].participants == [0, 1, 2, 3, 4]
+
+
+def test_two_clients_that_each_break_the_merge_are_both_found(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=1)
+    aggregate = federation.server.aggregate
+
+    def trips(updates):
+        if {1, 3} & set(updates):
+            raise ValueError("no")
+        aggregate(updates)
+
+    monkeypatch.setattr(federation.server, "aggregate", trips)
+    assert list(federation.run()[0].refused) == [1, 3]
+
+
+def test_a_mistake_in_the_servers_code_is_no_clients_fault(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=1)
+
+    def broken(updates):
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(federation.server, "aggregate", broken)
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        federation.run()
+
+
+def test_a_state_that_cannot_be_sent_is_never_checkpointed(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=3)
+    aggregate = federation.server.aggregate
+
+    def poisoned(updates):
+        aggregate(updates)
+        if federation.server.context.round == 2:
+            federation.server.w = federation.server.w * torch.nan
+
+    monkeypatch.setattr(federation.server, "aggregate", poisoned)
+    with pytest.raises(UserError, match="the server sent 'w' with values that are not finite"):
+        federation.run()
+    continued = toy(values=FIVE, rounds=3).run()
+    assert [report.round for report in continued] == [1, 2, 3]
+    assert all(torch.isfinite(torch.tensor(report.scalars["weight"])) for report in continued)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("x"),
+        IndexError("x"),
+        TypeError("x"),
+        AttributeError("x"),
+        MemoryError("x"),
+        AssertionError("x"),
+    ],
+)
+def test_any_error_of_a_client_is_its_own_under_skip(toy, monkeypatch, error):
+    federation = toy(values=FIVE, rounds=2, sampler=ClientSampler(on_failure="skip"))
+    send = federation.client.send
+
+    def fails(loader):
+        if (federation.client.context.client, federation.client.context.round) == (4, 1):
+            raise error
+        return send(loader)
+
+    monkeypatch.setattr(federation.client, "send", fails)
+    history = federation.run()
+    assert history[0].failures[4].startswith(type(error).__name__)
+    assert history[1].participants == [0, 1, 2, 3, 4]
+
+
+def test_a_mistake_in_a_clients_code_keeps_its_traceback_unless_skipped(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=1)
+    monkeypatch.setattr(federation.client, "send", lambda loader: {}["w"])
+    with pytest.raises(KeyError):
+        federation.run()
+
+
+def test_spares_take_the_place_of_sampled_clients_that_fail(toy):
+    sampler = ClientSampler(fraction=0.4, on_failure="skip", min_clients=2)
+    context = Context(0, 1)
+    first, second = sampler.sample(range(5), context)
+    spares = sampler.spares(range(5), context)
+    assert sorted([first, second, *spares]) == [0, 1, 2, 3, 4]
+    history = toy(values=FIVE, rounds=1, fails={(1, first), (1, spares[0])}, sampler=sampler).run()
+    assert history[0].participants == sorted([second, spares[1]])
+    assert list(history[0].failures) == [first, spares[0]]
+
+
+def test_too_few_spares_leave_a_smaller_round(toy):
+    sampler = ClientSampler(fraction=0.6, on_failure="skip", min_clients=1)
+    fails = {(1, client) for client in range(4)}
+    history = toy(values=FIVE, rounds=1, fails=fails, sampler=sampler).run()
+    assert history[0].participants == [4]
+
+
+def test_a_client_that_cannot_be_scored_is_left_out_of_the_evaluation(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=2, sampler=ClientSampler(on_failure="skip"))
+    score = federation.evaluator.score
+
+    def fails(client, number):
+        if number == 1:
+            raise OSError("image.png cannot be read")
+        return score(client, number)
+
+    monkeypatch.setattr(federation.evaluator, "score", fails)
+    history = federation.run()
+    assert history[-1].metrics["w"]["visits"].keys() == {0, 2, 3, 4}
+    assert history[-1].warnings == [
+        "round 2: client 1 left out of the evaluation: OSError: image.png cannot be read"
+    ]
+
+
+def test_where_nobody_can_be_scored_one_line_says_why(toy, monkeypatch):
+    federation = toy(values=FIVE, rounds=1, sampler=ClientSampler(on_failure="skip"))
+    monkeypatch.setattr(federation.evaluator, "score", lambda client, number: {}["x"])
+    with pytest.raises(UserError, match="round 1: no client can be scored; client 0: KeyError"):
+        federation.run()
