@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.message import LARGEST
 from lit_fedad.errors import UserError
 
 TINY = 1e-2
@@ -65,8 +66,9 @@ def _check_values(tensor: Tensor, form: TensorSpec, what: str) -> None:
         raise UserError(f"{what} with values that are not finite (NaN or infinity)")
     low, high = (float(bound) for bound in tensor.aminmax())
     if low < form.low or high > form.high:
+        hint = "; has training diverged? Lower the learning rate" if max(high, -low) > LARGEST else ""
         raise UserError(
-            f"{what} with values from {low:g} to {high:g}, declared from {form.low:g} to {form.high:g}"
+            f"{what} with values from {low:g} to {high:g}, declared from {form.low:g} to {form.high:g}{hint}"
         )
     if form.distinct and len(tensor.unique()) < tensor.numel():
         raise UserError(f"{what} with a value that occurs twice")

@@ -13,7 +13,7 @@ from lit_fedad.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
 from lit_fedad.federation.message_check import check, outliers
 
-FAR = 30.0
+FAR = 100.0
 """How many times larger than usual the values of a message may be; see `outliers`."""
 
 
@@ -145,9 +145,10 @@ class _Attempt:
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
         """Merges updates; returns what went wrong, or None."""
-        server = self.receipt.server
         try:
-            self.exchange.aggregate(server, updates)
+            if not updates:
+                raise UserError("no message is left")
+            self.exchange.aggregate(self.receipt.server, updates)
             self._check_next()
         except Exception as error:
             self.restore()
@@ -155,17 +156,21 @@ class _Attempt:
         return None
 
     def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
-        """Finds clients without whom merging succeeds, and merges the others; empty if there are none."""
-        alone = []
-        for client, update in updates.items():
-            if self({client: update}) is not None:
-                alone.append(client)
-            self.restore()
-        for suspects in (alone, *([client] for client in updates)):
-            rest = {client: update for client, update in updates.items() if client not in suspects}
-            if suspects and rest and self(rest) is None:
-                return list(suspects)
+        """Finds the clients without whom merging succeeds, and merges the others; empty if it cannot be told."""
+        alone = [client for client, update in updates.items() if not self._succeeds({client: update})]
+        if alone and self(_without(updates, alone)) is None:
+            return alone
+        mends = [client for client in updates if self._succeeds(_without(updates, [client]))]
+        # Where either of two could be the one, neither is.
+        if len(mends) == 1 and self(_without(updates, mends)) is None:
+            return mends
         return []
+
+    def _succeeds(self, updates: Mapping[int, Update]) -> bool:
+        """Returns whether updates can be merged, without merging them."""
+        error = self(updates)
+        self.restore()
+        return error is None
 
     def restore(self) -> None:
         """Returns the server to its state before the merge."""
@@ -191,3 +196,7 @@ class _Attempt:
 def _same(message: Message, other: Message) -> bool:
     """Returns whether two messages hold the very same tensors."""
     return message.keys() == other.keys() and all(message[name] is other[name] for name in message)
+
+
+def _without(updates: Mapping[int, Update], clients: Sequence[int]) -> dict[int, Update]:
+    return {client: update for client, update in updates.items() if client not in clients}

@@ -195,3 +195,17 @@ def test_where_nobody_can_be_scored_one_line_says_why(toy, monkeypatch):
     monkeypatch.setattr(federation.evaluator, "score", lambda client, number: {}["x"])
     with pytest.raises(UserError, match="round 1: no client can be scored; client 0: KeyError"):
         federation.run()
+
+
+def test_where_either_of_two_clients_could_be_at_fault_neither_is(toy, monkeypatch):
+    federation = toy(rounds=1)
+    aggregate = federation.server.aggregate
+
+    def trips(updates):
+        if len(updates) > 1:
+            raise UserError("they do not fit together")
+        aggregate(updates)
+
+    monkeypatch.setattr(federation.server, "aggregate", trips)
+    with pytest.raises(UserError, match="they do not fit together"):
+        federation.run()

@@ -272,5 +272,5 @@ def test_diverged_training_says_so_in_one_line(
         task, data = make_linear(learning_rate=1e300), {0: make_points(4), 1: make_points(4)}
     else:
         task, data = make_task(learning_rate=1e30), {0: make_loader(4), 1: make_loader(4)}
-    with pytest.raises(UserError, match="client 0: the loss is not finite: .* lower the learning rate"):
+    with pytest.raises(UserError, match="client 0.*diverged.*ower the learning rate"):
         federate(FedAvgClient, task=task, data=data, rounds=3)

@@ -42,6 +42,7 @@ def test_a_class_that_nobody_owns_is_named_once(feddm, data):
 
 
 def test_images_of_two_sizes_name_the_clients(feddm, data):
+    """Of two, either could be the wrong one."""
     with pytest.raises(UserError, match=r"client 1 sent images \(3, 6, 6\), client 0 \(3, 8, 8\)") as error:
         feddm(data={0: data[0], 1: loader([0, 0, 1, 1], 1, side=6)})
     assert "\n" not in str(error.value)
