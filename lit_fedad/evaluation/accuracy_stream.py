@@ -101,7 +101,7 @@ class StreamAccuracyEvaluator(Evaluator):
         in_place = None
         if not self.own_models and reports:
             # Only the server builds models: the one of this round represents its participants' training.
-            in_place = {client: server[client] for client in participants}
+            in_place = {client: server[client] for client in participants if client in server}
             for client, scores in in_place.items():
                 trained.setdefault(client, {})[self.module.stage(client, reports[-1].round)] = scores
         now = {client: {stages[client]: scores} for client, scores in server.items()}

@@ -132,7 +132,11 @@ class AnomalyStreamEvaluator(Evaluator):
         values: dict[int, dict[str, float]] = {}
         for client, judged in now.items():
             ends = {self.module.stage(client, report.round): report.metrics or {} for report in earlier}
-            ends = {stage: metrics for stage, metrics in ends.items() if stage < stages[client]}
+            ends = {
+                stage: metrics
+                for stage, metrics in ends.items()
+                if stage < stages[client] and client in metrics["i_auroc"]["per_client"]
+            }
             so_far = [metrics["i_auroc"]["per_client"][client] for metrics in (*ends.values(), of_met)]
             after = {
                 stage: [metrics[name]["per_client"][client] for name in self.task_metrics[: stage + 1]]

@@ -351,7 +351,6 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"]["robust"]),
-        deadline=config["federation"]["deadline"],
     )
 
 

@@ -35,10 +35,12 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
         yield
         return
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        raise UserError("federation.deadline needs the alarms of a process's main thread; leave it null here")
+        raise UserError(
+            "federation.sampler.deadline needs the alarms of a process's main thread; leave it null here"
+        )
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise UserError(f"took longer than federation.deadline={seconds:g} seconds")
+        raise UserError(f"took longer than federation.sampler.deadline={seconds:g} seconds")
 
     last_resort = threading.Timer(seconds + GRACE_S, _end_process, (who, seconds))
     last_resort.daemon = True
@@ -54,7 +56,7 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
 
 
 def _end_process(who: str, seconds: float) -> None:
-    late = f"{who} hangs beyond federation.deadline={seconds:g} seconds"
+    late = f"{who} hangs beyond federation.sampler.deadline={seconds:g} seconds"
     sys.stderr.write(f"error: {late} and cannot be interrupted: its process ends\n")
     sys.stderr.flush()
     os._exit(2)

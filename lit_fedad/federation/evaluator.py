@@ -88,7 +88,7 @@ class Evaluator:
         if not interview.fabric.is_global_zero:
             return None
         if interview.client.predictors.shared:
-            states = self.spread(states[asked[0]], interview.clients)
+            states = self.spread(next(iter(states.values())), interview.clients)
         return Evaluation(self.summarise(states))
 
     def score(self, client: Client, number: int) -> Any:

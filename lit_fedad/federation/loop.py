@@ -56,7 +56,6 @@ class Federation:
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
-        deadline: Longest turn of a client in seconds; None for no limit.
 
     Attributes:
         clients: Clients that take part: all that hold images, without those that failed before round 1.
@@ -80,7 +79,6 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         robust: Robust | None = None,
-        deadline: float | None = None,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
@@ -89,8 +87,6 @@ class Federation:
         self.exchanges = client.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
-        if deadline is not None and deadline <= 0:
-            raise UserError(f"federation.deadline={deadline} must be above 0 seconds, or null")
         self.turn = Turn(client, channel, fabric)
         self.receipt = Receipt(server, client, channel.up, robust)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
@@ -98,7 +94,7 @@ class Federation:
         server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
-        self.turns = Turns(server, self.turn, pool, self.mine, sampler.skips, deadline)
+        self.turns = Turns(server, self.turn, pool, self.mine, sampler.skips, sampler.deadline)
         self.history: list[RoundReport] = []
 
     def run(self) -> list[RoundReport]:

@@ -20,18 +20,22 @@ class ClientSampler:
         on_failure: ``"fail"`` stops the run at the first client that fails; ``"skip"`` leaves that client out of the
             round as long as `min_clients` remain.
         resample_every: Number of consecutive rounds with the same clients.
+        deadline: Longest turn of a client in seconds, after which it has failed; None for no limit.
     """
 
     fraction: float = 1.0
     min_clients: int = 1
     on_failure: Literal["fail", "skip"] = "fail"
     resample_every: int = 1
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"federation.sampler.fraction={self.fraction} must be in (0, 1]")
         if self.min_clients < 1:
             raise UserError(f"federation.sampler.min_clients={self.min_clients} must be at least 1")
+        if self.deadline is not None and self.deadline <= 0:
+            raise UserError(f"federation.sampler.deadline={self.deadline} must be above 0 seconds, or null")
         if self.resample_every < 1:
             raise UserError(f"federation.sampler.resample_every={self.resample_every} must be at least 1")
         if self.on_failure not in ("fail", "skip"):

@@ -15,7 +15,7 @@ from lit_fedad.federation.sampling import ClientSampler
 
 def test_a_block_that_sleeps_is_interrupted():
     with (
-        pytest.raises(UserError, match="took longer than federation.deadline=0.05 seconds"),
+        pytest.raises(UserError, match="took longer than federation.sampler.deadline=0.05 seconds"),
         deadline(0.05, "x"),
     ):
         time.sleep(60)
@@ -42,11 +42,13 @@ def test_outside_the_main_thread_it_is_refused():
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
-    assert found == ["federation.deadline needs the alarms of a process's main thread; leave it null here"]
+    assert found == [
+        "federation.sampler.deadline needs the alarms of a process's main thread; leave it null here"
+    ]
 
 
 def test_a_client_that_hangs_is_left_out(toy, monkeypatch):
-    federation = toy(deadline=0.3, rounds=1, sampler=ClientSampler(on_failure="skip"))
+    federation = toy(rounds=1, sampler=ClientSampler(on_failure="skip", deadline=0.3))
     send = federation.client.send
 
     def hangs(loader):
@@ -57,7 +59,7 @@ def test_a_client_that_hangs_is_left_out(toy, monkeypatch):
     monkeypatch.setattr(federation.client, "send", hangs)
     report = federation.run()[0]
     assert report.participants == [0]
-    assert report.failures == {1: "took longer than federation.deadline=0.3 seconds"}
+    assert report.failures == {1: "took longer than federation.sampler.deadline=0.3 seconds"}
 
 
 def test_a_process_that_cannot_be_interrupted_is_ended_in_one_line():
@@ -78,10 +80,10 @@ def test_a_process_that_cannot_be_interrupted_is_ended_in_one_line():
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
-        "error: client 3 hangs beyond federation.deadline=0.1 seconds"
+        "error: client 3 hangs beyond federation.sampler.deadline=0.1 seconds"
     )
 
 
-def test_a_deadline_of_nothing_is_refused(toy):
-    with pytest.raises(UserError, match=r"federation.deadline=0 must be above 0"):
-        toy(deadline=0)
+def test_a_deadline_of_nothing_is_refused():
+    with pytest.raises(UserError, match=r"federation.sampler.deadline=0 must be above 0"):
+        ClientSampler(deadline=0)
