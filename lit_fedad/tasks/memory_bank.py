@@ -141,8 +141,8 @@ class MemoryBank(StandardisedTask):
     the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of a
     smoothed map.
 
-    A method may set the bank (`load_memory`); otherwise the task builds one from local data before training and
-    recomputes it after each round with the bank as the previous memory.
+    A method may set the bank (`load_memory`); otherwise the task builds one from local data before training, and anew
+    whenever weights have changed.
 
     Args:
         backbone: Frozen feature extractor.
@@ -350,16 +350,20 @@ class MemoryBank(StandardisedTask):
         if self.mean.isnan().any():
             _, mean, variance = self.channel_moments(loader)
             self.load_statistics(mean, channel_scale(variance))
-        self._load_reduced(self.reduce_memory(loader, context, previous=None))
+        self._build(loader, context)
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader)
             self.threshold = quantiles[len(quantiles) // 2].to(self.threshold)
 
     def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Recomputes the task's bank from local data, with the bank as the previous memory."""
-        self._load_reduced(self.reduce_memory(loader, context, previous=self.memory))
+        """Builds the bank anew from local data: equal weights and images give an equal bank, whatever the round."""
+        self._build(loader, context)
 
-    def _load_reduced(self, reduced: Reduced) -> None:
+    def _build(self, loader: DataLoader, context: Context) -> None:
+        # Slots of other weights lie among features that the head no longer makes, so none of them may remain (no moving
+        # average); and draws that changed by round would move the bank under weights that do not change.
+        first = Context(context.seed, 0, context.client)
+        reduced = self.reduce_memory(loader, first, previous=None)
         self.load_memory(reduced.memory, reduced.radii)
 
     # ------------------------------------------------------------------------------------------------ scoring

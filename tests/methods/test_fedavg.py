@@ -169,17 +169,44 @@ def test_the_bank_that_scores_is_made_with_the_averaged_weights(federate, make_t
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
     played = federate(FedAvgClient, task=make_task(), data=data, rounds=rounds)
     for client, loader in data.items():
-        task = make_task().eval()
-        task.prepare(loader, Context(0, 0, client))
         for report in played.history[1:]:
             predicts = report.metrics[client]
+            task = make_task().eval()
             weights = {name: entry for name, entry in predicts.items() if name.startswith("head.")}
             task.load_state_dict(weights, strict=False)
-            task.refresh(loader, Context(0, report.round, client))
+            task.prepare(loader, Context(0, 0, client))
             assert torch.equal(predicts["memory"], task.memory)
             assert torch.equal(predicts["radii"], task.radii)
     final = {name: predicts[name] for name in played.server.weights}
     assert all(torch.equal(final[name], entry) for name, entry in played.server.weights.items())
+
+
+def test_nothing_of_old_weights_remains_in_the_bank_of_a_client_that_was_absent(
+    federate, make_task, make_loader
+):
+    """A bank of one slot is the mean of the client's features, and its radius their mean distance from it.
+
+    A bank that moved by 1/(t+1) in the rounds of its client would hold features of the initial weights for ever.
+    """
+
+    def task():
+        return make_task(slots=1, loss=HingeLoss(neighbours=1), learning_rate=0.05).eval()
+
+    data = {client: make_loader(4, seed=client) for client in range(3)}
+    played = federate(FedAvgClient, task=task(), data=data, rounds=4, fraction=0.34)
+    assert all(len(report.participants) == 1 for report in played.history[1:])
+    averaged = task()
+    with torch.no_grad():
+        first = {c: torch.cat([averaged(batch).flatten(0, 1) for batch in data[c]]).mean(0) for c in data}
+        averaged.load_state_dict(played.server.weights, strict=False)
+        for client, loader in data.items():
+            features = torch.cat([averaged(batch).flatten(0, 1) for batch in loader]).double()
+            mean = features.mean(0)
+            assert (mean - first[client]).norm() > 0.1  # the weights have moved visibly
+            scores = played.history[-1].metrics[client]
+            torch.testing.assert_close(scores["memory"][0].double(), mean, rtol=1e-4, atol=1e-5)
+            radius = (features - mean).square().sum(1).mean().sqrt()
+            torch.testing.assert_close(scores["radii"][0].double(), radius, rtol=1e-4, atol=1e-5)
 
 
 def test_the_first_bank_is_made_with_the_initial_weights(federate, make_task, make_loader):

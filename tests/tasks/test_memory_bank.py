@@ -112,6 +112,18 @@ def test_median_threshold(make_task, make_loader):
     assert float(task.threshold) == pytest.approx(float(distances.median()), rel=0.1)
 
 
+@pytest.mark.parametrize("round", [1, 7])
+def test_a_renewed_bank_depends_on_weights_and_images_alone(make_task, make_loader, round):
+    moved, fresh = make_task(), make_task(seed=1)
+    moved.prepare(make_loader(), HERE)
+    moved.load_state_dict(dict(fresh.head.state_dict(prefix="head.")), strict=False)
+    moved.refresh(make_loader(), Context(seed=0, round=round, client=0))
+    fresh.backbone = moved.backbone
+    fresh.prepare(make_loader(), HERE)
+    assert torch.equal(moved.memory, fresh.memory)
+    assert torch.equal(moved.radii, fresh.radii)
+
+
 def test_learned_state_leaves_the_backbone_out(make_task):
     names = make_task().learned_state()
     assert "memory" in names
