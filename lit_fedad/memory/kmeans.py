@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.errors import UserError
-from lit_fedad.memory.knn import Backend, chunks, nearest, squared_distances, working_dtype
+from lit_fedad.memory.knn import Backend, chunks, middle, nearest, squared_distances, working_dtype
 
 _PROPOSALS = 256
 
@@ -146,7 +146,7 @@ def _accept(
 ) -> Tensor:
     """The proposals that become seeds, in order; the first always does."""
     rows = points[proposals].to(working_dtype(points))
-    rows = rows - rows.mean(0)
+    rows = rows - middle(rows)
     squares = squared_distances(rows, rows, rows.square().sum(1)).double()
     table = squares.masked_fill_(proposals[:, None] == proposals, 0).cpu().numpy()
     draws = torch.rand(len(rows), generator=generator, dtype=torch.float64, device=generator.device)

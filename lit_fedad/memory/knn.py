@@ -4,7 +4,7 @@ Everything works on rows: a bank is ``[slots, channels]``, patches are ``[n, cha
 
 The expansion ``|q|^2 - 2 q.b + |b|^2`` turns the search into one matrix product, but its rounding error is
 about ``eps * |q|^2``: a distance near zero comes out wrong, even negative. It therefore only *ranks* the
-slots, on rows moved to the mean of the bank, where the error is smallest. Distances are recomputed from the
+slots, on rows moved to the middle of the bank, where the error is smallest. Distances are recomputed from the
 differences.
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from lit_fedad.contracts.precision import full_precision
 from lit_fedad.errors import UserError
 
 Backend = Literal["auto", "torch", "faiss"]
@@ -32,8 +33,8 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
 
     Temporaries for the queries hold at most `CHUNK_BYTES`; a centred copy of the bank comes on top. The distance to a
     slot equal to the query is exactly 0. Only slots whose squared distances differ by less
-    than the rounding of the matrix product (about ``1e-7 |q - mean|^2`` in single precision) may change
-    places.
+    than the rounding of the matrix product (about ``1e-7 |q - c|^2`` in single precision, with c the mean of the
+    half of the bank that lies closest together) may change places. Autocast has no effect here.
 
     Args:
         queries: Rows ``[n, channels]``, any floating type; half precision is computed in single.
@@ -60,7 +61,7 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
         raise ValueError(f"k={k} neighbours asked of a bank of {len(bank)} slots: choose 1 to {len(bank)}")
     dtype = working_dtype(queries, bank)
     bank = bank.to(dtype)
-    centre = bank.mean(0)
+    centre = middle(bank)
     centred = bank - centre
     search = _faiss_search(centred, k) if _uses_faiss(backend, centred) else _torch_search(centred, k)
 
@@ -69,7 +70,8 @@ def nearest(queries: Tensor, bank: Tensor, k: int, backend: Backend = "auto") ->
     row_bytes = dtype.itemsize * (len(bank) + 2 * bank.shape[1])
     for rows in chunks(len(queries), row_bytes):
         block = queries[rows].to(dtype)
-        indices[rows] = search(block - centre)
+        with full_precision(bank):
+            indices[rows] = search(block - centre)
         distances[rows] = _distances(block, bank, indices[rows])
     if k > 1:  # the recomputed distances may reorder near ties
         distances, order = distances.sort(dim=1, stable=True)
@@ -111,7 +113,7 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
     """Computes squared distances by one matrix product, with the rounding error of the expansion.
 
     Args:
-        rows: Rows ``[n, channels]``; the error is smallest where the mean of the data is 0.
+        rows: Rows ``[n, channels]``; the error is smallest where the `middle` of the data is 0.
         bank: Rows ``[slots, channels]``, likewise.
         bank_norms: Squared norms of the bank's rows, ``[slots]``.
 
@@ -124,6 +126,23 @@ def squared_distances(rows: Tensor, bank: Tensor, bank_norms: Tensor) -> Tensor:
     """
     product = torch.addmm(bank_norms, rows, bank.T, alpha=-2)
     return product.add_(rows.square().sum(1, keepdim=True)).clamp_(min=0)
+
+
+def middle(rows: Tensor) -> Tensor:
+    """Computes the mean of the half of the rows that is nearest to the mean of all, which single far rows move.
+
+    Args:
+        rows: Rows ``[n, channels]``.
+
+    Returns:
+        The middle ``[channels]``.
+
+    Example:
+        >>> middle(torch.tensor([[1.0], [2.0], [3.0], [1e6]]))
+        tensor([2.5000])
+    """
+    distances = (rows - rows.mean(0)).square().sum(1)
+    return rows[distances.topk((len(rows) + 1) // 2, largest=False).indices].mean(0)
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

@@ -6,6 +6,8 @@ from scipy.ndimage import gaussian_filter1d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.contracts.precision import full_precision
+
 
 class AnomalyMap(nn.Module):
     """Bilinear upsampling followed by a Gaussian blur, as two small matrix products.
@@ -38,4 +40,5 @@ class AnomalyMap(nn.Module):
             Anomaly maps [B, size, size].
         """
         side: Tensor = self.side  # type: ignore[assignment]
-        return side @ scores @ side.T
+        with full_precision(scores):  # rounded to half precision, images near a threshold would tie
+            return side @ scores.float() @ side.T

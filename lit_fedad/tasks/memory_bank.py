@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, StandardisedTask
 from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.precision import full_precision
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
@@ -222,7 +223,8 @@ class MemoryBank(StandardisedTask):
         Returns:
             Patch features [B, grid * grid, C], not standardised.
         """
-        pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
+        with full_precision(self.memory):  # as cached features are computed
+            pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
         layers = []
         for layer in pyramid:
             if self.average_pool:
@@ -360,8 +362,8 @@ class MemoryBank(StandardisedTask):
         self._build(loader, context)
 
     def _build(self, loader: DataLoader, context: Context) -> None:
-        # Slots of other weights lie among features that the head no longer makes, so none of them may remain (no moving
-        # average); and draws that changed by round would move the bank under weights that do not change.
+        # A slot of old weights lies among features that the head no longer makes: none may remain (no moving average).
+        # Draws that changed by round would move the bank under weights that do not change.
         first = Context(context.seed, 0, context.client)
         reduced = self.reduce_memory(loader, first, previous=None)
         self.load_memory(reduced.memory, reduced.radii)

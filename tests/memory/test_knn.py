@@ -52,6 +52,28 @@ def test_a_large_common_offset_does_not_change_the_neighbours(backend):
     np.testing.assert_allclose(distances[:, 0].numpy(), reference.min(1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("far", [1, 15])
+@pytest.mark.parametrize("backend", ["torch", FAISS])
+def test_rows_far_away_do_not_blur_the_others(backend, far, k):
+    """Whole numbers: squared distances are equal or at least 1 apart, so that no rounding decides."""
+    queries, bank = rows(300, 16).mul(8).round(), rows(40, 16, seed=1).mul(8).round()
+    bank[:far] += 2.0**20
+    reference = np.sort(cdist(queries.double().numpy(), bank.double().numpy()), axis=1)
+    distances, indices = nearest(queries, bank, k, backend=backend)
+    np.testing.assert_allclose(distances.numpy(), reference[:, :k], rtol=1e-6)
+    assert indices.min() >= far
+
+
+def test_autocast_does_not_round_the_search():
+    queries, bank = 4 + rows(200, 32), 4 + rows(60, 32, seed=1)
+    expected = nearest(queries, bank, 3, backend="torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = nearest(queries, bank, 3, backend="torch")
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0], expected[0])
+
+
 def test_small_chunks_give_the_same_neighbours(monkeypatch):
     queries, bank = rows(101, 8), rows(33, 8, seed=1)
     whole = nearest(queries, bank, 4, backend="torch")

@@ -3,9 +3,12 @@
 import lightning as L
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.methods.local import LocalClient
 from lit_fedad.tasks.memory_bank import HingeLoss, NearestDistance, Softmin
 
 HERE = Context(seed=0, round=0, client=0)
@@ -84,6 +87,20 @@ def test_prediction_is_the_maximum_of_the_smoothed_map(make_task, make_loader):
     assert prediction.anomaly_map.shape == (4, 32, 32)
     torch.testing.assert_close(prediction.anomaly_map, task.draw_map(nearest), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(prediction.image_score, prediction.anomaly_map.flatten(1).amax(1))
+
+
+def test_in_mixed_precision_images_score_as_their_cached_features(make_task, make_loader):
+    """Thresholds come from cached features, which the backbone computed in full precision."""
+    client = LocalClient(make_task().eval())
+    client.task.prepare(make_loader(), HERE)
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    batch = next(iter(make_loader(seed=1)))
+    from_images = predict_batch(client, batch, fabric)
+    cached = predict_batch(client, {"pyramid": client.task.backbone(batch["image"])}, fabric)
+    assert torch.equal(from_images.image_score, cached.image_score)
+    assert torch.equal(from_images.anomaly_map, cached.anomaly_map)
+    # Nor do scores have the eight bits of bfloat16 only.
+    assert not torch.equal(from_images.anomaly_map, from_images.anomaly_map.bfloat16().float())
 
 
 def test_channel_moments_are_those_of_all_patches(make_task, make_loader):
