@@ -102,9 +102,8 @@ class Condensation:
         """
         device = fabric.device
         synthetic = start.to(device, copy=True).requires_grad_()
-        optimizer = fabric.setup_optimizers(
-            torch.optim.SGD([synthetic], lr=self.learning_rate, momentum=self.momentum)
-        )
+        descent = torch.optim.SGD([synthetic], lr=self.learning_rate, momentum=self.momentum)
+        optimizer = fabric.setup_optimizers(descent)
         assert isinstance(optimizer, torch.optim.Optimizer)
         classes = torch.arange(len(counts))
         synthetic_class = classes.repeat_interleave(torch.tensor(counts)).to(device)
@@ -123,6 +122,7 @@ class Condensation:
             optimizer.zero_grad()
             fabric.backward(loss)
             if self.clip is not None:
+                fabric.strategy.precision.unscale_gradients(descent)
                 clip_grad_norm_([synthetic], self.clip)
             optimizer.step()
             losses.append(float(loss.detach()))

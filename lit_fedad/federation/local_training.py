@@ -16,7 +16,9 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     """Trains a client locally for E epochs of its ``training_step``.
 
     Of Lightning's hooks the client's ``on_train_start``, ``on_train_epoch_start``, ``on_before_optimizer_step`` and
-    ``on_train_end`` are called; the task's are left to a plain ``Trainer``.
+    ``on_train_end`` are called; the task's are left to a plain ``Trainer``. Gradients of the optimiser's parameters are
+    not scaled when ``on_before_optimizer_step`` sees them. It is not called in a step that the gradient scaler of
+    ``16-mixed`` leaves out, because gradients have overflowed.
 
     Args:
         client: The live client.
@@ -51,7 +53,8 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
                 raise UserError("the loss is not finite: training has diverged; lower the learning rate")
             optimizer.zero_grad()
             fabric.backward(outputs["loss"])
-            client.on_before_optimizer_step(configured)
+            if _unscaled(configured, fabric):
+                client.on_before_optimizer_step(configured)
             optimizer.step()
             for name, value in outputs.items():
                 totals[name] = totals.get(name, 0.0) + float(value.detach())
@@ -61,6 +64,16 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     if client.keep_optimizer:
         client.optimizer_state = configured.state_dict()
     return {name: total / steps for name, total in totals.items()}
+
+
+def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
+    """Divides gradients by the loss's scale, if there is one; returns whether the optimiser will take its step."""
+    precision = fabric.strategy.precision
+    precision.unscale_gradients(optimizer)
+    if getattr(precision, "scaler", None) is None:
+        return True
+    gradients = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 class Train(Exchange[Client, Server]):

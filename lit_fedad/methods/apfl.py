@@ -59,18 +59,19 @@ class APFLClient(FedAvgClient):
         self.personal.load_state_dict(entries, strict=False)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds one optimiser for w and v."""
+        """Builds one optimiser for w and v; it holds alpha too, whose gradient is then unscaled with theirs."""
         optimizer = self.task.configure_optimizers()
         for group in self.personal.configure_optimizers().param_groups:
             own = [
                 parameter for parameter in group["params"] if parameter.requires_grad
             ]  # without the backbone, which the first group holds
             optimizer.add_param_group({**group, "params": own})
+        self.alpha = self.alpha.detach().clone().requires_grad_(self.adaptive)
+        optimizer.add_param_group({"params": [self.alpha]})
         return optimizer
 
     def on_train_start(self) -> None:
         """Prepares the personal model for training, with the local buffers (a bank) of the shared model."""
-        self.alpha.requires_grad_(self.adaptive)
         self.personal.train()
         own = {name: self.task.state_dict()[name] for name in self.task.local_buffers}
         self.personal.load_state_dict(own, strict=False)
@@ -84,10 +85,11 @@ class APFLClient(FedAvgClient):
         return {**shared, "loss": shared["loss"] + mixed, "mixture_loss": mixed, "alpha": self.alpha}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Updates alpha by one gradient step."""
+        """Updates alpha by one step of plain gradient descent."""
         if self.alpha.grad is not None:
-            moved = self.alpha.detach() - optimizer.param_groups[0]["lr"] * self.alpha.grad
-            self.alpha = moved.clamp(0, 1).requires_grad_()
+            with torch.no_grad():
+                self.alpha.sub_(optimizer.param_groups[0]["lr"] * self.alpha.grad).clamp_(0, 1)
+            self.alpha.grad = None  # so that the optimiser, whose rule is another, leaves it alone
 
     def on_train_end(self) -> None:
         """Sets the personal model to evaluation mode."""

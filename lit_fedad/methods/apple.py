@@ -76,9 +76,15 @@ class AppleClient(FedAvgClient):
         self.others = {name: message[name] for name in trainable(self.task)}
         super().receive({name: cores[self.row] for name, cores in self.others.items()})
 
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds the task's optimiser; it holds the relations too, whose gradient is then unscaled with the core's."""
+        optimizer = super().configure_optimizers()
+        self.relations = self.relations.detach().clone().requires_grad_()
+        optimizer.add_param_group({"params": [self.relations]})
+        return optimizer
+
     def on_train_start(self) -> None:
         """Moves the cores to the client's device."""
-        self.relations.requires_grad_()
         self.others = {name: cores.to(self.device) for name, cores in self.others.items()}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
@@ -90,8 +96,9 @@ class AppleClient(FedAvgClient):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Updates the relations by their gradient ``<grad, c_m> + lambda_t mu (p_m - p0_m)``."""
         assert self.relations.grad is not None
-        moved = self.relations.detach() - self.relation_learning_rate * self.relations.grad
-        self.relations = moved.requires_grad_()
+        with torch.no_grad():
+            self.relations.sub_(self.relation_learning_rate * self.relations.grad)
+        self.relations.grad = None  # so that the optimiser, whose rule is another, leaves them alone
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the mixture into the task."""

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.scaled import scaled_fabric
 from lightning.fabric import Fabric
 from torch import nn
 
@@ -45,12 +46,12 @@ class Encoder(nn.Sequential):
         self.double().requires_grad_(False)
 
 
-def condense(settings, distance, start=None, counts=COUNTS, seed: int = 0):
+def condense(settings, distance, start=None, counts=COUNTS, seed: int = 0, fabric=FABRIC):
     """Six images of 8 pixels that stand for eleven real ones of three classes, drawn unevenly."""
     start = rows(sum(counts), 3, 8, 8) if start is None else start
     real = rows(sum(SIZES), 3, 8, 8, seed=1)
     weights = [torch.linspace(1, 2, size) for size in SIZES]
-    return Condensation(**settings)(start, counts, real, weights, distance, generator(seed), FABRIC)
+    return Condensation(**settings)(start, counts, real, weights, distance, generator(seed), fabric)
 
 
 @pytest.mark.parametrize("kernel", ["linear", "gaussian"])
@@ -152,6 +153,16 @@ def test_the_gradient_of_all_images_together_is_no_longer_than_the_clip(clip, le
     moved = start - found
     assert float(moved.norm()) == pytest.approx(0.1 * length, rel=1e-4)
     torch.testing.assert_close(moved, torch.full_like(moved, 0.1 * length / 6))
+
+
+def test_the_clip_is_of_the_gradient_not_of_the_scaled_one():
+    """Under 16-mixed, gradients are 65,536 times as long before a step; at length 12, nothing is clipped to 100."""
+    start = rows(3, 1, 3, 4).float()
+    settings = {"steps": 1, "batch": 1, "learning_rate": 0.1, "clip": 100.0, "augment": False}
+    found, _ = condense(
+        settings, lambda batch, images: 2 * images.sum(), start, [1, 1, 1], fabric=scaled_fabric()
+    )
+    torch.testing.assert_close(start - found, torch.full_like(start, 0.2))
 
 
 def test_the_start_stays_and_comes_back_where_there_is_no_step():
