@@ -100,6 +100,10 @@ class AppleClient(FedAvgClient):
             self.relations.sub_(self.relation_learning_rate * self.relations.grad)
         self.relations.grad = None  # so that the optimiser, whose rule is another, leaves them alone
 
+    def on_train_end(self) -> None:
+        """Replaces the client's own core, as received, by the trained one."""
+        self.others = {name: self._cores(name, core.detach()) for name, core in trainable(self.task).items()}
+
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the mixture into the task."""
         if which == "server":

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 from torch.utils.data import DataLoader
 
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer
 from lit_fedad.methods.local import LocalClient
@@ -170,6 +171,32 @@ def test_predicts_with_the_mixture(apple, hand, points_by_hand):
         predicts = hand.theta(played.history[-1].metrics[client])
         nearly(predicts, np.tensordot(relations, cores, axes=1))
         assert not np.allclose(predicts, cores[client])
+
+
+def test_right_after_training_the_mixture_holds_the_trained_core(apple, hand, points_by_hand):
+    """The other cores are those of the round's start: the second client's turn does not know the first's."""
+
+    class AfterFit(Evaluator):
+        after_fit = True
+
+        def score(self, client, number):
+            return {name: entry.clone() for name, entry in client.task.state_dict().items()}
+
+        def summarise(self, states):
+            return {}
+
+    starts = []
+
+    def keep(federation, report):
+        starts.append(cores_of(federation.server.known).copy())
+
+    played = apple(points_by_hand, evaluator=AfterFit(), after_round=keep, rounds=2)
+    for client, scored in played.history[-1].trained.items():
+        cores = starts[0].copy()
+        cores[client] = starts[1][client]
+        assert not np.allclose(starts[0][client], starts[1][client])
+        relations = played.pool.get(client)["relations"].numpy()
+        nearly(hand.theta(scored), np.tensordot(relations, cores, axes=1))
 
 
 def test_running_statistics_stay_with_the_client(federate, make_classifier, make_points, tap, exactly):
