@@ -8,6 +8,7 @@ from torch import nn
 
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
+from lit_fedad.federation.channel import Byte, Channel, Plain
 from lit_fedad.federation.client_pool import size_of
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer, ShareDensities
@@ -269,8 +270,10 @@ def test_one_client_is_its_own_mean(play, make_contrastive, make_images, exactly
     exactly(server.densities[0], densities)
 
 
-def test_a_client_with_one_image_sends_no_density(play, make_contrastive, make_images):
-    federation = play(make_contrastive(), {0: make_images(1), 1: make_images(6, seed=1)}, sed=True)
+@pytest.mark.parametrize("codec", [Plain, Byte])
+def test_a_client_with_one_image_sends_no_density(play, make_contrastive, make_images, codec):
+    data, channel = {0: make_images(1), 1: make_images(6, seed=1)}, Channel(codec(), codec())
+    federation = play(make_contrastive(), data, sed=True, channel=channel)
     assert len(federation.server.densities[0][MEAN]) == 0
     assert len(federation.server.density_set[MEAN]) == 1
     assert torch.isfinite(federation.history[-1].metrics[0]).all()
