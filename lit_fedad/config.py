@@ -32,7 +32,7 @@ from lit_fedad.errors import UserError
 Config = dict[str, Any]
 T = TypeVar("T")
 
-# Keys that say where and how a run happens, not what it computes.
+# Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
 
 _LEAST = {
@@ -103,6 +103,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 def identity(config: Config) -> str:
     """Computes a short hash of all keys that decide a run's result."""
     decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
+    # Cached features are in half precision: a run without the cache ends with other last digits.
+    decisive["precision"] = str(config.get("fabric", {}).get("precision"))
+    decisive["cached"] = config.get("cache", {}).get("enabled", True)
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -37,6 +37,7 @@ from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.evaluator import Evaluator, Interview
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.privacy.lira import (
     MembershipReport,
     confidence,
@@ -226,7 +227,7 @@ class ShadowRuns:
             self._federation(config, partition, folder, key, on_visit).run()
         for spent in ("checkpoints", "personal"):
             shutil.rmtree(folder / spent, ignore_errors=True)
-        kept = torch.load(file)
+        kept = read_state(file, advice="remove it, and the same command plays this shadow run again")
         if kept["key"] != key:
             raise UserError(
                 f"{folder}: attacked with another seed, or another run's; remove {self.home} or give out=DIR"
@@ -267,7 +268,7 @@ class ShadowRuns:
         attacked = sorted(updates.keys() & {cell.client for cell in self.cells})
         phi = {c: self._phi(federation.adversary_view(c, updates[c]), c, train) for c in attacked}
         with whole_file(folder / "phi.pt") as part:
-            torch.save({"key": key, "phi": phi}, part)
+            write_state({"key": key, "phi": phi}, part)
 
     def _phi(self, client: Client, number: int, train: Dataset) -> Tensor:
         """Computes the statistic phi of a client's examples under a predictor, in their order [n]."""

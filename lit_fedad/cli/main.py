@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             COMMANDS[name].run(rest)
         except UserError as error:
             display.error(str(error))
+            return 2
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            hint = "; the same command continues" if COMMANDS[name].continues else ""
+            display.error(f"no space is left on the disk for {error.filename or 'a file'}: make room{hint}")
             return 2
         except KeyboardInterrupt:
             hint = "; the same command continues" if COMMANDS[name].continues else ""

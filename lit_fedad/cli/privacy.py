@@ -34,6 +34,13 @@ def privacy(options: Sequence[str]) -> None:
     """
     shared, others = separate(PrivacyOptions, options, "privacy")
     chosen, _ = read(PrivacyOptions, shared, "privacy")
+    from lit_fedad.experiment.run_folder import RunFolder
+
+    with RunFolder.find(chosen.run).locked():
+        _attack(chosen, others)
+
+
+def _attack(chosen: PrivacyOptions, others: Sequence[str]) -> None:
     from lit_fedad.experiment.finished_run import reopen
 
     match chosen.attack:

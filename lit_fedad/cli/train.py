@@ -72,7 +72,9 @@ def sync(options: Sequence[str]) -> None:
     from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.tracking.sender import deliver
 
-    delivery = deliver(RunFolder.find(chosen.run).path)
+    run = RunFolder.find(chosen.run)
+    with run.locked():
+        delivery = deliver(run.path)
     if delivery.pending:
         raise UserError(f"{delivery.pending} records still wait: {delivery.error}")
     if delivery.error:

@@ -11,7 +11,8 @@ from lit_fedad.config import Config, flatten
 
 # Where and when a run happened, which of several seeds it is, and keys that repeat another one.
 _NOT_COMPARED = (
-    *("seed", "out", "tracking", "fabric", "cache", "fresh", "data.root"),
+    *("seed", "out", "tracking", "fresh", "cache", "data.root"),
+    *("fabric.accelerator", "fabric.devices", "fabric.num_nodes"),
     *("task.grid", "task.image_size"),
 )
 _PLAIN = re.compile(r"[\w./:+-]*")

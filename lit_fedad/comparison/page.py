@@ -28,6 +28,7 @@ from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _COMMAND = "report without table="
+_PICTURES = ".written"  # lists the pictures of a report
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def report_runs(options: Sequence[str], display: Display) -> Path:
     links = Links(chosen.ui.rstrip("/"), Path(chosen.out or f"reports/{names or 'all'}"))
     tracked = tracked_runs(chosen.experiment, uri)
     with tempfile.TemporaryDirectory() as fetched:
-        runs = complete_runs(tracked, Path(fetched), uri)
+        runs = complete_runs(tracked, Path(fetched), uri, display)
         if not runs:
             raise UserError(
                 f"experiment={','.join(chosen.experiment) or '(all)'}: no complete run is tracked;"
@@ -133,7 +134,7 @@ def build_page(
 
 
 def write_page(page: Page, out: Path) -> Path:
-    """Writes a page as HTML and as Markdown, and removes the pictures of an earlier one.
+    """Writes a page as HTML and as Markdown, and removes the pictures of an earlier one, but no others.
 
     Args:
         page: The page.
@@ -141,12 +142,31 @@ def write_page(page: Page, out: Path) -> Path:
 
     Returns:
         The HTML file.
+
+    Raises:
+        UserError: If a file that no report wrote has the name of a picture.
     """
     text, pictures = render_markdown(page, "pictures")
-    for old in (out / "pictures").glob("*"):
-        old.unlink()
+    folder, listed = out / "pictures", _listed(out)
+    for name in pictures:
+        if (folder / name).exists() and name not in listed:
+            raise UserError(f"{folder / name}: no report wrote it; move it, or give another out=DIR")
+    # Listed before they are written: a report that was interrupted leaves nothing that the next one does not know.
+    with whole_file(folder / _PICTURES) as part:
+        part.write_text("\n".join(sorted({*listed, *pictures})))
+    for old in listed - pictures.keys():
+        (folder / old).unlink(missing_ok=True)
     files = {"report.html": render_html(page).encode(), "report.md": text.encode()}
     for name, content in {**{f"pictures/{n}": c for n, c in pictures.items()}, **files}.items():
         with whole_file(out / name) as part:
             part.write_bytes(content)
     return out / "report.html"
+
+
+def _listed(out: Path) -> set[str]:
+    """Names the pictures that earlier reports wrote."""
+    try:
+        names = (out / "pictures" / _PICTURES).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return set()
+    return {name for name in names if Path(name).name == name}

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pandas as pd
 
 from lit_fedad.comparison.plan import PlannedRun
+from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.report.figures import save_figure, whole_file
 from lit_fedad.report.markdown import markdown_table
@@ -63,7 +64,7 @@ class TableResults:
         self.causes: dict[Path, str] = {}
         self._results: dict[Path, dict[str, Any]] = {}
         for path, run in self.runs.items():
-            if not run.config["fresh"] and (result := run.folder.result()):
+            if not run.config["fresh"] and (result := self._read(run)):
                 self._results[path] = result
 
     def missing(self) -> list[PlannedRun]:
@@ -80,9 +81,17 @@ class TableResults:
         path = run.folder.path
         if cause:
             self.causes[path] = cause
-        elif result := run.folder.result():
+        elif result := self._read(run):
             self._results[path] = result
         self.write()
+
+    def _read(self, run: PlannedRun) -> dict[str, Any] | None:
+        """Reads a run's result; one that cannot be read is the run's failure, not the table's."""
+        try:
+            return run.folder.result()
+        except UserError as error:
+            self.causes[run.folder.path] = str(error)
+            return None
 
     def write(self) -> None:
         """Writes the files with the results so far: an interruption loses no result."""

@@ -9,10 +9,23 @@ from typing import Any, Literal
 
 from lit_fedad.comparison.differences import differences, shortened
 from lit_fedad.config import Config, flatten, identity
+from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.report.console import Display
 from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
+_KEYS = (
+    "method",
+    "data",
+    "seed",
+    "rounds",
+    "partition",
+    "first",
+    "last",
+    "best",
+    "config",
+)  # of every result
 
 
 @dataclass(frozen=True)
@@ -85,34 +98,57 @@ GroupsByData = Mapping[str, Sequence[RunGroup]]
 """Groups of runs by the name of their data."""
 
 
-def complete_runs(tracked: Sequence[TrackedRun], fetched: Path, uri: str | None) -> list[CompleteRun]:
+def complete_runs(
+    tracked: Sequence[TrackedRun], fetched: Path, uri: str | None, display: Display
+) -> list[CompleteRun]:
     """Finds the complete ones among tracked runs.
 
-    Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now.
+    Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
+    whose result cannot be read is left out, with a warning.
 
     Args:
         tracked: Runs.
         fetched: Folder for files from MLflow.
         uri: Tracking URI; None for MLflow's own setting.
+        display: Prints warnings.
 
     Returns:
         The complete runs, in the order of `tracked`; studies are not among them.
     """
     found = []
     for run in tracked:
-        folder = run.folder
-        if folder is None or "method" not in run.tags or "study" in run.tags:
+        if run.folder is None or "method" not in run.tags or "study" in run.tags:
             continue
-        result = RunFolder(folder).result()
-        if run.status == "FINISHED" and (
-            result is None or result["tracking_run_id"] not in (run.run_id, None)
-        ):
-            folder = fetched / run.run_id
-            folder.mkdir(parents=True)
-            result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
+        try:
+            folder, result = _result(run, run.folder, fetched, uri)
+        except UserError as error:
+            display.warn(f"{run.name} is left out: {error}")
+            continue
         if result is not None:
             found.append(CompleteRun(run, folder, result))
     return found
+
+
+def _result(
+    run: TrackedRun, folder: Path, fetched: Path, uri: str | None
+) -> tuple[Path, Mapping[str, Any] | None]:
+    """Returns a folder with a run's files, and its result if it is complete.
+
+    Raises:
+        UserError: If the result cannot be read.
+    """
+    result = RunFolder(folder).result()
+    if run.status == "FINISHED" and (
+        result is None or result.get("tracking_run_id") not in (run.run_id, None)
+    ):
+        folder = fetched / run.run_id
+        folder.mkdir(parents=True)
+        result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
+    if result is not None and (lacking := [key for key in _KEYS if key not in result]):
+        raise UserError(
+            f"{folder / 'result.json'}: not the result of a run of this version (no '{lacking[0]}')"
+        )
+    return folder, result
 
 
 def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
@@ -126,7 +162,8 @@ def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
     """
     seeds: dict[tuple[str, str], dict[int, CompleteRun]] = {}
     for run in runs:
-        key = (run.result["data"], identity({**run.config, "seed": None}))
+        # With and without cached features runs differ in the last digits alone.
+        key = (run.result["data"], identity({**run.config, "seed": None, "cache": {}}))
         seeds.setdefault(key, {})[run.seed] = run
     by_data: dict[str, list[list[CompleteRun]]] = {}
     for (data, _), by_seed in sorted(seeds.items(), key=lambda item: item[0][0]):

@@ -21,6 +21,7 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
 
@@ -43,14 +44,15 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         UserError: If there is no such complete run, or its data or backbone are not available or not the same.
     """
     progress = Progress()
-    finished = reopen(run, overrides, [progress])
-    federation, folder, display = finished.federation, finished.folder, finished.display
-    last = finished.config["rounds"]
-    progress.start(display, "Evaluation")
-    metrics = federation.evaluate(last)
-    progress.stop()
-    assert metrics is not None
-    path = folder.save_json("evaluation.json", {"round": last, **metrics})
+    with RunFolder.find(run).locked():
+        finished = reopen(run, overrides, [progress])
+        federation, folder, display = finished.federation, finished.folder, finished.display
+        last = finished.config["rounds"]
+        progress.start(display, "Evaluation")
+        metrics = federation.evaluate(last)
+        progress.stop()
+        assert metrics is not None
+        path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
     display.metrics_table(metrics)
     display.where_next([("written", str(path))])

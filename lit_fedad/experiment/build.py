@@ -26,12 +26,13 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
+from lit_fedad.errors import UserError, first_line
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -88,16 +89,22 @@ class Model:
         if latest is None:
             raise UserError(f"{folder}: no round is complete yet; train first")
         round, state = checkpoints.load(latest)
-        write_kept(self.server, state["server"])
-        context = Context(config["seed"], round + 1, number)
-        self.server.begin(context)
         pool = ClientPool(read_kept(self.client), folder / "personal")
         pool.restore(latest, {number})
-        exchange, channel = self.client.exchanges.at(context), build(config["federation"]["channel"])
-        message, spec = exchange.broadcast(self.server, number), exchange.broadcast_spec(self.client)
-        blob = channel.down.pack(message, spec, context, "the server")
-        Turn(self.client, channel, fabric).activate(exchange, context, pool.get(number), blob)
-        self.client.deploy()
+        context = Context(config["seed"], round + 1, number)
+        channel = build(config["federation"]["channel"])
+        try:
+            write_kept(self.server, state["server"])
+            self.server.begin(context)
+            exchange = self.client.exchanges.at(context)
+            message, spec = exchange.broadcast(self.server, number), exchange.broadcast_spec(self.client)
+            blob = channel.down.pack(message, spec, context, "the server")
+            Turn(self.client, channel, fabric).activate(exchange, context, pool.get(number), blob)
+            self.client.deploy()
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{latest}: its state does not fit the run's method ({first_line(error)})"
+            ) from error
 
 
 @dataclass
@@ -239,9 +246,14 @@ def start_from(task: Task, run: str) -> None:
     latest = checkpoints.latest()
     if folder.result() is None or latest is None:
         raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
-    weights = checkpoints.load(latest)[1]["server"].get("weights", {})
+    server = checkpoints.load(latest)[1]["server"]
+    weights = server.get("weights", {}) if isinstance(server, dict) else {}
     own = task.learned_state()
-    fitting = {n: entry for n, entry in weights.items() if n in own and entry.shape == own[n].shape}
+    fitting = {
+        name: entry
+        for name, entry in (weights.items() if isinstance(weights, dict) else ())
+        if name in own and isinstance(entry, Tensor) and entry.shape == own[name].shape
+    }
     if not fitting:
         raise UserError(
             f"start={run}: its server holds no weights that fit this task; start from a run of the same"
@@ -345,7 +357,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],
-        checkpoints=open_checkpoints(folder, config, model),
+        checkpoints=open_checkpoints(folder, config, model, data_digest(data.images, data.partition)),
         pool=ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"]),
         sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),
@@ -354,9 +366,13 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
     )
 
 
-def open_checkpoints(folder: Path, config: Config, model: Model) -> Checkpoints:
-    """Opens a run's checkpoints, which only the same configuration with the same backbone weights may resume."""
-    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}")
+def open_checkpoints(folder: Path, config: Config, model: Model, images: str | None = None) -> Checkpoints:
+    """Opens a run's checkpoints.
+
+    Only the same configuration may resume them, with the same backbone weights and, where their `data_digest` is
+    given, with the same images.
+    """
+    return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}", images)
 
 
 def cache_folder(config: Config) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,20 @@ import yaml
 
 from lit_fedad.config import Config, identity
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.lock import locked
+from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
+from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
-_FILES = ("config.yaml", "partition.json", "thresholds.json", "result.json", "evaluation.json")
+_LISTED = ("config.yaml", "thresholds.json", "result.json")  # in the manifest
+# Those by which a run's folder is recognised are removed last.
+_FILES = ("result.json", "thresholds.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
 # Written to config.yaml. Raise it when a version cannot open the files of the one before; 0.1 wrote none.
-_FORMAT = 2
+_FORMAT = 3
+
+_ANEW = "remove result.json and thresholds.json, and the command that began the run writes them anew"
 
 
 @dataclass(frozen=True)
@@ -35,11 +44,21 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
-        """Returns the folder of a configuration's run, the same for equal configurations."""
+        """Returns the folder of a configuration's run, the same for equal configurations.
+
+        Raises:
+            UserError: If the name of its method or data cannot be part of a folder's name.
+        """
         if config["out"]:
             return cls(Path(config["out"]))
+        method = config["method"]["name"]
         data = config["data"].get("name") or config["data"]["_target_"].rpartition(".")[2]
-        name = f"{config['method']['name']}-{data}-s{config['seed']}-{identity(config)[:8]}"
+        for key, part in (("method.name", method), ("data.name", data)):
+            if not re.fullmatch(r"\w[\w.+-]*", str(part)):
+                raise UserError(
+                    f"{key}={part!r} must be letters, digits, '_', '.', '+' and '-'; or give out=DIR"
+                )
+        name = f"{method}-{data}-s{config['seed']}-{identity(config)[:8]}"
         return cls(Path("outputs") / name)
 
     @classmethod
@@ -65,11 +84,28 @@ class RunFolder:
         found.config()
         return found
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Holds the folder for one command.
+
+        Raises:
+            UserError: If another one is at work there.
+        """
+        return locked(self.path)
+
     def clear(self) -> None:
-        """Removes the files of an earlier run, and no other files in the folder."""
+        """Removes the files of an earlier run, and no other files in the folder.
+
+        Raises:
+            UserError: If no run wrote them.
+        """
+        if (present := self._present()) and not self._holds_run():
+            raise UserError(
+                f"{self.path}: holds {present[0]}, but no run of lit-fedad; fresh=true deletes only what a run wrote."
+                " Give another out=DIR"
+            )
         for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in _FILES:
+        for name in (*(f".{name}.partial" for name in _FILES), *_FILES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 (self.path / name).unlink()
 
@@ -77,13 +113,11 @@ class RunFolder:
         """Reads the resolved configuration of the run.
 
         Raises:
-            UserError: If the file is not such a configuration, or another version wrote it.
+            UserError: If the file is not such a configuration, was changed, names code that a stored run must not
+                call, or another version wrote it.
         """
         path = self.path / "config.yaml"
-        try:
-            config = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+        content, config = self._stored_config()
         if not isinstance(config, dict) or "method" not in config:
             raise UserError(f"{path}: not the configuration of a run; name another folder")
         version = config.pop("format", None)
@@ -93,43 +127,102 @@ class RunFolder:
                 f"{self.path}: a run of {maker}, which this version cannot open; use that version, or train again"
                 " (another out=DIR, or fresh=true)"
             )
+        check(self.path, path.name, content, "restore it from a copy, or train anew with fresh=true")
+        check_targets(config, path)
         return config
 
     def claim(self, config: Config) -> None:
         """Reserves the folder for a configuration, and writes the configuration to it.
 
         Raises:
-            UserError: If it holds a run of another configuration or version, or cannot be written.
+            UserError: If it holds a run of another configuration or version, files that no run wrote, or cannot be
+                written.
         """
-        if (self.path / "config.yaml").exists() and identity(self.config()) != identity(config):
-            if self.result() or any((self.path / "checkpoints").glob("round_*")):
-                raise UserError(
-                    f"{self.path}: holds a run of another configuration; give another out=DIR, or fresh=true"
-                )
-            self.clear()  # left by a command that failed before its first round
+        if (self.path / "config.yaml").exists():
+            if identity(self.config()) != identity(config):
+                if self.result() or any((self.path / "checkpoints").glob("round_*")):
+                    raise self._occupied()
+                self.clear()  # left by a command that failed before its first round
+        elif (present := self._present()) and not self._holds_run():
+            raise UserError(
+                f"{self.path}: holds {present[0]}, which no run of lit-fedad wrote; give another out=DIR"
+            )
+        result = self.result()
+        if result is not None and identity(result.get("config", {})) != identity(_plain(config)):
+            raise self._occupied()
         self._write("config.yaml", yaml.safe_dump({"format": _FORMAT, **config}, sort_keys=False))
 
     def result(self) -> dict[str, Any] | None:
-        """Reads the result of a complete run; None for a run that is not complete."""
-        path = self.path / "result.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        """Reads the result of a complete run; None for a run that is not complete.
+
+        Raises:
+            UserError: If the file cannot be read, or was changed.
+        """
+        return self._read_json("result.json") if (self.path / "result.json").exists() else None
 
     def thresholds(self) -> dict[int, float]:
-        """Reads each client's decision threshold of image scores in a complete run."""
-        return {
-            int(client): value
-            for client, value in json.loads((self.path / "thresholds.json").read_text()).items()
-        }
+        """Reads each client's decision threshold of image scores in a complete run.
+
+        Raises:
+            UserError: If the file cannot be read, or was changed.
+        """
+        return {int(client): value for client, value in self._read_json("thresholds.json").items()}
 
     def save_json(self, name: str, value: Any) -> Path:
         """Writes a JSON file, in which undefined numbers become null, and returns its path."""
         return self._write(name, json.dumps(_plain(value), indent=1))
+
+    def _present(self) -> list[str]:
+        """Names what lies in the folder where a run writes."""
+        return [name for name in (*_FOLDERS, *_FILES) if (self.path / name).exists()]
+
+    def _holds_run(self) -> bool:
+        """Tells whether a run wrote to the folder; its files may be damaged."""
+        with contextlib.suppress(UserError):
+            if read_manifest(self.path) is not None:
+                return True
+        with contextlib.suppress(UserError):
+            config = self._stored_config()[1]
+            return (
+                isinstance(config, dict) and {"method", "task", "data", "partition", "seed"} <= config.keys()
+            )
+        return False
+
+    def _occupied(self) -> UserError:
+        return UserError(
+            f"{self.path}: holds a run of another configuration; give another out=DIR, or fresh=true"
+        )
+
+    def _stored_config(self) -> tuple[bytes, Any]:
+        """Reads config.yaml: its bytes, and what they say."""
+        path = self.path / "config.yaml"
+        try:
+            content = path.read_bytes()
+            return content, yaml.safe_load(content.decode())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """Reads an object from a file that the run wrote."""
+        path = self.path / name
+        try:
+            content = path.read_bytes()
+            value = json.loads(content)
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {_ANEW}") from error
+        if not isinstance(value, dict):
+            raise UserError(f"{path}: not an object of JSON; {_ANEW}")
+        if (self.path / "config.yaml").exists():  # else artifacts of the run, from MLflow
+            check(self.path, name, content, _ANEW)
+        return value
 
     def _write(self, name: str, text: str) -> Path:
         """Writes a file that is either complete or absent."""
         partial = self.path / f".{name}.partial"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if name in _LISTED:
+                announce(self.path, name, text.encode())
             partial.write_text(text)
             partial.replace(self.path / name)
         except OSError as error:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.stopping import RunStoppedError
 from lit_fedad.federation.loop import Federation
@@ -90,7 +88,7 @@ def open_tracker(run: Run) -> Tracker:
     tracker.dataset(
         name=data.images.name,
         source=str(config["data"].get("root") or config["data"]["_target_"]),
-        digest=digest(data),
+        digest=data_digest(data.images, data.partition),
         profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
         context="training",
     )
@@ -112,12 +110,6 @@ def flat_metrics(report: RoundReport) -> dict[str, float]:
     }
     flat |= {name: float(sum(by_client.values())) for name, by_client in traffic.items()}
     return {**flat, "participants": len(report.participants), "seconds": report.seconds}
-
-
-def digest(data: Data) -> str:
-    """Hashes the names of the training images, client by client."""
-    names = [[data.images.train[i].name for i in client] for client in data.partition.clients]
-    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
 def track_files(tracker: Tracker, folder: Path) -> None:

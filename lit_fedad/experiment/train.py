@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from lightning.fabric import Fabric
@@ -20,8 +21,10 @@ from lit_fedad.experiment.build import (
     build_server_labelled,
 )
 from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.disk_full import disk_full_in_one_line
 from lit_fedad.experiment.figures.history import History
 from lit_fedad.experiment.figures.predictions import Predictions
+from lit_fedad.experiment.lock import launches
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
@@ -42,22 +45,24 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
         The content of ``result.json``.
 
     Raises:
-        UserError: If the input is invalid.
+        UserError: If the input is invalid, another command is at work in the folder, or the disk is full.
         RunStoppedError: If a callback raised it; the tracked run then ends as killed, with the cause as its tag.
     """
-    run = RunFolder.of(config)
-    if config["fresh"]:
-        run.clear()
-    run.claim(config)
-    display = Display(quiet=quiet)
-    if run.result() is None:
-        own = [build(node) for node in config["callbacks"].values()]
-        given = [Console(), History(), Predictions(), *own, Tracking(), *callbacks]
-        fabric = call(make_fabric, {**config["fabric"], "callbacks": given}, "fabric")
-        launch(fabric, _play, config, quiet)
-    else:
-        display.note(f"complete already; fresh=true runs it anew: {run.path}")
-    result = run.result()
+    run, display = RunFolder.of(config), Display(quiet=quiet)
+    # Of several processes that each run the command only one may hold the folder.
+    with disk_full_in_one_line(run.path), run.locked() if launches(config) else nullcontext():
+        if launches(config):
+            if config["fresh"]:
+                run.clear()
+            run.claim(config)
+        if run.result() is None:
+            own = [build(node) for node in config["callbacks"].values()]
+            given = [Console(), History(), Predictions(), *own, Tracking(), *callbacks]
+            fabric = call(make_fabric, {**config["fabric"], "callbacks": given}, "fabric")
+            launch(fabric, _play, config, quiet)
+        else:
+            display.note(f"complete already; fresh=true runs it anew: {run.path}")
+        result = run.result()
     assert result is not None
     display.closing_table(result)
     display.where_next(
@@ -73,7 +78,8 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
 def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
     """Runs all rounds in every process; processes other than the first print nothing."""
     display = Display(quiet=quiet or not fabric.is_global_zero)
-    with plain_warnings(display, ignore=not fabric.is_global_zero):
+    folder = RunFolder.of(config).path
+    with plain_warnings(display, ignore=not fabric.is_global_zero), disk_full_in_one_line(folder):
         run = build_run(fabric, config, display)
         fabric.call("on_run_start", run)
         try:

@@ -5,29 +5,35 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lit_fedad.errors import UserError
+from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.federation.state_file import read_state, sha256, write_state
+
+_SERVER, _META = "server.pt", "meta.json"
+_FIRST = 100_000  # so that names sort as rounds do, also those of set-up
 
 
 class Checkpoints:
     """The checkpoints of one run: one folder a round, the last one kept.
 
     A checkpoint is written under a temporary name and renamed when all its files are on disk, so that the previous one
-    remains if the process is killed at any moment.
+    remains if the process is killed at any moment. ``meta.json`` names its files with their SHA-256.
 
     Args:
         folder: Folder of the checkpoints.
         identity: Hash of what must be equal for a run to be resumed (configuration and backbone weights); None accepts
             any checkpoint.
+        images: Hash of the images and of their partition, which must be equal likewise; None accepts any.
     """
 
-    def __init__(self, folder: Path, identity: str | None = None) -> None:
+    def __init__(self, folder: Path, identity: str | None = None, images: str | None = None) -> None:
         self.folder = folder
         self.identity = identity
+        self.images = images
 
     def latest(self) -> Path | None:
         """Returns the folder of the newest complete checkpoint; None if there is none."""
@@ -50,10 +56,20 @@ class Checkpoints:
 
         Returns:
             The checkpoint's folder.
+
+        Raises:
+            UserError: If the state holds an object that could not be read again.
         """
-        partial, final = self.partial(round), self.folder / f"round_{round + 100_000:06d}"
-        torch.save(state, partial / "server.pt")
-        (partial / "meta.json").write_text(json.dumps({"round": round, "identity": self.identity}))
+        partial, final = self.partial(round), self.folder / _name(round)
+        history = [asdict(report) for report in state["history"]]
+        write_state({**state, "history": history}, partial / _SERVER)
+        meta = {
+            "round": round,
+            "identity": self.identity,
+            "images": self.images,
+            "files": self._digests(partial, self.latest()),
+        }
+        (partial / _META).write_text(json.dumps(meta))
         for path in partial.iterdir():
             _sync(path)
         if final.exists():
@@ -74,23 +90,79 @@ class Checkpoints:
             The round that the checkpoint follows, and the state given to `commit`.
 
         Raises:
-            UserError: If it was written under another configuration, or cannot be read.
+            UserError: If it was written under another configuration or with other images, or a file in it is missing,
+                foreign or changed.
         """
-        try:
-            meta = json.loads((path / "meta.json").read_text())
-            state = torch.load(path / "server.pt", map_location="cpu", weights_only=False)
-        except (OSError, ValueError, RuntimeError, EOFError) as error:
-            raise UserError(f"{path}: the checkpoint cannot be read ({error}); remove the folder") from error
+        meta = read_meta(path)
         if self.identity is not None and meta["identity"] != self.identity:
             raise UserError(
                 f"{self.folder.parent}: begun under another configuration or with other backbone weights;"
                 " give another out=DIR or add fresh=true"
             )
-        return meta["round"], state
+        if self.images is not None and meta["images"] != self.images:
+            raise UserError(
+                f"{self.folder.parent}: begun with other images, or with another partition of them; give back those"
+                " that it was begun with, or another out=DIR"
+            )
+        state = read_state(path / _SERVER, meta["files"][_SERVER])
+        try:
+            return meta["round"], {**state, "history": [RoundReport(**report) for report in state["history"]]}
+        except (TypeError, KeyError) as error:
+            raise UserError(f"{path / _SERVER}: not the state of a server") from error
 
     def partial(self, round: int) -> Path:
         """Returns the folder of a checkpoint that is not yet complete."""
-        return self.folder / f".partial_{round + 100_000:06d}"
+        return self.folder / f".partial_{round + _FIRST:06d}"
+
+    def _digests(self, partial: Path, previous: Path | None) -> dict[str, str]:
+        """Hashes the files of a checkpoint; a file that is linked to the previous one has the hash that it had."""
+        known: dict[str, str] = {}
+        if previous is not None:
+            files = read_meta(previous)["files"]
+            known = {
+                name: files[name]
+                for name in _names(partial) & files.keys()
+                if _linked(name, partial, previous)
+            }
+        return {name: known.get(name) or sha256(partial / name) for name in sorted(_names(partial))}
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Reads what a checkpoint says of itself: round, identity, images, and SHA-256 by name of file.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Raises:
+        UserError: If it cannot be read, or the folder does not hold exactly the files that it names.
+    """
+    advice = "restore it from a copy, or begin anew with fresh=true"
+    try:
+        meta = json.loads((path / _META).read_text())
+        round, files, _, _ = meta["round"], meta["files"], meta["identity"], meta["images"]
+        named, present = {_META, *files}, {_META} | _names(path)
+        if _name(round) != path.name or _SERVER not in files:
+            raise ValueError("it is of another checkpoint")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(f"{path / _META}: cannot be read ({error}); {advice}") from error
+    if lost := sorted(named - present):
+        raise UserError(f"{path / lost[0]}: is missing; {advice}")
+    if foreign := sorted(present - named):
+        raise UserError(f"{path / foreign[0]}: is not part of this checkpoint; remove it")
+    return meta
+
+
+def _name(round: int) -> str:
+    return f"round_{round + _FIRST:06d}"
+
+
+def _names(folder: Path) -> set[str]:
+    """Names the files of a checkpoint but for its meta.json and for what file systems hide there."""
+    return {path.name for path in folder.iterdir() if path.name != _META and not path.name.startswith(".")}
+
+
+def _linked(name: str, folder: Path, other: Path) -> bool:
+    return (other / name).exists() and (folder / name).samefile(other / name)
 
 
 def _sync(path: Path) -> None:

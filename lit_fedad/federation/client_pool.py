@@ -8,8 +8,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from lit_fedad.federation.checkpoint import read_meta
+from lit_fedad.federation.state_file import read_state, write_state
 
 State = dict[str, Any]
 
@@ -63,7 +65,7 @@ class ClientPool:
             # Optimisers update the given tensors in place: a failed turn must not change the stored state.
             return detached(self._memory[client])
         if client in self._files:
-            return torch.load(self._files[client], map_location="cpu", weights_only=False)
+            return read_state(self._files[client])
         return detached(self.initial)
 
     def put(self, client: int, state: State) -> None:
@@ -82,8 +84,8 @@ class ClientPool:
 
     def _spill(self, client: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"client_{client:05d}.pt"
-        torch.save(self._memory[client], path)
+        path = self.folder / _name(client)
+        write_state(self._memory[client], path)
         self._drop(client)
         self._files[client] = path
 
@@ -95,12 +97,12 @@ class ClientPool:
             previous: The last complete checkpoint.
         """
         for client in sorted({*self._memory, *self._files}):
-            name = f"client_{client:05d}.pt"
+            name = _name(client)
             old = previous / name if previous else None
             if client not in self._unsaved and old and old.exists():
-                os.link(old, folder / name)
+                _link(old, folder / name)
             elif client in self._memory:
-                torch.save(self._memory[client], folder / name)
+                write_state(self._memory[client], folder / name)
             else:
                 shutil.copyfile(self._files[client], folder / name)
         self._unsaved.clear()
@@ -111,9 +113,24 @@ class ClientPool:
         Args:
             folder: A complete checkpoint.
             clients: The clients of this process.
+
+        Raises:
+            UserError: If the file of one of them is missing or was changed.
         """
-        for path in sorted(folder.glob("client_*.pt")):
-            client = int(path.stem.removeprefix("client_"))
-            if client in clients:
-                self.put(client, torch.load(path, map_location="cpu", weights_only=False))
+        files = read_meta(folder)["files"]
+        for client in sorted(clients):
+            if digest := files.get(_name(client)):
+                self.put(client, read_state(folder / _name(client), digest))
         self._unsaved.clear()
+
+
+def _name(client: int) -> str:
+    return f"client_{client:05d}.pt"
+
+
+def _link(file: Path, link: Path) -> None:
+    """Links a file, or copies it where the file system knows no hard links."""
+    try:
+        os.link(file, link)
+    except OSError:
+        shutil.copyfile(file, link)

@@ -210,7 +210,7 @@ def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
     """
     if last.exists():
         try:
-            torch.load(last, map_location="cpu", weights_only=False)
+            torch.load(last, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file fails in zipfile, pickle or torch
             raise UserError(f"{last} cannot be read ({error}): delete it to begin anew") from error
     with warnings.catch_warnings():
@@ -218,7 +218,10 @@ def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         try:
             trainer.fit(
-                model, DataLoader(_EmptyItems(), batch_size=None), ckpt_path=last if last.exists() else None
+                model,
+                DataLoader(_EmptyItems(), batch_size=None),
+                ckpt_path=last if last.exists() else None,
+                weights_only=True,
             )
         except SystemExit:  # Lightning's answer to Ctrl-C
             if not trainer.interrupted:

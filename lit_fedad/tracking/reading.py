@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.errors import UserError
-from lit_fedad.tracking.server import FOLDER_TAG, connect, connect_existing, destination, one_line
+from lit_fedad.tracking.server import (
+    FOLDER_TAG,
+    connect,
+    connect_existing,
+    destination,
+    is_database,
+    one_line,
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,14 @@ class TrackedRun:
 def find_run_folder(run_id: str) -> Path:
     """Returns the folder that an MLflow run was written to.
 
+    A database file is the user's own. What another server says of a folder is believed only of ``outputs`` in the
+    working directory: whoever may write to the server could name any folder.
+
     Args:
         run_id: Id of the MLflow run, on the server that ``MLFLOW_TRACKING_URI`` names.
 
     Raises:
-        UserError: The server does not know the run, or the folder is not on this machine.
+        UserError: The server does not know the run, the folder is not on this machine, or elsewhere.
     """
     uri = destination(None)
     client = connect_existing(uri, f"MLflow run {run_id}")
@@ -63,6 +73,11 @@ def find_run_folder(run_id: str) -> Path:
     if FOLDER_TAG not in tags:
         raise UserError(f"MLflow run {run_id} at {uri} has no tag {FOLDER_TAG}: it is no run of lit-fedad")
     folder = Path(tags[FOLDER_TAG])
+    if not is_database(uri) and not folder.resolve().is_relative_to(Path("outputs").resolve()):
+        raise UserError(
+            f"MLflow run {run_id}: the server says that it was written to {folder}, which is not in outputs/; if you"
+            f" trust that folder, give run={folder}"
+        )
     if not folder.is_dir():
         raise UserError(f"MLflow run {run_id} was written to {folder}, which is not there; name its folder")
     return folder

@@ -229,6 +229,7 @@ class Sender:
 
 def _read_sent(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((tracking_folder(folder) / "sent.json").read_text())
+        sent = json.loads((tracking_folder(folder) / "sent.json").read_text())
     except (FileNotFoundError, ValueError):
         return {}
+    return sent if isinstance(sent, dict) else {}

@@ -204,6 +204,11 @@ def _find_or_create(client: Any, start: Record) -> str:
     return run.info.run_id
 
 
+def is_database(uri: str) -> bool:
+    """Tells whether a tracking URI is a database file on this machine."""
+    return _database(uri) is not None
+
+
 def one_line(cause: Exception) -> str:
     """Returns the first line of an exception's message, or its name if it has none."""
     return (f"{cause}".strip() or repr(cause)).splitlines()[0]

@@ -173,13 +173,44 @@ def test_pages_are_written_whole_and_old_pictures_go(make_run, page_of, tmp_path
     out = tmp_path / "reports"
     (out / "pictures").mkdir(parents=True)
     (out / "pictures" / "old.svg").write_text("")
+    (out / "pictures" / ".written").write_text("old.svg\n../report.md")
+    (out / "pictures" / "holiday.jpg").write_text("mine")
     page = page_of([make_run("<i>a</i>", "feddymem", [0.5, 0.7])])
     assert write_page(page, out) == out / "report.html"
     text = (out / "report.md").read_text()
     assert not (out / "pictures" / "old.svg").exists()
+    assert (out / "pictures" / "holiday.jpg").read_text() == "mine"
     for name in re.findall(r"\]\((pictures/[^)]+)\)", text):
         assert (out / name).is_file()
     assert "<i>" not in (out / "report.html").read_text()
+    again = {path.name for path in (out / "pictures").iterdir()}
+    write_page(page, out)
+    assert {path.name for path in (out / "pictures").iterdir()} == again
+
+
+def test_a_picture_that_no_report_wrote_is_not_replaced(make_run, page_of, tmp_path):
+    page = page_of([make_run("a", "feddymem", [0.5, 0.7])])
+    write_page(page, tmp_path / "other")
+    (name,) = (tmp_path / "other" / "pictures" / ".written").read_text().splitlines()[:1]
+    (tmp_path / "reports" / "pictures").mkdir(parents=True)
+    (tmp_path / "reports" / "pictures" / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name}: no report wrote it"):
+        write_page(page, tmp_path / "reports")
+    assert (tmp_path / "reports" / "pictures" / name).read_text() == "mine"
+
+
+def test_a_run_with_a_damaged_result_is_left_out_with_a_warning(make_run, tmp_path, capsys):
+    whole, broken = make_run("a", "feddymem", [0.5, 0.7]), make_run("b", "feddymem", [0.5, 0.7], seed=1)
+    for run in (whole, broken):
+        run.files.mkdir(parents=True, exist_ok=True)
+    (whole.files / "result.json").write_text(json.dumps(whole.result))
+    (broken.files / "result.json").write_text(json.dumps(broken.result)[:-20])
+    found = complete_runs([whole.tracked, broken.tracked], tmp_path / "fetched", None, Display())
+    assert [run.tracked.run_id for run in found] == ["a"]
+    said = capsys.readouterr()
+    assert f"b is left out: {broken.files / 'result.json'}: cannot be read" in " ".join(
+        (said.out + said.err).split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from lit_fedad.cli.main import main
 from lit_fedad.config import compose, identity
 from lit_fedad.errors import UserError
 from lit_fedad.experiment import run_folder as runs
+from lit_fedad.experiment.lock import LOCK
 from lit_fedad.experiment.run_folder import RunFolder
 
 
@@ -33,7 +34,7 @@ def test_a_claimed_folder_gives_the_configuration_back(tmp_path, config):
     assert identity(run.config()) == identity(config)
     run.claim({**config, "fresh": True})  # circumstances may change
     assert run.config()["fresh"] is True
-    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    assert {path.name for path in run.path.iterdir()} == {"config.yaml", "manifest.json"}
 
 
 def test_a_folder_of_another_configuration_is_refused(tmp_path, config):
@@ -75,7 +76,7 @@ def of_0_1(tmp_path, config):
     ids=["find", "config", "claim"],
 )
 @pytest.mark.parametrize(
-    ("number", "maker"), [(None, r"lit_fedad 0\.1,"), (3, r"another version of lit_fedad \(format 3\),")]
+    ("number", "maker"), [(None, r"lit_fedad 0\.1,"), (2, r"another version of lit_fedad \(format 2\),")]
 )
 def test_a_run_of_another_version_is_refused_in_one_line(of_0_1, config, use, number, maker):
     if number:
@@ -116,7 +117,7 @@ def test_clearing_leaves_what_no_run_wrote(tmp_path, config):
 
 
 def test_clearing_knows_every_file_of_a_real_run(tiny_run):
-    assert {path.name for path in tiny_run.iterdir()} <= {*runs._FOLDERS, *runs._FILES}
+    assert {path.name for path in tiny_run.iterdir()} <= {*runs._FOLDERS, *runs._FILES, LOCK}
 
 
 def test_a_run_is_found_by_path(tiny_run):

@@ -2,6 +2,7 @@
 
 import torch
 
+from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 
 
@@ -11,10 +12,11 @@ def test_personal_states_that_do_not_fit_go_to_disk(toy, tmp_path):
         pool.put(client, {"x": torch.full((20,), float(client))})
     assert len(list((tmp_path / "personal").glob("*.pt"))) >= 3
     assert [float(pool.get(c)["x"][0]) for c in range(5)] == [0, 1, 2, 3, 4]
-    (tmp_path / "checkpoint").mkdir()
-    pool.save(tmp_path / "checkpoint", None)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    pool.save(checkpoints.begin(1), None)
+    complete = checkpoints.commit(1, {"server": {}, "history": []})
     other = ClientPool({}, tmp_path / "elsewhere")
-    other.restore(tmp_path / "checkpoint", {1, 3})
+    other.restore(complete, {1, 3})
     assert [float(other.get(c)["x"][0]) for c in (1, 3)] == [1, 3]
     assert other.get(2) == {}
 
@@ -33,6 +35,21 @@ def test_unchanged_states_are_linked_not_written(toy, tmp_path):
     changed = [(f / "client_00001.pt").stat().st_ino for f in folders]
     assert same[0] == same[1]
     assert changed[0] != changed[1]
+
+
+def test_unchanged_states_are_copied_where_files_cannot_be_linked(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    pool, checkpoints = ClientPool({}, tmp_path / "personal"), Checkpoints(tmp_path / "checkpoints")
+    pool.put(0, {"x": torch.ones(1)})
+    for round in (1, 2):
+        pool.save(checkpoints.begin(round), checkpoints.latest())
+        complete = checkpoints.commit(round, {"server": {}, "history": []})
+    other = ClientPool({}, tmp_path / "elsewhere")
+    other.restore(complete, {0})
+    assert float(other.get(0)["x"]) == 1
 
 
 def test_a_stored_state_does_not_follow_the_live_model(tmp_path):

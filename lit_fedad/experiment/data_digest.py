@@ -1,0 +1,60 @@
+"""A hash of what clients hold: the partition, and the images behind its indices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from lit_fedad.data.labelled import Images, LabelledSet
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import Sample
+from lit_fedad.errors import UserError
+
+
+def data_digest(images: Images, partition: Partition) -> str:
+    """Hashes a partition and its images: pixels that lie in memory; product, path and size of files.
+
+    Args:
+        images: Training and test images.
+        partition: Training indices by client.
+
+    Returns:
+        32 hexadecimal digits, which do not depend on the folder of the data.
+
+    Raises:
+        UserError: If an image file is gone.
+    """
+    digest = hashlib.sha256()
+    for owner, indices in partition.index_lists():
+        digest.update(json.dumps([owner, indices]).encode())
+    digest.update(json.dumps([images.name, images.categories, partition.schedule]).encode())
+    for part in (
+        _in_memory(images) if isinstance(images, LabelledSet) else _on_disk(images.train, images.test)
+    ):
+        digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _in_memory(images: LabelledSet) -> Iterator[memoryview | bytes]:
+    for tensor in (images.train_images, images.train_labels, images.test_images, images.test_labels):
+        yield json.dumps(list(tensor.shape)).encode()
+        yield tensor.flatten().numpy().data
+
+
+def _on_disk(*parts: Sequence[Sample]) -> Iterator[bytes]:
+    by_product: dict[str, list[str]] = {}
+    for sample in chain(*parts):
+        by_product.setdefault(sample.category, []).append(str(sample.path.absolute().parent))
+    # What lies above a product's folder differs between machines.
+    home = {product: os.path.commonpath(folders) for product, folders in by_product.items()}
+    for samples in parts:
+        for sample in samples:
+            try:
+                size = sample.path.stat().st_size
+            except OSError as error:
+                raise UserError(f"image {sample.path} cannot be read: {error.strerror}") from error
+            place = sample.path.absolute().relative_to(home[sample.category]).as_posix()
+            yield json.dumps([sample.category, sample.defect, place, size]).encode()

@@ -1,0 +1,95 @@
+"""What a stored configuration may name as ``_target_``: nothing that could do more than compute.
+
+A run's folder may come from anybody. What its configuration names is imported and called when the run is opened.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lit_fedad.config import conf_folder, locate
+from lit_fedad.errors import UserError
+
+_PACKAGES = "LIT_FEDAD_PACKAGES"
+
+# Their classes keep and compute; functions there may write files.
+_ROOMS = (
+    *("methods", "tasks", "models", "memory", "condensation"),
+    *("federation.channel", "federation.sampling"),
+    *("data.strategies", "data.stage_strategies", "data.partition"),
+)
+_OWN = tuple(f"lit_fedad.{room}." for room in _ROOMS)
+_LIBRARIES = (
+    "torch.nn.",
+    "torch.optim.",
+    "torchvision.models.",
+    "torchvision.ops.",
+    "timm.models.",
+    "timm.layers.",
+)
+
+
+def check_targets(config: Mapping[str, Any], path: Path) -> None:
+    """Checks every ``_target_`` of a stored configuration before any of them is called.
+
+    Allowed are those that the packaged configuration names, classes of this package's rooms that only compute, modules
+    and optimisers of torch, torchvision and timm, and what lies in a package that ``LIT_FEDAD_PACKAGES`` names.
+
+    Args:
+        config: The configuration.
+        path: Its file, for the message.
+
+    Raises:
+        UserError: If another one is named.
+    """
+    for target in _targets(config):
+        if not isinstance(target, str) or not _allowed(target):
+            raise UserError(
+                f"{path}: names {target!r} as _target_, which a stored run must not call; if you trust that package,"
+                f" set {_PACKAGES}=PACKAGE"
+            )
+
+
+def _allowed(target: str) -> bool:
+    if target in _packaged():
+        return True
+    own = [name.strip() for name in os.environ.get(_PACKAGES, "").split(",") if name.strip()]
+    if any(target.startswith(f"{name}.") for name in own):
+        return True
+    if not target.startswith((*_OWN, *_LIBRARIES)):
+        return False
+    found = locate(target)
+    # A module also holds what it imports.
+    if not inspect.isclass(found) or not f"{found.__module__}.".startswith((*_OWN, *_LIBRARIES)):
+        return False
+    return target.startswith(_OWN) or issubclass(found, (nn.Module, Optimizer, LRScheduler))
+
+
+@functools.cache
+def _packaged() -> frozenset[str]:
+    """Returns the targets that the packaged configuration names."""
+    files = conf_folder().rglob("*.yaml")
+    return frozenset(
+        target for file in files for target in re.findall(r"_target_: *([\w.]+)", file.read_text())
+    )
+
+
+def _targets(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield node["_target_"]
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value)
