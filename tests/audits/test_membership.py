@@ -109,7 +109,7 @@ def test_files(audited):
 
 def test_attacked_run_is_played_again_bit_for_bit(audited):
     (last,) = (audited.run / "checkpoints").glob("round_*")
-    server = torch.load(last / "server.pt", weights_only=False)["server"]
+    server = torch.load(last / "server.pt")["server"]
     torch.testing.assert_close(audited.spy.ended["target"], server, rtol=0, atol=0)
     assert any(
         (audited.spy.ended["shadow_0"]["weights"][name] != value).any()
@@ -246,7 +246,7 @@ def test_uploaded_banks_of_feddymem_are_attacked(tiny_run, tmp_path, spy):
     assert set(report.auc) == {0, 1}
     assert all(0 <= auc <= 1 for auc in report.auc.values())
     (last,) = (tiny_run / "checkpoints").glob("round_*")
-    server = torch.load(last / "server.pt", weights_only=False)["server"]
+    server = torch.load(last / "server.pt")["server"]
     torch.testing.assert_close(spy.ended["target"]["known"], server["known"], rtol=0, atol=0)
     phi = torch.load(tmp_path / "privacy" / "lira" / "target" / "phi.pt")["phi"]
     assert all(len(own.unique()) == len(own) == report.examples[client] for client, own in phi.items())
@@ -287,7 +287,7 @@ def test_some_clients_in_some_rounds(tmp_path, spy):
     assert len(report.auc) == 2
     assert all(set(phi) == set(report.auc) for phi in kept)
     (last,) = (tmp_path / "checkpoints").glob("round_*")
-    server = torch.load(last / "server.pt", weights_only=False)["server"]
+    server = torch.load(last / "server.pt")["server"]
     torch.testing.assert_close(spy.ended["target"], server, rtol=0, atol=0)
 
 

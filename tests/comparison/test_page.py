@@ -11,6 +11,7 @@ from PIL import Image
 from lit_fedad.comparison import page as module
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.page import build_page, report_runs, write_page
+from lit_fedad.comparison.runs import complete_runs
 from lit_fedad.comparison.sections import curves
 from lit_fedad.comparison.sections.numbers import format_parameter
 from lit_fedad.config import compose

@@ -48,6 +48,9 @@ class Lab:
     def train(self, out: Path, *overrides: str) -> dict[str, Any]:
         return train(self.config(out, *overrides), quiet=True)
 
+    def train_with(self, callbacks: list[object], out: Path, *overrides: str) -> dict[str, Any]:
+        return train(self.config(out, *overrides), quiet=True, callbacks=callbacks)
+
     def finished(self, *overrides: str) -> tuple[Path, dict[str, Any]]:
         """Folder and result of a run that tests share, and leave as it is."""
         if overrides not in self._finished:
@@ -86,11 +89,11 @@ class Lab:
     def state(out: Path) -> dict[str, Any]:
         """All that the last checkpoint holds of server and clients, by file."""
         (last,) = (out / "checkpoints").glob("round_*")
-        state = {path.name: torch.load(path, weights_only=False) for path in sorted(last.glob("client_*.pt"))}
+        state = {path.name: torch.load(path) for path in sorted(last.glob("client_*.pt"))}
         return {
             **state,
             "round": last.name,
-            "server": torch.load(last / "server.pt", weights_only=False)["server"],
+            "server": torch.load(last / "server.pt")["server"],
         }
 
 

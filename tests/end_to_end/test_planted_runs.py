@@ -1,0 +1,91 @@
+"""A run's folder from somebody else: opening it runs nothing that lies in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import yaml
+
+from lit_fedad.cli.main import main
+from lit_fedad.federation.state_file import sha256
+
+
+class Planted:
+    """Code in the form of a pickle."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.fixture
+def planted(tiny_run, tmp_path):
+    """A copy of a complete run, in which somebody may plant something."""
+    shutil.copytree(tiny_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _commands(run):
+    images = run.parent / "images"
+    images.mkdir(exist_ok=True)
+    (images / "0.png").touch()
+    yield ["evaluate", f"run={run}"]
+    yield ["predict", f"run={run}", f"images={images}"]
+    yield ["export", f"run={run}"]
+    yield ["privacy", "attack=dcor", f"run={run}"]
+    yield ["train", "debug=seconds", "tracking=off", f"start={run}", f"out={run.parent / 'next'}"]
+
+
+def _refused(run, command, capsys):
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert "Traceback" not in error
+    assert not (run.parent / "owned").exists()
+    return " ".join(error.split())
+
+
+@pytest.mark.parametrize("name", ["server.pt", "client_00000.pt", "client_00001.pt"])
+def test_a_planted_checkpoint_runs_no_code(planted, capsys, name):
+    (last,) = (planted / "checkpoints").glob("round_*")
+    (last / name).unlink()
+    torch.save({"server": Planted(f"touch {planted.parent}/owned"), "history": []}, last / name)
+    meta = json.loads((last / "meta.json").read_text())
+    meta["files"][name] = sha256(last / name)
+    (last / "meta.json").write_text(json.dumps(meta))
+    commands = [*_commands(planted)]
+    # A start takes the server's weights alone, and predict the files of one client.
+    chosen = {"server.pt": commands, "client_00000.pt": commands[:1], "client_00001.pt": commands[:1]}[name]
+    for command in chosen:
+        if command[0] != "privacy":  # refused before: FedDyMem shares no densities
+            _refused(planted, command, capsys)
+
+
+@pytest.mark.parametrize("place", ["task", "backbone", "callbacks", "federation"])
+def test_a_planted_configuration_runs_no_code(planted, capsys, place):
+    config = yaml.safe_load((planted / "config.yaml").read_text())
+    code = {"_target_": "os.system", "command": f"touch {planted.parent}/owned"}
+    if place == "callbacks":
+        config["callbacks"] = {"mine": code}
+    elif place == "federation":
+        config["federation"]["channel"]["up"] = code
+    else:
+        config[place] = {**code, "anything": config[place]}
+    _plant(planted, "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    for command in _commands(planted):
+        assert "os.system" in _refused(planted, command, capsys)
+
+
+def _plant(run, name, text):
+    """Replaces a file, and its hash as whoever prepares a folder would."""
+    (run / name).write_text(text)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest[name] = [hashlib.sha256(text.encode()).hexdigest()]
+    (run / "manifest.json").write_text(json.dumps(manifest))

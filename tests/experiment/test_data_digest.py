@@ -1,0 +1,78 @@
+"""The hash of what clients hold follows images and partition, and nothing else."""
+
+import shutil
+
+import pytest
+import torch
+
+from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.data_digest import data_digest
+
+PARTITION = Partition(((0, 1), (2,)))
+
+
+@pytest.fixture
+def images(tmp_path):
+    return _images(tmp_path / "data")
+
+
+def _images(root):
+    def sample(product, name, defect="good"):
+        path = root / product / "train" / defect / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_bytes(b"x" * 10)
+        return Sample(path, product, defect)
+
+    train = (sample("tile", "000.png"), sample("tile", "001.png"), sample("wood", "000.png"))
+    return ImageSet("set", train, (sample("tile", "000.png", "crack"),))
+
+
+def test_the_same_images_in_another_place_are_the_same(images, tmp_path):
+    shutil.copytree(tmp_path / "data", tmp_path / "deep" / "er" / "copy")
+    assert data_digest(_images(tmp_path / "deep" / "er" / "copy"), PARTITION) == data_digest(
+        images, PARTITION
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images: images.train[0].path.write_bytes(b"x" * 11),
+        lambda images: images.test[0].path.write_bytes(b""),
+    ],
+)
+def test_a_changed_file_is_noticed(images, change):
+    before = data_digest(images, PARTITION)
+    change(images)
+    assert data_digest(images, PARTITION) != before
+
+
+def test_other_images_or_another_partition_are_noticed(images):
+    others = [
+        (ImageSet("other", images.train, images.test), PARTITION),
+        (ImageSet("set", images.train[::-1], images.test), PARTITION),
+        (ImageSet("set", images.train, ()), PARTITION),
+        (images, Partition(((0,), (1, 2)))),
+        (images, Partition.in_stages([[[0], [1]], [[2]]])),
+    ]
+    digests = {data_digest(*pair) for pair in [(images, PARTITION), *others]}
+    assert len(digests) == 1 + len(others)
+
+
+def test_pixels_in_memory_are_hashed():
+    pixels = torch.arange(3 * 3 * 4 * 4, dtype=torch.uint8).view(3, 3, 4, 4)
+    labels = torch.tensor([0, 1, 0])
+    one = LabelledSet("set", ("a", "b"), pixels, labels, pixels[:1], labels[:1])
+    other = LabelledSet("set", ("a", "b"), pixels.roll(1), labels, pixels[:1], labels[:1])
+    relabelled = LabelledSet("set", ("a", "b"), pixels, labels.roll(1), pixels[:1], labels[:1])
+    assert len({data_digest(images, PARTITION) for images in (one, other, relabelled)}) == 3
+
+
+def test_a_lost_image_is_one_line(images):
+    images.train[2].path.unlink()
+    with pytest.raises(UserError, match=f"^image {images.train[2].path} cannot be read"):
+        data_digest(images, PARTITION)

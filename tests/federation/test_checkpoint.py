@@ -1,0 +1,114 @@
+"""Checkpoints: what was changed is refused in one line, what they name is never called, what is unchanged not read."""
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from helpers.damage import DAMAGES, damage
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation import checkpoint as module
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.state_file import sha256
+
+
+@dataclasses.dataclass
+class Foreign:
+    """A class that nobody declared."""
+
+    x: int = 0
+
+
+class Planted:
+    """Code in the form of a pickle."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.fixture
+def saved(toy, tmp_path):
+    """The checkpoint of two rounds of the toy method."""
+    toy(rounds=2).run()
+    return Checkpoints(tmp_path / "checkpoints").latest()
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("name", ["server.pt", "client_00001.pt", "meta.json"])
+def test_a_damaged_file_is_one_line_that_names_it(toy, saved, name, kind):
+    swapped = "client_00000.pt" if name == "server.pt" else "server.pt"
+    damage(saved / name, kind, random.Random(f"{name} {kind}"), other=saved / swapped)
+    with pytest.raises(UserError, match=f"{saved}/") as caught:
+        toy(rounds=3).run()
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value) or name == "meta.json"
+
+
+def test_a_file_too_many_is_named(toy, saved):
+    shutil.copy(saved / "client_00000.pt", saved / "client_00007.pt")
+    with pytest.raises(UserError, match=r"client_00007\.pt: is not part of this checkpoint"):
+        toy(rounds=3).run()
+
+
+def test_what_file_systems_hide_in_a_folder_is_no_part_of_it(toy, saved):
+    (saved / ".nfs0001").write_text("")
+    assert [r.round for r in toy(rounds=3).run()] == [1, 2, 3]
+
+
+def test_a_checkpoint_under_another_round_is_refused(toy, saved):
+    saved.rename(saved.with_name("round_100007"))
+    with pytest.raises(UserError, match=r"meta\.json: cannot be read \(it is of another checkpoint\)"):
+        toy(rounds=9).run()
+
+
+@pytest.mark.parametrize("name", ["server.pt", "client_00001.pt"])
+def test_a_planted_file_runs_no_code(toy, saved, tmp_path, name):
+    """Also where whoever planted it wrote down its hash."""
+    (saved / name).unlink()
+    torch.save({"server": Planted(f"touch {tmp_path}/owned"), "history": []}, saved / name)
+    meta = json.loads((saved / "meta.json").read_text())
+    meta["files"][name] = sha256(saved / name)
+    (saved / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match=f"{name}: cannot be read") as caught:
+        toy(rounds=3).run()
+    assert "\n" not in str(caught.value)
+    assert "weights_only" not in str(caught.value)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_other_images_are_refused(toy, saved):
+    federation = toy(rounds=3)
+    federation.checkpoints.images = "others"
+    with pytest.raises(UserError, match="begun with other images"):
+        federation.run()
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_written(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin(1)
+    with pytest.raises(UserError, match=r"server\.pt: a .*Foreign is kept"):
+        checkpoints.commit(1, {"server": {"w": Foreign()}, "history": []})
+
+
+def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
+    read = Counter()
+    monkeypatch.setattr(module, "sha256", lambda path: (read.update([path.name]), sha256(path))[1])
+    pool, checkpoints = ClientPool({}, tmp_path / "personal"), Checkpoints(tmp_path / "checkpoints")
+    for client in range(3):
+        pool.put(client, {"x": torch.ones(4)})
+    for round in (1, 2, 3):
+        pool.put(0, {"x": torch.full((4,), float(round))})
+        pool.save(checkpoints.begin(round), checkpoints.latest())
+        complete = checkpoints.commit(round, {"server": {}, "history": []})
+    assert read == {"server.pt": 3, "client_00000.pt": 3, "client_00001.pt": 1, "client_00002.pt": 1}
+    files = json.loads((complete / "meta.json").read_text())["files"]
+    assert files == {path.name: sha256(path) for path in complete.glob("*.pt")}
