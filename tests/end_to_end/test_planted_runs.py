@@ -40,7 +40,9 @@ def _commands(run):
     yield ["predict", f"run={run}", f"images={images}"]
     yield ["export", f"run={run}"]
     yield ["privacy", "attack=dcor", f"run={run}"]
-    yield ["train", "debug=seconds", "tracking=off", f"start={run}", f"out={run.parent / 'next'}"]
+    root = yaml.safe_load((run / "config.yaml").read_text())["data"]["root"]
+    next_run = [f"start={run}", f"out={run.parent / 'next'}", f"data.root={root}", "cache.enabled=false"]
+    yield ["train", "debug=seconds", "tracking=off", *next_run]
 
 
 def _refused(run, command, capsys):
@@ -65,7 +67,7 @@ def test_a_planted_checkpoint_runs_no_code(planted, capsys, name):
     chosen = {"server.pt": commands, "client_00000.pt": commands[:1], "client_00001.pt": commands[:1]}[name]
     for command in chosen:
         if command[0] != "privacy":  # refused before: FedDyMem shares no densities
-            _refused(planted, command, capsys)
+            assert f"{name}: cannot be read" in _refused(planted, command, capsys)
 
 
 @pytest.mark.parametrize("place", ["task", "backbone", "callbacks", "federation"])

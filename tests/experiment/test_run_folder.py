@@ -116,6 +116,92 @@ def test_clearing_leaves_what_no_run_wrote(tmp_path, config):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "thesis.tex"]
 
 
+@pytest.mark.parametrize("name", ["figures", "checkpoints", "config.yaml", "result.json"])
+def test_a_folder_that_never_held_a_run_is_neither_cleared_nor_claimed(tmp_path, config, name):
+    if "." in name:
+        (tmp_path / name).write_text("services: {}")
+    else:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.png").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=f"{tmp_path}.*{name}"):
+        RunFolder(tmp_path).clear()
+    with pytest.raises(UserError, match=f"{tmp_path}.*{name}"):
+        RunFolder(tmp_path).claim(config)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_was_cleared_halfway_is_still_a_run(tmp_path, config):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "config.yaml").unlink()
+    run.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["../../x", "a/b", "", ".hidden", "..", "-x", "a b"])
+@pytest.mark.parametrize("key", ["method", "data"])
+def test_no_name_leaves_the_folder_of_all_runs(config, key, part):
+    other = {**config, key: {**config[key], "name": part}}
+    if key == "data" and not part:
+        assert RunFolder.of(other).path.parts[0] == "outputs"
+        return
+    with pytest.raises(UserError, match=rf"{key}\.name="):
+        RunFolder.of(other)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "thresholds.json"])
+def test_a_file_that_was_changed_is_named(tmp_path, config, name):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    run.save_json("result.json", {"config": config, "last": 1})
+    run.save_json("thresholds.json", {0: 1.5})
+    (tmp_path / name).write_text((tmp_path / name).read_text().replace("1", "2"))
+    read = {"config.yaml": run.config, "result.json": run.result, "thresholds.json": run.thresholds}[name]
+    with pytest.raises(UserError, match=f"^{tmp_path / name}: changed since the run wrote it") as caught:
+        read()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "nonsense", "[" * 100_000, "\0"])
+@pytest.mark.parametrize("name", ["manifest.json", "result.json", "thresholds.json"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, config, name, text):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    (tmp_path / name).write_text(text)
+    read = {"manifest.json": run.config, "result.json": run.result, "thresholds.json": run.thresholds}[name]
+    with pytest.raises(UserError, match=f"^{tmp_path / name}: ") as caught:
+        read()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kill_between_manifest_and_file_leaves_both_readable(tmp_path, config, monkeypatch):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Path, "write_text", _only_the_manifest)
+        with pytest.raises(KeyboardInterrupt):
+            run.claim({**config, "fresh": True})
+    assert run.config() == config
+    run.claim({**config, "fresh": True})
+    assert run.config()["fresh"] is True
+
+
+def _only_the_manifest(path, text):
+    if "manifest" not in path.name:
+        raise KeyboardInterrupt
+    path.write_bytes(text.encode())
+
+
+def test_a_result_of_another_configuration_is_refused(tmp_path, config):
+    run = RunFolder(tmp_path)
+    run.claim(config)
+    run.save_json("result.json", {"config": {**config, "seed": 1}})
+    with pytest.raises(UserError, match="another configuration"):
+        run.claim(config)
+
+
 def test_clearing_knows_every_file_of_a_real_run(tiny_run):
     assert {path.name for path in tiny_run.iterdir()} <= {*runs._FOLDERS, *runs._FILES, LOCK}
 

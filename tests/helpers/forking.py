@@ -37,7 +37,8 @@ class Forking:
         self._server.communicate()
 
     def _ask(self, request: dict) -> int:
-        assert self._server.stdin and self._server.stdout
+        assert self._server.stdin
+        assert self._server.stdout
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return int(self._server.stdout.readline())

@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from lit_fedad.errors import UserError
+from lit_fedad.tracking import reading
 from lit_fedad.tracking.reading import find_run_folder
 
 
@@ -17,3 +20,18 @@ def test_runs_without_a_folder_here_are_refused_in_one_line(tmp_path, monkeypatc
     with pytest.raises(UserError, match="there is no database"):
         find_run_folder(run_id)
     assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("place", ["elsewhere/run", "outputs/../elsewhere/run", "outputs_of_others/run"])
+def test_a_server_is_not_believed_outside_of_outputs(tmp_path, monkeypatch, place):
+    """Who may write to a shared server could name any folder as a run's."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (place, "outputs/run"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    named = {"bad": str(tmp_path / place), "good": str(tmp_path / "outputs" / "run")}
+    run = lambda key: SimpleNamespace(data=SimpleNamespace(tags={"lit_fedad.out": named[key]}))  # noqa: E731
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(reading, "connect_existing", lambda *_: SimpleNamespace(get_run=run))
+    with pytest.raises(UserError, match=f"which is not in outputs/; .* run={tmp_path / place}$"):
+        find_run_folder("bad")
+    assert find_run_folder("good") == tmp_path / "outputs" / "run"

@@ -1,0 +1,118 @@
+"""A damaged run is refused in one line or used as it was: never is anything silently other."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+
+import pytest
+import yaml
+from helpers.damage import DAMAGES, damage
+
+from lit_fedad.cli.main import main
+from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
+
+DAMAGED = int(os.environ.get("LIT_FEDAD_DAMAGED_RUNS", "64"))
+
+FILES = (
+    *("config.yaml", "manifest.json", "result.json", "thresholds.json", "partition.json"),
+    *("checkpoints/round_100002/meta.json", "checkpoints/round_100002/server.pt"),
+    *("checkpoints/round_100002/client_00000.pt", "checkpoints/round_100002/client_00001.pt"),
+)
+
+
+@pytest.fixture(scope="module")
+def used(tiny_run, tmp_path_factory):
+    """A complete run, how its images are scored, and what they are."""
+    images = tmp_path_factory.mktemp("new")
+    for number, path in enumerate(sorted((tiny_run.parent / "data").rglob("*.png"))[:3]):
+        shutil.copy(path, images / f"{number}.png")
+    copy = tmp_path_factory.mktemp("whole") / "run"
+    shutil.copytree(tiny_run, copy)
+    return copy, images, _uses(copy, images)
+
+
+def _scores(run, images, client):
+    with predict(str(run), str(images), client, str(run.parent / f"scores_{client}")).open() as file:
+        return [(row["score"], row["threshold"], row["decision"]) for row in csv.DictReader(file)]
+
+
+def _uses(run, images):
+    """What a complete run gives: scores of both clients, metrics, the result itself."""
+    return {
+        "first": lambda: _scores(run, images, 0),
+        "second": lambda: _scores(run, images, 1),
+        "metrics": lambda: json.dumps(evaluate(str(run))),
+        "result": lambda: RunFolder(run).result(),
+    }
+
+
+def _outcome(use):
+    try:
+        return use()
+    except UserError as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def expected(used):
+    return {name: use() for name, use in used[2].items()}
+
+
+def _compare(used, expected, tmp_path, capsys, file, kind, seed, names):
+    whole, images, _ = used
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    other = run / random.Random(seed).choice([name for name in FILES if name != file])
+    damage(run / file, kind, random.Random(f"{file} {kind} {seed}"), other)
+    for name in names:
+        got = _outcome(_uses(run, images)[name])
+        if isinstance(got, UserError):
+            assert "\n" not in str(got)
+            assert str(run) in str(got)
+        elif not (name == "result" and got is None):  # a lost result is an incomplete run
+            assert got == expected[name], (file, kind, seed, name)
+    capsys.readouterr()
+    root = yaml.safe_load((whole / "config.yaml").read_text())["data"]["root"]
+    config = [f"data.root={root}", "cache.enabled=false", "tracking=off", f"out={run}"]
+    status = main(["train", "debug=seconds", *config])  # shows the result, or refuses
+    said = capsys.readouterr()
+    assert status in (0, 2)
+    assert "Traceback" not in said.err
+    if status == 0:
+        shown = json.loads((run / "result.json").read_text())
+        assert shown["last"] == expected["result"]["last"]
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("result.json", "bit"),
+        ("thresholds.json", "bit"),
+        ("config.yaml", "bit"),
+        ("checkpoints/round_100002/client_00000.pt", "missing"),
+    ],
+)
+def test_a_damaged_file_is_one_line(used, tmp_path, file, kind):
+    """Those that 0.1 would have used as they were."""
+    whole, images, _ = used
+    shutil.copytree(whole, tmp_path / "run")
+    damage(tmp_path / "run" / file, kind, random.Random(0), whole / "partition.json")
+    with pytest.raises(UserError, match=f"^{tmp_path / 'run'}/") as caught:
+        predict(str(tmp_path / "run"), str(images), 0, str(tmp_path / "out"))
+    assert file.rpartition("/")[2] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(DAMAGED))
+def test_nothing_damaged_is_used_silently(used, expected, tmp_path, capsys, seed):
+    """LIT_FEDAD_DAMAGED_RUNS sets how many: every file with every kind of damage in 63."""
+    file, kind = FILES[seed % len(FILES)], DAMAGES[seed // len(FILES) % len(DAMAGES)]
+    names = ["first", "second", "result"] + (["metrics"] if seed % 8 == 0 else [])
+    _compare(used, expected, tmp_path, capsys, file, kind, seed, names)
