@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.forking import Forking
 from helpers.pairs import IN_STAGES, OWN, STREAM
 from PIL import Image
 
@@ -100,6 +101,14 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory) -> Lab:
     return Lab(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="session")
+def forking():
+    """Starts commands that need not import anything."""
+    server = Forking()
+    yield server
+    server.close()
 
 
 def _differences(one: Any, other: Any, at: str = "") -> list[str]:

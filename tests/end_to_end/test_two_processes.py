@@ -7,7 +7,6 @@ import os
 
 import pytest
 import yaml
-from helpers.forking import Forking
 
 from lit_fedad.config import identity
 from lit_fedad.errors import UserError
@@ -49,13 +48,6 @@ def test_a_result_of_another_configuration_is_never_shown(lab, tmp_path):
         (tmp_path / "run" / name).write_bytes((tmp_path / "other" / name).read_bytes())
     with pytest.raises(UserError, match=f"^{tmp_path / 'run'}"):
         lab.train(tmp_path / "run", "seed=1")
-
-
-@pytest.fixture(scope="module")
-def forking():
-    server = Forking()
-    yield server
-    server.close()
 
 
 @pytest.mark.slow

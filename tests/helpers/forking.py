@@ -53,6 +53,8 @@ def _play(arguments: list[str], log: str) -> None:
     status = 1
     try:
         status = main(arguments)
+    except KeyboardInterrupt:  # before the command began, or after it ended
+        status = 130
     except Exception:
         import traceback
 
