@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections import OrderedDict
@@ -74,8 +75,10 @@ class ClientPool:
         self._memory[client] = detached(state)
         self._bytes += size_of(self._memory[client])
         self._unsaved.add(client)
-        while self._bytes > self.memory_bytes and len(self._memory) > 1:
-            self._spill(next(iter(self._memory)))
+        # A full disk is not this client's failure: the state stays in memory, and the next checkpoint ends the run.
+        with contextlib.suppress(OSError):
+            while self._bytes > self.memory_bytes and len(self._memory) > 1:
+                self._spill(next(iter(self._memory)))
 
     def _drop(self, client: int) -> None:
         if client in self._memory:

@@ -1,7 +1,11 @@
 """Kept states of clients: in memory, on disk and in checkpoints."""
 
+import errno
+
+import pytest
 import torch
 
+from lit_fedad.federation import client_pool as module
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 
@@ -50,6 +54,19 @@ def test_unchanged_states_are_copied_where_files_cannot_be_linked(tmp_path, monk
     other = ClientPool({}, tmp_path / "elsewhere")
     other.restore(complete, {0})
     assert float(other.get(0)["x"]) == 1
+
+
+def test_a_full_disk_loses_no_state(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_state", refuse)
+    pool = ClientPool({}, tmp_path / "personal", memory_bytes=100)
+    for client in range(4):
+        pool.put(client, {"x": torch.full((20,), float(client))})
+    assert [float(pool.get(client)["x"][0]) for client in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="No space left"):
+        pool.save(tmp_path, None)
 
 
 def test_a_stored_state_does_not_follow_the_live_model(tmp_path):
