@@ -212,7 +212,10 @@ def _fit(trainer: Trainer, model: DenseContrast, last: Path) -> None:
         try:
             torch.load(last, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file fails in zipfile, pickle or torch
-            raise UserError(f"{last} cannot be read ({error}): delete it to begin anew") from error
+            # torch's own message advises to read the file without protection.
+            raise UserError(
+                f"{last} cannot be read ({type(error).__name__}): delete it to begin anew"
+            ) from error
     with warnings.catch_warnings():
         # The loader's items are empty: workers would have nothing to do.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")

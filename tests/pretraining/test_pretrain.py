@@ -1,5 +1,6 @@
 """The pretrain command: reproducible, resumed bit for bit, and its weights are a backbone's."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,24 @@ def test_a_folder_goes_on_with_its_own_training_only(tmp_path):
     pretrain(tiny(tmp_path))
     with pytest.raises(UserError, match="holds a training with other settings .*choose another out="):
         pretrain(tiny(tmp_path, steps=6))
+
+
+class Planted:
+    """Code in the form of a pickle."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.file}",)
+
+
+def test_a_planted_checkpoint_runs_no_code(tmp_path):
+    torch.save({"state_dict": Planted(tmp_path / "owned")}, tmp_path / module.LAST)
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        pretrain(tiny(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "owned").exists()
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
