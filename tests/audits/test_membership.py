@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers.damage import forge
 
 from lit_fedad.audits import membership as membership_audit
 from lit_fedad.audits.membership import LiraOptions, ShadowRuns, attack, infer
@@ -209,7 +210,7 @@ def test_runs_that_cannot_be_attacked(audited, tmp_path):
     shutil.copytree(audited.run, copy, ignore=shutil.ignore_patterns("privacy"))
     config = yaml.safe_load((copy / "config.yaml").read_text())
     config["fabric"]["devices"] = 2
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    forge(copy, "config.yaml", yaml.safe_dump(config))
     with pytest.raises(UserError, match="several processes; attack one with fabric.devices=1"):
         infer(reopen(str(copy)), LiraOptions())
     (copy / "result.json").unlink()

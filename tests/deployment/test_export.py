@@ -137,7 +137,8 @@ def test_bad_input_is_one_line(tiny_run, tmp_path, given, message):
 
 
 def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
-    shutil.copy(tiny_run / "config.yaml", tmp_path)
+    for name in ("config.yaml", "manifest.json"):
+        shutil.copy(tiny_run / name, tmp_path)
     with pytest.raises(UserError, match="the run is not complete"):
         export(str(tmp_path), formats=("pt2",))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.damage import forge
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
@@ -180,7 +181,7 @@ def test_other_backbone_weights_are_refused(tiny_run, photos, tmp_path):
     shutil.copytree(tiny_run, tmp_path / "run")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     config["backbone"]["seed"] = 1
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    forge(tmp_path / "run", "config.yaml", yaml.safe_dump(config))
     message = r"differ from the run's \(random\); give backbone.weights=FILE"
     with pytest.raises(UserError, match=message):
         predict(str(tmp_path / "run"), str(photos), out=str(tmp_path / "out"))
@@ -220,7 +221,8 @@ def test_a_place_that_cannot_be_written_is_one_line(tiny_run, photos):
 
 @pytest.mark.parametrize("command", [lambda run: predict(run, run), evaluate])
 def test_an_incomplete_run_is_one_line(tiny_run, tmp_path, command):
-    shutil.copy(tiny_run / "config.yaml", tmp_path)
+    for name in ("config.yaml", "manifest.json"):
+        shutil.copy(tiny_run / name, tmp_path)
     with pytest.raises(UserError, match="the run is not complete"):
         command(str(tmp_path))
 

@@ -230,7 +230,8 @@ def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differen
 def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
     start, _ = ended(lab)
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "config.yaml").write_bytes((start / "config.yaml").read_bytes())
+    for name in ("config.yaml", "manifest.json"):
+        (tmp_path / "begun" / name).write_bytes((start / name).read_bytes())
     local, _ = lab.finished("method=local")
     for overrides, said in [
         ((f"start={tmp_path / 'nothing'}",), "start=.*nothing: no such folder, and no tracked run"),

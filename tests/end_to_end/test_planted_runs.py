@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ import shutil
 import pytest
 import torch
 import yaml
+from helpers.damage import forge
 
 from lit_fedad.cli.main import main
 from lit_fedad.federation.state_file import sha256
@@ -80,14 +80,6 @@ def test_a_planted_configuration_runs_no_code(planted, capsys, place):
         config["federation"]["channel"]["up"] = code
     else:
         config[place] = {**code, "anything": config[place]}
-    _plant(planted, "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    forge(planted, "config.yaml", yaml.safe_dump(config, sort_keys=False))
     for command in _commands(planted):
         assert "os.system" in _refused(planted, command, capsys)
-
-
-def _plant(run, name, text):
-    """Replaces a file, and its hash as whoever prepares a folder would."""
-    (run / name).write_text(text)
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest[name] = [hashlib.sha256(text.encode()).hexdigest()]
-    (run / "manifest.json").write_text(json.dumps(manifest))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import shutil
 from pathlib import Path
@@ -28,3 +30,11 @@ def damage(path: Path, kind: str, draw: random.Random, other: Path) -> None:
     elif kind == "garbage":
         content[:] = draw.randbytes(len(content))
     path.write_bytes(content)
+
+
+def forge(run: Path, name: str, text: str) -> None:
+    """Replaces a file that a run's manifest lists, and its hash as whoever prepares a folder would."""
+    (run / name).write_text(text)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest[name] = [hashlib.sha256(text.encode()).hexdigest()]
+    (run / "manifest.json").write_text(json.dumps(manifest))
