@@ -28,6 +28,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
+from lit_fedad.safe_text import redact, redacted
 
 Config = dict[str, Any]
 T = TypeVar("T")
@@ -90,7 +91,9 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             missing = sorted(OmegaConf.missing_keys(composed))
             container = {} if missing else OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explain(error, overrides)) from error
+        raise UserError(
+            redact(_explain(error, overrides))
+        ) from None  # its cause quotes overrides, passwords too
     if missing:
         raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
     config = typing.cast("Config", container)
@@ -106,7 +109,9 @@ def identity(config: Config) -> str:
     # Cached features are in half precision: a run without the cache ends with other last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(redacted(decisive), sort_keys=True, default=str).encode()).hexdigest()[
+        :16
+    ]
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lit_fedad.config import choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
+from lit_fedad.safe_text import redacted
 
 
 def train(overrides: Sequence[str]) -> None:
@@ -24,7 +25,7 @@ def train(overrides: Sequence[str]) -> None:
     if "--cfg" in overrides:
         import yaml
 
-        print(yaml.safe_dump(config, sort_keys=False), end="")  # noqa: T201
+        print(yaml.safe_dump(redacted(config), sort_keys=False), end="")  # noqa: T201
         return
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
     from lit_fedad.experiment.train import train

@@ -25,6 +25,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.report.figures import whole_file
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes
+from lit_fedad.safe_text import without_user
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _COMMAND = "report without table="
@@ -73,7 +74,7 @@ def report_runs(options: Sequence[str], display: Display) -> Path:
             f"{_COMMAND} has no key '{next(iter(overrides))}', of the configuration only tracking.uri"
         )
     names = "-".join(chosen.experiment)
-    links = Links(chosen.ui.rstrip("/"), Path(chosen.out or f"reports/{names or 'all'}"))
+    links = Links(without_user(chosen.ui).rstrip("/"), Path(chosen.out or f"reports/{names or 'all'}"))
     tracked = tracked_runs(chosen.experiment, uri)
     with tempfile.TemporaryDirectory() as fetched:
         runs = complete_runs(tracked, Path(fetched), uri, display)

@@ -25,6 +25,7 @@ from lit_fedad.report.tables import (
     results_table,
     runs_frame,
 )
+from lit_fedad.safe_text import csv_cell
 
 _FIGURES = {"rows": rows_figure, "tasks": tasks_figure}
 
@@ -99,7 +100,7 @@ class TableResults:
         with whole_file(self.files[0]) as part:
             part.write_text(markdown(self._table, self._rows, self._columns, frame))
         with whole_file(self.files[1]) as part:
-            frame.to_csv(part, index=False)
+            frame.map(csv_cell).to_csv(part, index=False)
         if draw := _FIGURES.get(self._table.figure):
             save_figure(draw(self._table, list(self._columns), frame), self.files[2])
 

@@ -16,6 +16,7 @@ from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.safe_text import printable_lines
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
 _MANY = 20  # classes; more are counted, not named
@@ -192,6 +193,7 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
+        finalize=printable_lines,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

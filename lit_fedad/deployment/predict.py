@@ -24,6 +24,7 @@ from lit_fedad.experiment.finished_run import complete_run, one_process, reopen,
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
+from lit_fedad.safe_text import csv_cell
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
@@ -82,7 +83,8 @@ def predict(
 
     Returns:
         The CSV file with path, score, threshold, decision and heatmap. The threshold is a quantile of the scores of
-        the client's own normal training images; no test label was used.
+        the client's own normal training images; no test label was used. A name that a spreadsheet would run as a
+        formula begins with a quote.
 
     Raises:
         UserError: If there is no such complete run, client or image, or the backbone differs from the run's;
@@ -108,14 +110,14 @@ def predict(
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with (
-            scores.open("w", newline="") as file,
+            scores.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
             display.progress(f"Scoring with client {number}") as progress,
         ):
             writer = csv.DictWriter(file, scorer.columns)
             writer.writeheader()
             for start in range(0, len(paths), size := config["evaluation"]["batch_size"]):
                 scored = scorer(paths[start : start + size])
-                writer.writerows(scored)
+                writer.writerows({key: csv_cell(text) for key, text in row.items()} for row in scored)
                 file.flush()  # an interruption loses nothing that was computed
                 rows += scored
                 progress(len(rows), len(paths))

@@ -19,6 +19,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
+from lit_fedad.safe_text import redact, redacted
 from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
@@ -150,7 +151,7 @@ class RunFolder:
         result = self.result()
         if result is not None and identity(result.get("config", {})) != identity(_plain(config)):
             raise self._occupied()
-        self._write("config.yaml", yaml.safe_dump({"format": _FORMAT, **config}, sort_keys=False))
+        self._write("config.yaml", yaml.safe_dump({"format": _FORMAT, **redacted(config)}, sort_keys=False))
 
     def result(self) -> dict[str, Any] | None:
         """Reads the result of a complete run; None for a run that is not complete.
@@ -169,7 +170,7 @@ class RunFolder:
         return {int(client): value for client, value in self._read_json("thresholds.json").items()}
 
     def save_json(self, name: str, value: Any) -> Path:
-        """Writes a JSON file, in which undefined numbers become null, and returns its path."""
+        """Writes a JSON file, in which undefined numbers become null and passwords are hidden; returns its path."""
         return self._write(name, json.dumps(_plain(value), indent=1))
 
     def _present(self) -> list[str]:
@@ -237,4 +238,4 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return redact(value) if isinstance(value, str) else value

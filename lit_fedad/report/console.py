@@ -36,6 +36,7 @@ from lit_fedad.report.naming import (
     metric_family,
     metric_title,
 )
+from lit_fedad.safe_text import printable, redact
 
 _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal
@@ -89,11 +90,11 @@ class Display:
                 expand=True,
             )
             with bar:
-                task = bar.add_task(description, total=None)
+                task = bar.add_task(_clean(description), total=None)
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         else:
-            self._print(f"{description} ...")
-            yield self._progress_lines(description)
+            self._print(_clean(f"{description} ..."))
+            yield self._progress_lines(_clean(description))
 
     def header(self, pairs: Mapping[str, str]) -> None:
         """Prints what will run, one line a fact.
@@ -103,7 +104,7 @@ class Display:
         """
         width = max(map(len, pairs), default=0)
         for name, value in pairs.items():
-            self._print(Text.assemble((f"{name:<{width}}", "bold"), f"  {value}"))
+            self._print(Text.assemble((f"{name:<{width}}", "bold"), f"  {_clean(value)}"))
         self._print("")
 
     def round_line(
@@ -215,7 +216,7 @@ class Display:
         Args:
             rows: Text of each cell by its heading; at least one row, all with the same headings.
         """
-        columns = {head: [head, *(row[head] for row in rows)] for head in rows[0]}
+        columns = {head: [_clean(head), *(_clean(row[head]) for row in rows)] for head in rows[0]}
         padded = []
         for head, cells in columns.items():
             width = max(map(len, cells))
@@ -235,7 +236,7 @@ class Display:
         width = max((len(label) for label, _ in lines), default=0)
         self._print("")
         for label, value in lines:
-            self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {value}"))
+            self._print(Text.assemble((f"{label:<{width}}", "bold"), f"  {_clean(value)}"))
 
     def note(self, message: str) -> None:
         """Prints a remark as one line.
@@ -243,7 +244,7 @@ class Display:
         Args:
             message: The remark.
         """
-        self._print(_one_line(message))
+        self._print(_clean(message))
 
     def warn(self, message: str) -> None:
         """Prints a warning as one line on standard error, also when quiet.
@@ -267,7 +268,7 @@ class Display:
 
     def _complain(self, kind: str, style: str, message: str) -> None:
         with self._err.capture() as line:
-            self._err.print(Text.assemble((f"{kind}:", style), f" {_one_line(message)}"), soft_wrap=True)
+            self._err.print(Text.assemble((f"{kind}:", style), f" {_clean(message)}"), soft_wrap=True)
         # Through sys.stderr, which a live bar replaces; a rich console would write past it, into the bar.
         sys.stderr.write(line.get())
 
@@ -352,8 +353,9 @@ def _listed(names: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if metric_family(name) not in errors]
 
 
-def _one_line(message: str) -> str:
-    return " ".join(message.splitlines())
+def _clean(message: str) -> str:
+    """Writes others' text as one line, without passwords and without what a terminal would obey."""
+    return printable(redact(" ".join(message.splitlines())))
 
 
 def _metric(value: float | None) -> str:

@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lit_fedad.safe_text import printable_lines
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -212,6 +214,7 @@ def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=lambda name: name is not None and name.endswith(".html"),
+        finalize=printable_lines,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

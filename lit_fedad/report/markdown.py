@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from lit_fedad.safe_text import printable
+
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Writes a table in Markdown, padded so that it can also be read as it is.
@@ -22,7 +24,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         |--------|-------|
         | FedAvg | 63.91 |
     """
-    lines = [heads, *rows]
+    lines = [list(map(printable, line)) for line in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
     text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")

@@ -18,6 +18,7 @@ from optuna.visualization import matplotlib as drawn
 
 from lit_fedad.report.console import Display
 from lit_fedad.report.figures import whole_file
+from lit_fedad.safe_text import csv_cell
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import attempts, standing
 from lit_fedad.sweep.trial import DEFAULT
@@ -68,7 +69,7 @@ def write_results(study: Study, plan: Plan, out: Path) -> list[Path]:
     """
     table = out / "trials.csv"
     with whole_file(table) as part:
-        trials_frame(study, plan).to_csv(part, index=False)
+        trials_frame(study, plan).map(csv_cell).to_csv(part, index=False)
     files = [table]
     for name, draw in _figures(study, plan).items():
         with warnings.catch_warnings():

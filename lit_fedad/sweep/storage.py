@@ -16,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 
 from lit_fedad.errors import UserError
+from lit_fedad.safe_text import redact
 
 RETRIES = 3
 GIVEN_BACK = "given_back"
@@ -62,9 +63,9 @@ def open_storage(text: str, out: Path, patience_s: int) -> BaseStorage:
     except Exception as error:  # of SQLAlchemy, a driver or gRPC
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"storage={scheme}://... cannot be opened: {cause[0].replace(address, '...')}"
-        ) from error
-    raise UserError(f"storage={scheme}: give one of {_FORMS}")
+            f"storage={scheme}://... cannot be opened: {redact(cause[0].replace(address, '...'), text)}"
+        ) from None  # its cause may name the password
+    raise UserError(f"storage={redact(scheme)}: give one of {_FORMS}")
 
 
 def has_heartbeats(storage: BaseStorage) -> bool:

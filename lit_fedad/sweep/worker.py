@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display
+from lit_fedad.safe_text import redact
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import (
     GIVEN_BACK,
@@ -192,6 +193,7 @@ class Worker:
             self.display.warn(f"trial {name} was taken for lost and passed on; this worker leaves it")
         except Exception as error:
             cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            cause = redact(cause)  # kept in the storage and in trials.csv
             trial.set_user_attr("cause", cause)
             self.study.tell(trial, state=TrialState.FAIL)
             if isinstance(error, PlanError):

@@ -6,7 +6,7 @@ it to the tracking server in order. The journal is therefore the queue, the memo
 
 ```
 <folder>/tracking/journal.jsonl    one record a line, in the order of logging
-<folder>/tracking/sent.json        how much of it one server has: {"uri", "run_id", "delivered"}
+<folder>/tracking/sent.json        how much of it one server has: {"uri" (without its user), "run_id", "delivered"}
 <folder>/tracking/rejected.jsonl   records that the server refused while it accepted others, with the cause
 ```
 

@@ -46,7 +46,7 @@ class Journal:
         self._file.seek(0)
         for line in complete_lines(self._file):
             # A damaged line is reported by the sender.
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self._remember(json.loads(line))
         # A killed process can leave half a line behind.
         self._file.truncate()

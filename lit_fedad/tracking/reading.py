@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.errors import UserError
+from lit_fedad.safe_text import redact
 from lit_fedad.tracking.server import (
     FOLDER_TAG,
     connect,
@@ -69,9 +70,13 @@ def find_run_folder(run_id: str) -> Path:
     try:
         tags = client.get_run(run_id).data.tags
     except Exception as cause:
-        raise UserError(f"MLflow run {run_id} was not found at {uri}: {one_line(cause)}") from cause
+        raise UserError(
+            f"MLflow run {run_id} was not found at {redact(uri)}: {one_line(cause, uri)}"
+        ) from None  # its cause may name the password
     if FOLDER_TAG not in tags:
-        raise UserError(f"MLflow run {run_id} at {uri} has no tag {FOLDER_TAG}: it is no run of lit-fedad")
+        raise UserError(
+            f"MLflow run {run_id} at {redact(uri)} has no tag {FOLDER_TAG}: it is no run of lit-fedad"
+        )
     folder = Path(tags[FOLDER_TAG])
     if not is_database(uri) and not folder.resolve().is_relative_to(Path("outputs").resolve()):
         raise UserError(
@@ -99,7 +104,9 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
         named = {experiment.name: experiment.experiment_id for experiment in client.search_experiments()}
         for name in experiments:
             if name not in named:
-                raise UserError(f"experiment={name}: {uri} has none of this name, only {', '.join(named)}")
+                raise UserError(
+                    f"experiment={name}: {redact(uri)} has none of this name, only {', '.join(named)}"
+                )
         names = {named[name]: name for name in experiments or named}
         found, token = [], None
         while names:
@@ -110,7 +117,7 @@ def tracked_runs(experiments: Sequence[str] = (), uri: str | None = None) -> lis
     except UserError:
         raise
     except Exception as cause:
-        raise UserError(f"{uri}: {one_line(cause)}") from cause
+        raise UserError(f"{redact(uri)}: {one_line(cause, uri)}") from None  # its cause may name the password
     return [
         TrackedRun(
             run.info.run_id,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_fedad.safe_text import redact
+
 Record = dict[str, Any]
 """One line of a journal: ``{"kind", "scope", "values", "time"}``, its time in milliseconds."""
 
@@ -29,7 +31,7 @@ def metric_values(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def text_values(values: Mapping[str, object]) -> dict[str, str]:
-    """Returns parameters or tags as texts of at most 6,000 characters, under names that MLflow accepts.
+    """Returns parameters or tags as texts of 6,000 characters at most, without passwords, under names MLflow accepts.
 
     Example:
         >>> text_values({"federation.lr": 1e-3, "layers": ["a", "b"]})
@@ -65,7 +67,7 @@ def dataset_values(
         profile: Facts about it.
     """
     profile_text = json.dumps(profile, default=str)
-    return {name: {"source": source, "digest": digest[:_MAX_DIGEST], "profile": profile_text}}
+    return {name: {"source": redact(source), "digest": digest[:_MAX_DIGEST], "profile": profile_text}}
 
 
 def _name(text: str) -> str:
@@ -74,7 +76,7 @@ def _name(text: str) -> str:
 
 
 def _text(value: object) -> str:
-    text = str(value)
+    text = redact(str(value))
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.errors import UserError
+from lit_fedad.safe_text import redact, without_user
 from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
 
@@ -69,11 +70,11 @@ class Sender:
         self._thread = threading.Thread(target=self._deliver, name="tracking", daemon=True)
         self._folder = folder
         self._files = tracking_folder(folder)
-        self._uri = uri
+        self._uri, self._shown = uri, redact(uri)
         sent = _read_sent(folder)
-        same = sent.get("uri") == uri
+        same = sent.get("uri") == without_user(uri)
         self.run_id: str | None = sent.get("run_id") if same else None
-        self._delivered: int = sent.get("delivered", 0) if same else 0
+        self._delivered: int = max(sent.get("delivered", 0), 0) if same else 0
         self._position = 0
         self._error: str | None = None
         self._warned = False
@@ -112,8 +113,8 @@ class Sender:
         return self._delivery()
 
     def save(self) -> None:
-        """Writes the server's address and the number of delivered records to ``sent.json``."""
-        sent = {"uri": self._uri, "run_id": self.run_id, "delivered": self._delivered}
+        """Writes the server's address, without its user, and the number of delivered records to ``sent.json``."""
+        sent = {"uri": without_user(self._uri), "run_id": self.run_id, "delivered": self._delivered}
         self._replace(self._files / "sent.json", json.dumps(sent))
 
     def _deliver(self) -> None:
@@ -146,9 +147,9 @@ class Sender:
     def _delivery(self) -> Delivery:
         with journal_file(self._folder).open("rb") as file:
             pending = sum(1 for _ in complete_lines(file)) - self._delivered
-        error = (self._error or f"{self._uri} has not answered yet") if pending else None
+        error = (self._error or f"{self._shown} has not answered yet") if pending else None
         if error is None and self._rejected.is_file():
-            error = f"{self._uri} refused records, see {self._rejected}"
+            error = f"{self._shown} refused records, see {self._rejected}"
         return Delivery(self.run_id, max(pending, 0), error)
 
     @property
@@ -187,14 +188,16 @@ class Sender:
                 run.send(json.loads(line), self._folder)
                 return
             except Exception as error:
-                cause = one_line(error)
+                cause = one_line(error, self._uri)
             # If this fails too, the server is at fault and not the record.
             run.probe()
             time.sleep(0.1 * 2**attempt)
         if not self._abandoned.is_set():
             with self._rejected.open("a") as file:
                 file.write(json.dumps({"cause": cause, "record": line.decode(errors="replace")}) + "\n")
-            _logger.warning("tracking: %s refused a record, kept in %s: %s", self._uri, self._rejected, cause)
+            _logger.warning(
+                "tracking: %s refused a record, kept in %s: %s", self._shown, self._rejected, cause
+            )
 
     def _deliver_rejected(self, run: ServerRun) -> None:
         """Tries the refused records once more and keeps those that are refused again."""
@@ -220,7 +223,7 @@ class Sender:
             draft.replace(path)
 
     def _report(self, cause: Exception, failures: int) -> None:
-        self._error = f"{self._uri}: {one_line(cause)}"
+        self._error = f"{self._shown}: {one_line(cause, self._uri)}"
         # One failure is often a database that another run holds locked for a moment.
         if failures > 1 and not self._warned:
             self._warned = True
@@ -228,8 +231,12 @@ class Sender:
 
 
 def _read_sent(folder: Path) -> dict[str, Any]:
+    """Reads ``sent.json``; one that is missing or damaged costs no more than sending all records again."""
+    kinds = {"uri": str, "run_id": str, "delivered": int}
     try:
         sent = json.loads((tracking_folder(folder) / "sent.json").read_text())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return sent if isinstance(sent, dict) else {}
+    if not isinstance(sent, dict):
+        return {}
+    return {key: sent[key] for key, kind in kinds.items() if isinstance(sent.get(key), kind)}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.errors import UserError
+from lit_fedad.safe_text import HIDDEN, redact
 from lit_fedad.tracking.records import Record
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +41,13 @@ def destination(uri: str | None, fallback: str | None = None) -> str:
     Args:
         uri: Tracking URI; None for ``MLFLOW_TRACKING_URI``.
         fallback: URI for the case that neither is set; None for MLflow's own default ``sqlite:///mlflow.db``.
+
+    A URI read from a run's files has no user any more: MLflow takes it from the environment.
     """
+    if uri and f"{HIDDEN}@" in uri:
+        uri, fallback = None, uri
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or fallback or _DEFAULT_URI
+    uri = uri.replace(f"{HIDDEN}@", "")
     database = _database(uri)
     return f"{_SQLITE}{database.resolve()}" if database else uri
 
@@ -209,9 +215,9 @@ def is_database(uri: str) -> bool:
     return _database(uri) is not None
 
 
-def one_line(cause: Exception) -> str:
-    """Returns the first line of an exception's message, or its name if it has none."""
-    return (f"{cause}".strip() or repr(cause)).splitlines()[0]
+def one_line(cause: Exception, uri: str) -> str:
+    """Returns the first line of an exception's message, or its name if it has none, without the user of the URI."""
+    return redact((f"{cause}".strip() or repr(cause)).splitlines()[0], uri)
 
 
 def _database(uri: str) -> Path | None:
