@@ -3,7 +3,7 @@
 Format: https://cocodataset.org/#format-data
 """
 
-import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from skimage.draw import polygon
 
+from lit_fedad.data.input_files import read_json
 from lit_fedad.errors import UserError
+
+_LONGEST_RUN = 60  # bits of a length
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class AnnotatedImage:
             try:
                 region = _segmentation(annotation.get("segmentation"), mask.shape)
                 mask |= region if region.any() else _box(annotation["bbox"], mask.shape)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise UserError(
                     f"{self.path}: annotation {annotation.get('id', number)} cannot be drawn ({error!r});"
                     " correct or remove it"
@@ -75,7 +79,7 @@ def read_coco(file: Path) -> list[AnnotatedImage]:
     if not file.is_file():
         raise UserError(f"{file}: no such file; put the annotations there, beside their images")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         categories = {category["id"]: category["name"] for category in content["categories"]}
         annotations: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for annotation in content["annotations"]:
@@ -83,14 +87,13 @@ def read_coco(file: Path) -> list[AnnotatedImage]:
         images = [
             AnnotatedImage(
                 file.parent / image["file_name"],
-                image["width"],
-                image["height"],
+                *_size(image["width"], image["height"]),
                 _defect(categories[a["category_id"]] for a in annotations[image["id"]]),
                 tuple(annotations[image["id"]]),
             )
             for image in content["images"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"no key {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{file}: is no COCO annotation file ({problem}); download it again") from error
     missing = [image.path for image in images if not image.path.is_file()]
@@ -100,6 +103,16 @@ def read_coco(file: Path) -> list[AnnotatedImage]:
             " unpack the archive again"
         )
     return sorted(images, key=lambda image: image.path)
+
+
+def _size(width: Any, height: Any) -> tuple[int, int]:
+    """The sides of an image, of which a mask is made before the image is opened."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if not all(type(side) is int and side > 0 for side in (width, height)):
+        raise ValueError(f"width {width!r} and height {height!r} are no sides of an image")
+    if limit is not None and width * height > limit:
+        raise ValueError(f"{width}x{height} pixels, and at most {limit} are read")
+    return width, height
 
 
 def _defect(categories: Iterable[str]) -> str:
@@ -122,6 +135,8 @@ def _segmentation(segmentation: Any, shape: tuple[int, ...]) -> np.ndarray:
 def _run_lengths(counts: str | Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
     """Alternating lengths of background and region, column by column."""
     lengths = _decompress(counts) if isinstance(counts, str) else counts
+    if min(lengths, default=0) < 0 or sum(lengths) != math.prod(shape):
+        raise ValueError("its run lengths do not add up to the image")
     values = np.arange(len(lengths)) % 2 == 1
     return np.repeat(values, lengths).reshape(shape, order="F")
 
@@ -134,6 +149,8 @@ def _decompress(text: str) -> list[int]:
         bits = ord(character) - 48
         value |= (bits & 31) << shift
         shift += 5
+        if shift > _LONGEST_RUN:
+            raise ValueError("its run lengths are damaged")
         if bits & 32:  # more characters follow
             continue
         if bits & 16:

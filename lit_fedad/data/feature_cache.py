@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.data.datamodule import Batch, Targets, unbatched
+from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.data.row_store import RowStore, Shapes, write_json
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
@@ -112,7 +113,7 @@ class FeatureCache:
         """
         paths = dict.fromkeys(sample.path for sample in samples)
         with self._store.locked():
-            self._image |= _hash_images(paths, self.folder / "images.json")
+            self._image |= _hash_images(paths, self.folder / "hashes.json")
             path_of = {self._image[path]: path for path in paths}
             missing = self._store.missing(path_of)
             if not missing:
@@ -180,30 +181,34 @@ class FeatureCache:
 
 
 def _hash_images(paths: Iterable[Path], memo_file: Path) -> dict[Path, bytes]:
-    """SHA-256 of each file's bytes; a file whose time of change and size the memo knows is not read again."""
-    memo: dict[str, tuple[int, int, str]] = {}
+    """SHA-256 of each file's bytes; a file whose times of change and size the memo knows is not read again."""
+    memo: dict[str, tuple[int, int, int, str]] = {}
     try:
         if memo_file.exists():
             memo = {
-                path: (int(t), int(n), h) for path, (t, n, h) in json.loads(memo_file.read_text()).items()
+                path: (int(m), int(c), int(n), h)
+                for path, (m, c, n, h) in read_json(memo_file).items()
+                if len(bytes.fromhex(h)) == 32
             }
-            memo = {path: known for path, known in memo.items() if len(bytes.fromhex(known[2])) == 32}
-    except (ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         warnings.warn(f"feature cache file {memo_file} is damaged: images are hashed again", stacklevel=3)
         memo = {}
     digests = {}
     changed = False
     for path in paths:
         try:
+            check_regular(path)
             stat = path.stat()
+            # Copying tools set the time of modification back, nobody that of the last change.
+            now = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
             known = memo.get(str(path.absolute()))
-            if known is None or known[:2] != (stat.st_mtime_ns, stat.st_size):
+            if known is None or known[:3] != now:
                 with path.open("rb") as file:
-                    known = (stat.st_mtime_ns, stat.st_size, hashlib.file_digest(file, "sha256").hexdigest())
+                    known = (*now, hashlib.file_digest(file, "sha256").hexdigest())
                 memo[str(path.absolute())], changed = known, True
         except OSError as error:
             raise UserError(f"image {path} cannot be read: {error.strerror}") from error
-        digests[path] = bytes.fromhex(known[2])
+        digests[path] = bytes.fromhex(known[3])
     if changed:
         write_json(memo_file, memo)
     return digests

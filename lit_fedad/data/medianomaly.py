@@ -6,9 +6,9 @@ A set is a folder with ``images`` and ``data.json``, which lists file names unde
 Source: Cai et al., MedIAnomaly: A comparative study of anomaly detection in medical images, arXiv 2404.04518.
 """
 
-import json
 from pathlib import Path
 
+from lit_fedad.data.input_files import read_json
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
 
@@ -33,7 +33,7 @@ def medianomaly(root: str | Path, name: str | None = None) -> ImageSet:
             f"{index}: no such file; give the folder of one set, with data.json and images inside"
         )
     try:
-        split = json.loads(index.read_text(encoding="utf-8"))
+        split = read_json(index)
         train, normal, anomalous = split["train"]["0"], split["test"]["0"], split["test"]["1"]
     except ValueError as error:
         raise UserError(f"{index}: is not valid JSON: {error}; unpack the set again") from error

@@ -21,12 +21,15 @@ from numpy.lib.npyio import NpzFile
 from PIL import Image
 from torch import Tensor
 
+from lit_fedad.data.input_files import check_array, check_pixels, check_regular
 from lit_fedad.data.labelled import HALF, LabelledSet
-from lit_fedad.errors import UserError
+from lit_fedad.errors import UserError, first_line
 
 Channels = Literal[1, 3]
 
 _GREY = ("1", "L")  # Pillow's modes
+# Of archives and arrays; of a claimed size there may be too little memory.
+_DAMAGE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 def packed(
@@ -133,7 +136,10 @@ def _read(path: Path, prefix: str, channels: Channels, labelled: bool = True) ->
 
 def _open(path: Path) -> NpzFile:
     try:
-        arrays = np.load(path, allow_pickle=False)
+        check_regular(path)
+        arrays = np.load(
+            path, allow_pickle=False, mmap_mode="r"
+        )  # a single array is refused below: none is read
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; give its folder as root and its name relative to it"
@@ -158,9 +164,13 @@ def _array(path: Path, key: str, arrays: NpzFile) -> np.ndarray:
     if key not in arrays:
         raise UserError(f"{path}: no key '{key}', only {', '.join(arrays)}; add it, or get the file anew")
     try:
-        return np.asarray(arrays[key])  # what is no array comes as bytes
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: key '{key}' is damaged; get the file anew") from error
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(f"{key}.npy")
+            with archive.open(member) as file:
+                check_array(file, member.file_size, member.compress_size)
+        return np.asarray(arrays[key])
+    except (*_DAMAGE, KeyError) as error:  # KeyError: what is no array has another name
+        raise UserError(f"{path}: key '{key}' is damaged; get the file anew ({first_line(error)})") from error
 
 
 def _plain(path: Path, key: str, channels: Channels, arrays: NpzFile) -> Tensor:
@@ -197,6 +207,7 @@ def _decoded(path: Path, prefix: str, channels: Channels, arrays: NpzFile) -> Te
     for number, (start, end) in enumerate(pairwise(offsets.tolist())):
         try:
             image = Image.open(io.BytesIO(content[start:end]))
+            check_pixels(image)
             images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
         except Exception as error:  # Pillow reports damage through exceptions of many kinds
             raise UserError(

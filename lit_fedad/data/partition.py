@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lit_fedad.data.input_files import read_json
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
@@ -113,7 +114,7 @@ class Partition:
                 stage.
         """
         try:
-            content = json.loads(Path(path).read_text())
+            content = read_json(Path(path))
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be read ({error.strerror}); give an existing partition file"

@@ -84,7 +84,7 @@ class RowStore:
         try:
             header = json.loads(self._header_file.read_text())
             self.shapes = tuple(tuple(map(int, shape)) for shape in header.pop("shapes"))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.clear("is missing or damaged")
             return
         if header != self._identity:

@@ -1,5 +1,6 @@
 """Transforms of image files, and of their masks by the same geometry, to tensors."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,17 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
+from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.errors import UserError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_TWELVE_BITS = 4095
+_DARK = (
+    "has images of 16 bits that are nearly black, with no value above 4095 of 65535; if they hold 8 or 12 bits, save"
+    " them with 8, or scaled to 16"
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class ImageTransform:
         # Opacity and palette indices say nothing about anomalies, colours do.
         values = np.asarray(mask.convert("RGB") if mask.mode == "P" or "A" in mask.mode else mask)
         brightest = values.max(axis=2) if values.ndim == 3 else values
-        anomalous = brightest >= (128 if Path(path).suffix.lower() in {".jpg", ".jpeg"} else 1)
+        anomalous = brightest >= 128 if Path(path).suffix.lower() in {".jpg", ".jpeg"} else brightest > 0
         return self._fit(Image.fromarray(anomalous.astype(np.uint8)), InterpolationMode.NEAREST)
 
     def _fit(self, image: Image.Image, interpolation: InterpolationMode) -> Tensor:
@@ -152,9 +160,13 @@ def each_channel(
 def _open(path: Path) -> Image.Image:
     """The decoded image, turned the way its EXIF orientation says."""
     try:
+        check_regular(path)
         with Image.open(path) as image:
+            check_pixels(image)
             image.load()
             return ImageOps.exif_transpose(image)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such image file; was it moved after the set was read?") from None
     # Pillow reports damage through exceptions of many kinds, a decompression bomb among them.
@@ -167,13 +179,16 @@ def _open(path: Path) -> Image.Image:
 def _to_rgb(image: Image.Image, path: Path) -> Image.Image:
     """Eight-bit RGB; transparent pixels become white, sixteen bits are scaled to eight."""
     if image.mode == "F" or image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.float64)
+        values = np.asarray(image)
         # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.
         if image.mode == "F" or values.min() < 0 or values.max() > 65535:
             raise UserError(
                 f"{path}: its pixels are float or 32-bit, of no fixed range; save it with 8 or 16 bits"
             )
-        image = Image.fromarray((values / 257).round().astype(np.uint8))
+        if 0 < values.max() <= _TWELVE_BITS:
+            # The same text for all images of a folder: it is shown once.
+            warnings.warn(f"{Path(path).parent}: {_DARK}", stacklevel=2)
+        image = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(background, image.convert("RGBA"))

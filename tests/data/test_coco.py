@@ -147,3 +147,17 @@ def test_files_that_are_missing_or_other_are_named(tmp_path):
     refused("is no COCO annotation file", file)
     file.write_text('{"categories": [\n')
     refused("is no COCO annotation file", file)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        {"segmentation": {"counts": [10**15, 3]}},
+        {"segmentation": {"counts": [-1, 193]}},
+        {"segmentation": {"counts": "o" * 100_000}},
+        {"segmentation": [], "bbox": [0, 0, float("inf"), 3]},
+    ],
+)
+def test_an_annotation_beyond_its_image_is_refused(tmp_path, annotation):
+    with pytest.raises(UserError, match=r"a\.png: annotation .* cannot be drawn"):
+        drawn(tmp_path, annotation)

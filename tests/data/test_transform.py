@@ -1,4 +1,5 @@
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -240,3 +241,34 @@ def test_fingerprint_tells_every_field_apart():
 def test_bad_parameters_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         ImageTransform(**fields)
+
+
+@pytest.mark.parametrize("brightest", [4095, 255])
+def test_images_of_few_bits_stored_in_sixteen_are_told_once(tmp_path, brightest):
+    pixels = np.full((4, 4), brightest, np.uint16)
+    paths = [save(tmp_path / f"{i}.png", pixels) for i in range(3)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for path in paths:
+            ImageTransform(4).raw(path)
+    (message,) = [str(warning.message) for warning in caught]
+    assert message.startswith(f"{tmp_path}: has images of 16 bits that are nearly black")
+
+
+def test_eight_bits_in_a_32_bit_tiff_are_told(tmp_path):
+    path = save(tmp_path / "a.tif", np.full((4, 4), 255, np.int32))
+    with pytest.warns(UserWarning, match="nearly black"):
+        ImageTransform(4).raw(path)
+
+
+def test_sixteen_bits_are_scaled_to_eight_without_a_warning(tmp_path, recwarn):
+    values = np.array([[0, 128, 129, 65535], [257, 385, 386, 32768]], np.uint16)
+    raw = ImageTransform(4, resize=None).raw(save(tmp_path / "a.png", values.repeat(2, 0)))
+    assert raw[::2, :, 0].tolist() == np.rint(values / 257).tolist()
+    assert not recwarn.list
+
+
+def test_every_value_of_a_float_mask_above_zero_is_anomalous(tmp_path):
+    image = save(tmp_path / "a.png", np.zeros((2, 2), np.uint8))
+    mask = save(tmp_path / "mask.tif", np.array([[0, 0.25], [1, 0.001]], np.float32))
+    assert ImageTransform(2).mask(mask, image).tolist() == [[0, 1], [1, 1]]

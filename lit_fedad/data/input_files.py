@@ -1,0 +1,81 @@
+"""Files of other people, opened so that none of them hangs the program or fills its memory."""
+
+import json
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image
+
+from lit_fedad.errors import UserError
+
+_DEFLATE_RATIO = 1032  # the highest of the method that packs .npz files
+
+
+def check_regular(path: Path) -> None:
+    """Refuses pipes, sockets and devices, whose reading may never end.
+
+    Args:
+        path: A file; links are followed.
+
+    Raises:
+        UserError: It is no regular file.
+        OSError: It cannot be found.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path}: is no regular file (but a folder, pipe, socket or device); remove it")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UserError: It is no regular file.
+        OSError: It cannot be read.
+        ValueError: It is not JSON, or nested too deeply.
+    """
+    check_regular(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def check_pixels(image: Image.Image) -> None:
+    """Refuses an image that would decode to more pixels than Pillow's limit, before it is decoded.
+
+    Args:
+        image: An image that is opened, but not loaded.
+
+    Raises:
+        ValueError: It has more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``, which may be raised in Python.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise ValueError(f"{image.width}x{image.height} pixels, and at most {limit} are read")
+
+
+def check_array(file: IO[bytes], size: int, packed: int) -> None:
+    """Checks that an array has the bytes that its header claims, before any memory is taken for it.
+
+    Args:
+        file: An ``.npy`` stream at its start.
+        size: Bytes of the stream, as its archive says.
+        packed: Bytes that it takes in the archive.
+
+    Raises:
+        ValueError: The header or the archive claims more than there can be.
+    """
+    if np.lib.format.read_magic(file) == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    claimed = dtype.itemsize
+    for side in shape:
+        claimed *= side  # Python's whole numbers do not overflow
+    if claimed > size or size > _DEFLATE_RATIO * max(packed, 1):
+        raise ValueError(f"claims {max(claimed, size)} bytes, and holds {packed}")
