@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -35,14 +36,23 @@ T = TypeVar("T")
 
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
+# Keys of the evaluation that no training depends on.
+_JUDGEMENT = ("threshold_quantile", "pictures", "batch_size")
 
-_LEAST = {
-    "rounds": 0,
-    "batch_size": 1,
-    "evaluation.every": 1,
-    "evaluation.batch_size": 1,
-    "evaluation.pictures": 0,
+# Smallest and largest numbers; the largest sides are above any use, and below what fills the memory at once.
+_RANGES: dict[str, tuple[float, float]] = {
+    "rounds": (0, math.inf),
+    "batch_size": (1, math.inf),
+    "grid": (1, 1024),
+    "image.size": (1, 8192),
+    "image.resize": (1, 8192),
+    "image.channels": (1, 3),
+    "evaluation.every": (1, math.inf),
+    "evaluation.batch_size": (1, math.inf),
+    "evaluation.threshold_quantile": (0, 1),
+    "evaluation.pictures": (0, math.inf),
 }
+_NULLABLE = ("image.resize",)  # in addition to those whose default is null
 
 _NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
 
@@ -104,14 +114,24 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def identity(config: Config) -> str:
-    """Computes a short hash of all keys that decide a run's result."""
+    """Computes a short hash of all keys that decide what a run trains: others may change when it is resumed."""
     decisive = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
     # Cached features are in half precision: a run without the cache ends with other last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
-    return hashlib.sha256(json.dumps(redacted(decisive), sort_keys=True, default=str).encode()).hexdigest()[
-        :16
-    ]
+    evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in _JUDGEMENT}
+    return _hash({**decisive, "evaluation": evaluation})
+
+
+def judgement(config: Config) -> str:
+    """Computes a short hash of the keys that decide, beside those of `identity`, what a complete run's files say."""
+    evaluation = config.get("evaluation", {})
+    return _hash({key: evaluation.get(key) for key in _JUDGEMENT if key != "batch_size"})
+
+
+def _hash(values: Mapping[str, Any]) -> str:
+    text = json.dumps(redacted(values), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,8 +246,15 @@ def _check_type(value: Any, annotation: Any, where: str) -> None:
         if value not in allowed[0].__args__:
             raise UserError(f"{where}={value!r} must be one of {list(allowed[0].__args__)}")
         return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where}={value} must be a finite number")
     kinds = {_CONFIG_TYPES.get(typing.get_origin(a) or a) for a in allowed}
-    if None in kinds or (isinstance(value, Mapping) and "_target_" in value):
+    if isinstance(value, Mapping) and "_target_" in value:
+        return
+    if None in kinds:
+        built = all(inspect.isclass(typing.get_origin(a) or a) and a not in (Any, object) for a in allowed)
+        if built and isinstance(value, (bool, int, float, str)) and type(value) not in allowed:
+            raise UserError(f"{where}={value!r} must be a section with _target_")
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
@@ -252,7 +279,7 @@ def _check_root(config: Config) -> None:
     groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
     _check_keys(config, groups | set(root) - {"defaults"}, "configuration")
     for name, default in root.items():
-        if name in ("defaults", "image", "fabric", "callbacks"):
+        if name in ("defaults", "fabric", "callbacks"):
             continue
         section, defaults = (
             (config[name], default) if isinstance(default, dict) else ({name: config[name]}, {name: default})
@@ -260,17 +287,20 @@ def _check_root(config: Config) -> None:
         if not isinstance(section, Mapping):
             raise UserError(f"{name}={section!r} must be a section")
         prefix = f"{name}." if isinstance(default, dict) else ""
-        _check_keys(section, set(defaults), name)
-        for key, value in section.items():
+        if name != "image":  # whose other keys are the transform's
+            _check_keys(section, set(defaults), name)
+        for key in defaults.keys() & section.keys():
             # Where nothing is given, a path can be.
             annotation = str | None if defaults[key] is None else type(defaults[key])
-            _check_type(value, annotation, prefix + key)
+            nullable = prefix + key in _NULLABLE
+            _check_type(section[key], annotation | None if nullable else annotation, prefix + key)
     _check_callbacks(config["callbacks"])
-    for key, least in _LEAST.items():
+    for key, (least, most) in _RANGES.items():
         section_name, _, leaf = key.rpartition(".")
-        value = (config[section_name] if section_name else config)[leaf]
-        if value < least:
-            raise UserError(f"{key}={value} must be at least {least}")
+        value = (config[section_name] if section_name else config).get(leaf)
+        if value is not None and not least <= value <= most:
+            bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
+            raise UserError(f"{key}={value} must be {bound}")
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lit_fedad.bounds import at_least
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.state_file import read_state, write_state
 
@@ -54,6 +55,7 @@ class ClientPool:
         self.initial = detached(initial)
         self.folder = folder
         self.memory_bytes = memory_bytes
+        at_least("federation", 0, pool_bytes=memory_bytes)
         self._memory: OrderedDict[int, State] = OrderedDict()
         self._files: dict[int, Path] = {}
         self._unsaved: set[int] = set()

@@ -22,6 +22,9 @@ from lit_fedad.errors import UserError
 T = TypeVar("T")
 
 
+_REDUCED = ("16-true", "bf16-true", "transformer-engine", "transformer-engine-float16")
+
+
 class ClientsApart(DDPStrategy):
     """A strategy that launches processes as ``ddp`` does, but keeps their models separate.
 
@@ -45,13 +48,18 @@ def make_fabric(
     Args:
         accelerator: ``cpu``, ``cuda``, ``mps`` or ``auto``.
         devices: Number of processes on each machine.
-        precision: Any of Fabric's precisions.
+        precision: Any of Fabric's precisions in which weights stay in single or double precision.
         num_nodes: Number of machines.
         callbacks: Callbacks; see `FederationCallback`.
 
     Raises:
         UserError: If Fabric does not support the accelerator or precision, or there are too few devices.
     """
+    if str(precision) in _REDUCED:
+        raise UserError(
+            f"fabric.precision={precision}: weights of reduced precision do not go with exact statistics and banks;"
+            " give bf16-mixed or 16-mixed"
+        )
     try:
         return _make_fabric(accelerator, devices, precision, num_nodes, list(callbacks))
     except (ValueError, TypeError, RuntimeError, MisconfigurationException) as error:

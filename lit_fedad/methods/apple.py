@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable, with_weights
@@ -46,6 +47,7 @@ class AppleClient(FedAvgClient):
         early: float = 0.2,
     ) -> None:
         super().__init__(task, local_epochs, aggregate_buffers="local")
+        at_least("method.client", 0, relation_learning_rate=relation_learning_rate, mu=mu, early=early)
         self.relation_learning_rate, self.mu = relation_learning_rate, mu
         self.early_rounds = early * rounds
         self.relations = torch.empty(0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least, within
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.federation.aggregation import weighted_mean
@@ -58,6 +59,8 @@ class DBEClient(FedAvgClient):
 
     def __init__(self, task: Task, local_epochs: int = 1, kappa: float = 1.0, momentum: float = 1.0) -> None:
         super().__init__(task, local_epochs)
+        at_least("method.client", 0, kappa=kappa)
+        within("method.client", 0, 1, momentum=momentum)
         self.kappa, self.momentum = kappa, momentum
         task.offset = self.offset = PersonalBias(task.num_features)
         task.register_forward_hook(shift_features)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import (
     AttackableServer,
     Client,
@@ -67,6 +68,7 @@ class KMeansAggregation:
     """
 
     def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
+        at_least("method.server.aggregation", 1, max_steps=max_steps)
         self.weighted, self.continued, self.max_steps = weighted, continued, max_steps
 
     def __call__(
@@ -198,6 +200,7 @@ class FedDyMemServer(AttackableServer):
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
         super().__init__()
         self.counted = client.send_counts
+        at_least("method.server", 0, collapse=collapse)
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.counts_per_image = max(client.task.vectors_per_image, client.task.slots)
         self.neighbours = client.task.loss.neighbours

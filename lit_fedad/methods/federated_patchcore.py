@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import (
     Client,
     Exchange,
@@ -43,6 +44,7 @@ class FederatedPatchCoreClient(Client):
 
     def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
         super().__init__(task)
+        at_least("method.client", 1, vectors=vectors, projection=projection)
         self.vectors = vectors or task.slots
         self.projection = projection
 

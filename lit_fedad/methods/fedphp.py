@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least, within
 from lit_fedad.contracts import Message, Predictors, Task
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -53,6 +54,8 @@ class FedPHPClient(FedAvgClient):
         self, task: Task, rounds: int, local_epochs: int = 1, mu: float = 0.9, weight: float = 0.05
     ) -> None:
         super().__init__(task, local_epochs)
+        within("method.client", 0, 1, mu=mu)
+        at_least("method.client", 0, weight=weight)
         self.rounds, self.mu, self.weight = rounds, mu, weight
         self.inherited = self.shared_state()
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Task
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import trainable
@@ -23,6 +24,7 @@ class FedProxClient(FedAvgClient):
 
     def __init__(self, task: Task, local_epochs: int = 1, mu: float = 0.01) -> None:
         super().__init__(task, local_epochs)
+        at_least("method.client", 0, mu=mu)
         self.mu = mu
         self._received: dict[str, Tensor] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Predictors, Task
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -25,6 +26,7 @@ class FedRepClient(FedAvgClient):
     def __init__(
         self, task: Task, head_epochs: int = 10, base_epochs: int = 1, base_first: bool = False
     ) -> None:
+        at_least("method.client", 0, head_epochs=head_epochs, base_epochs=base_epochs)
         super().__init__(task, head_epochs + base_epochs)
         self.head_epochs, self.base_epochs, self.base_first = head_epochs, base_epochs, base_first
         self.epoch = 0

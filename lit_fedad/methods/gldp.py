@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import above, within
 from lit_fedad.contracts import (
     Context,
     Free,
@@ -83,6 +84,7 @@ class GLDPClient(FedRepClient):
             )
         if not (lam is None or 0 <= lam <= 1) or not 0 <= beta <= 1:
             raise UserError(f"method.client.lam={lam}, beta={beta}: give numbers in [0, 1]")
+        above("method.client", 0, temperature=temperature)
         self.lam, self.beta, self.relation, self.temperature = lam, beta, relation, temperature
         self.common_prototypes = self.old = self.current = Prototypes.none(task.classes, task.num_features)
         self.stage = 0
@@ -194,6 +196,7 @@ class GLDPServer(FedAvgServer):
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:
         super().__init__(client)
+        within("method.server", 0, 1, beta=beta)
         self.beta, self.weighted = beta, weighted
         self.prototypes = Prototypes.none(client.task.classes, client.task.num_features)
 

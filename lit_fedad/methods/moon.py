@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import above, at_least
 from lit_fedad.contracts import Message, Task
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -42,6 +43,8 @@ class MoonClient(FedAvgClient):
         projection: int | None = 256,
     ) -> None:
         super().__init__(task, local_epochs)
+        at_least("method.client", 0, mu=mu, projection=projection)
+        above("method.client", 0, temperature=temperature)
         self.mu, self.temperature = mu, temperature
         self.projection = task.projection = (
             nn.Sequential(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import above
 from lit_fedad.contracts import Message, MessageSpec, Task, Update, spec_of
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -31,6 +32,7 @@ class ScaffoldClient(FedAvgClient):
 
     def __init__(self, task: Task, local_epochs: int = 1, learning_rate: float = 0.01) -> None:
         super().__init__(task, local_epochs)
+        above("method.client", 0, learning_rate=learning_rate)
         self.learning_rate = learning_rate
         self.own = {name: torch.zeros_like(p) for name, p in trainable(task).items()}
         self.common = dict(self.own)
@@ -97,6 +99,7 @@ class ScaffoldServer(FedAvgServer):
 
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:
         super().__init__(client)
+        above("method.server", 0, learning_rate=learning_rate)
         self.learning_rate = learning_rate
         self.control = {name: torch.zeros_like(p, device="cpu") for name, p in client.own.items()}
         self.clients = 0

@@ -6,6 +6,7 @@ from scipy.ndimage import gaussian_filter1d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts.precision import full_precision
 
 
@@ -22,6 +23,8 @@ class AnomalyMap(nn.Module):
 
     def __init__(self, grid: int, size: int, sigma: float = 4.0) -> None:
         super().__init__()
+        at_least("task", 1, grid=grid, image_size=size)
+        at_least("task", 0, sigma=sigma)
         identity = torch.eye(grid)[:, None]
         side = F.interpolate(identity, size=size, mode="linear", align_corners=False)[:, 0].T.numpy()
         if sigma > 0:

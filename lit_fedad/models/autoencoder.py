@@ -3,6 +3,7 @@
 from torch import nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
+from lit_fedad.bounds import at_least
 from lit_fedad.errors import UserError
 from lit_fedad.models.batch_norm import BatchNorm
 
@@ -52,6 +53,7 @@ class Decoder(nn.Sequential):
     """
 
     def __init__(self, latent: int, image_size: int, channels: int = 256) -> None:
+        at_least("task.decoder", 1, latent=latent, channels=channels)
         side = first_side(image_size)
         layers: list[nn.Module] = [
             nn.Linear(latent, channels * side**2),

@@ -105,7 +105,9 @@ def create_backbone(
         >>> [tuple(features.shape) for features in pyramid(torch.zeros(1, 3, 64, 64))]
         [(1, 32, 16, 16), (1, 48, 8, 8)]
     """
-    layers = tuple(int(layer) for layer in layers)
+    if not all(type(layer) is int for layer in layers):
+        raise UserError(f"backbone.layers={list(layers)}: give whole numbers, such as [2,3]")
+    layers = tuple(layers)
     weights = str(weights)
     check_model(name, layers)
     asked = weights

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import rgb_to_grayscale
 
+from lit_fedad.bounds import within
+from lit_fedad.errors import UserError
+
 CROP_TRIES = 10
 """Boxes drawn for an image, of which the first that fits is taken (as torchvision does)."""
 
@@ -135,6 +138,15 @@ class ContrastiveViews(nn.Module):
         greyscale: float = 0.2,
     ) -> None:
         super().__init__()
+        within("task.views", 0, 1, flip=flip, jitter_probability=jitter_probability, greyscale=greyscale)
+        if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
+            raise UserError(f"task.views.crop_scale={list(crop_scale)}: give two rising shares above 0")
+        if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1]:
+            raise UserError(f"task.views.ratio={list(ratio)}: give two rising numbers above 0")
+        if len(jitter) != 4 or not all(0 <= strength <= 1 for strength in jitter) or jitter[3] > 0.5:
+            raise UserError(
+                f"task.views.jitter={list(jitter)}: give four numbers in [0, 1], the last up to 0.5"
+            )
         self.crop_scale = crop_scale
         self.ratio = ratio
         self.flip = flip

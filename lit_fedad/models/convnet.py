@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_fedad.bounds import at_least
 from lit_fedad.models.batch_norm import BatchNorm
 
 
@@ -36,6 +37,8 @@ class ConvNet(nn.Sequential):
         channels: int = 128,
         inputs: int = 3,
     ) -> None:
+        at_least("encoder", 8, image_size=image_size)  # three halvings
+        at_least("encoder", 1, channels=channels, inputs=inputs)
         padding = 3 if image_size == 28 else 1
         layers: list[nn.Module] = []
         for before, pad in [(inputs, padding), (channels, 1), (channels, 1)]:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.bounds import at_least
+
 
 class MemoryGenerator(nn.Module):
     """Trainable head from frozen patch features to memory features.
@@ -33,6 +35,7 @@ class MemoryGenerator(nn.Module):
         residual: bool = False,
     ) -> None:
         super().__init__()
+        at_least("task.head", 1, hidden=hidden, grid_size=grid_size)
         self.residual = residual and (projection or generator)
         self.project = nn.Linear(channels, channels) if projection else None
         self.grid = nn.Parameter(torch.empty(channels, grid_size, grid_size)) if generator else None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
+from lit_fedad.bounds import at_least
 from lit_fedad.models.batch_norm import BatchNorm
 
 
@@ -38,6 +39,7 @@ class ResNetCifar(ResNet):
         channels: int = 64,
         inputs: int = 3,
     ) -> None:
+        at_least("encoder", 1, channels=channels, inputs=inputs)
         self.channels, self.num_features = channels, 8 * channels
         blocks = {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}[depth]
         super().__init__(BasicBlock, blocks, norm_layer=BatchNorm)

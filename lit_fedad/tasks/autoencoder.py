@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Prediction, Task
 from lit_fedad.errors import UserError
 from lit_fedad.models.anomaly_map import AnomalyMap
@@ -44,6 +45,7 @@ class Autoencoder(Task):
         sigma: float = 4.0,
     ) -> None:
         super().__init__()
+        at_least("task", 0, learning_rate=learning_rate)
         self.encoder = encoder
         self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.decoder = decoder(self.num_features, image_size)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Prediction, Task
 from lit_fedad.models.augment import crop_and_flip
 
@@ -39,6 +40,7 @@ class Classifier(Task):
         weight_decay: float = 1e-4,
     ) -> None:
         super().__init__()
+        at_least("task", 0, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
         self.encoder = encoder
         self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.classes = classes

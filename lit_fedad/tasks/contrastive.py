@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
@@ -80,6 +81,11 @@ class Contrastive(Task):
                 f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"
                 " clusters >= 1, shrinkage in [0, 1], normal_share above 0 and at most 1"
             )
+        at_least("task", 1, projection=projection)
+        at_least(
+            "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
+        )
+        at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
         self.encoder = encoder
         self.num_features: int = encoder.num_features  # type: ignore[assignment]
         self.projection = nn.Sequential(

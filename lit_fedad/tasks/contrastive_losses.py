@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.bounds import above, at_least
 from lit_fedad.models.contrastive_views import rotations
 
 Draw = Callable[[Tensor], Tensor]
@@ -63,6 +64,7 @@ class SimCLR(RepresentationLoss):
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
+        above("contrastive_loss", 0, temperature=temperature)
         self.temperature = temperature
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,6 +102,8 @@ class CRAD(RepresentationLoss):
         self, temperature: float = 0.5, rotated_views: int = 2, scale_by_positives: bool = False
     ) -> None:
         super().__init__()
+        above("contrastive_loss", 0, temperature=temperature)
+        at_least("contrastive_loss", 1, rotated_views=rotated_views)
         self.temperature, self.rotated_views = temperature, rotated_views
         self.scale_by_positives = scale_by_positives
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Context, Prediction, StandardisedTask
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.precision import full_precision
 from lit_fedad.contracts.task import channel_scale
+from lit_fedad.errors import UserError
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
 from lit_fedad.models.anomaly_map import AnomalyMap
@@ -51,7 +53,10 @@ class HingeLoss(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(threshold, str) and threshold != MEDIAN:
-            raise ValueError(f"loss.threshold='{threshold}' must be a number or '{MEDIAN}'")
+            raise UserError(f"task.loss.threshold='{threshold}' must be a number or '{MEDIAN}'")
+        at_least("task.loss", 1, neighbours=neighbours)
+        at_least("task.loss", 0, repulsion=repulsion, repelled=repelled, margin=margin)
+        at_least("task.loss", 0, threshold=None if isinstance(threshold, str) else threshold)
         self.threshold = threshold
         self.neighbours, self.repulsion, self.repelled, self.margin = neighbours, repulsion, repelled, margin
 
@@ -101,6 +106,7 @@ class Softmin:
     """
 
     def __init__(self, neighbours: int = 3) -> None:
+        at_least("task.score", 1, neighbours=neighbours)
         self.neighbours = neighbours
 
     def __call__(self, distances: Tensor) -> Tensor:
@@ -119,6 +125,7 @@ class LocalScale:
     """
 
     def __init__(self, exponent: float = 0.5) -> None:
+        at_least("task.image_score", 0, exponent=exponent)
         self.exponent = exponent
 
     def __call__(self, distances: Tensor, radii: Tensor, nearest_slots: Tensor) -> Tensor:
@@ -161,6 +168,9 @@ class MemoryBank(StandardisedTask):
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
+
+    Raises:
+        UserError: If a number is out of range, or there are fewer slots than neighbours.
     """
 
     prepares = True
@@ -191,6 +201,16 @@ class MemoryBank(StandardisedTask):
         sigma: float = 4.0,
     ) -> None:
         super().__init__()
+        at_least(
+            "task", 1, grid=grid, image_size=image_size, slots=slots, patches_per_image=patches_per_image
+        )
+        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, sigma=sigma)
+        reach = max(loss.reach, score.neighbours)
+        if (slots or grid * grid) < reach:
+            raise UserError(
+                f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {slots or grid * grid} slots, but"
+                f" loss and score look at {reach}; give more, or fewer task.loss.neighbours"
+            )
         self.backbone = backbone
         self.num_features = sum(backbone.channels)
         self.head = head(self.num_features) if head else None

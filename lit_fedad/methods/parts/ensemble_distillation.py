@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lit_fedad.bounds import above, at_least
 from lit_fedad.contracts import Context, Message
 from lit_fedad.errors import UserError
 from lit_fedad.tasks.contrastive import Contrastive
@@ -206,6 +207,11 @@ class EnsembleDistillation:
         own_key: bool = False,
         freeze_normalisation: bool = False,
     ) -> None:
+        at_least("method.server.distillation", 1, queue=queue, epochs=epochs, batch_size=batch_size)
+        at_least("method.server.distillation", 0, learning_rate=learning_rate, momentum=momentum)
+        at_least("method.server.distillation", 0, weight_decay=weight_decay)
+        above("method.server.distillation", 0, teacher_temperature=teacher_temperature)
+        above("method.server.distillation", 0, student_temperature=student_temperature)
         self.queue, self.epochs, self.batch_size = queue, epochs, batch_size
         self.learning_rate, self.decay = learning_rate, decay
         self.momentum, self.weight_decay = momentum, weight_decay

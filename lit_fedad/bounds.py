@@ -1,0 +1,57 @@
+"""Checks of the ranges of numbers that a configuration gives."""
+
+from lit_fedad.errors import UserError
+
+
+def at_least(section: str, least: float, **numbers: float | None) -> None:
+    """Refuses numbers below a bound; None passes, NaN does not.
+
+    Args:
+        section: Section of the configuration that has the keys, for the message.
+        least: The bound.
+        **numbers: Numbers by key.
+
+    Raises:
+        UserError: Naming the first key whose number is too small.
+
+    Example:
+        >>> at_least("task", 1, slots=None, grid=0)
+        Traceback (most recent call last):
+        lit_fedad.errors.UserError: task.grid=0 must be at least 1
+    """
+    for key, number in numbers.items():
+        if number is not None and not number >= least:
+            raise UserError(f"{section}.{key}={number} must be at least {least}")
+
+
+def above(section: str, bound: float, **numbers: float | None) -> None:
+    """Refuses numbers that are not above a bound; None passes, NaN does not.
+
+    Args:
+        section: As for `at_least`.
+        bound: The bound.
+        **numbers: Numbers by key.
+
+    Raises:
+        UserError: Naming the first key whose number is too small.
+    """
+    for key, number in numbers.items():
+        if number is not None and not number > bound:
+            raise UserError(f"{section}.{key}={number} must be above {bound}")
+
+
+def within(section: str, least: float, most: float, **numbers: float | None) -> None:
+    """Refuses numbers outside a closed interval; None passes, NaN does not.
+
+    Args:
+        section: As for `at_least`.
+        least: Its smallest number.
+        most: Its largest number.
+        **numbers: Numbers by key.
+
+    Raises:
+        UserError: Naming the first key whose number lies outside.
+    """
+    for key, number in numbers.items():
+        if number is not None and not least <= number <= most:
+            raise UserError(f"{section}.{key}={number} must be in [{least}, {most}]")
