@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, choices, compose, conf_folder, identity
+from lit_fedad.config import build, choices, compose, conf_folder, identity, judgement
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
@@ -278,3 +278,14 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert file.startswith(str(unpacked))
     assert folder == str(unpacked / "lit_fedad" / "conf")
     assert method == "feddymem_literal"
+
+
+@pytest.mark.parametrize("key", ["threshold_quantile=0.5", "pictures=2", "batch_size=3"])
+def test_what_only_judges_a_run_is_no_part_of_what_it_trains(key):
+    before, after = compose(["debug=seconds"]), compose(["debug=seconds", f"evaluation.{key}"])
+    assert identity(before) == identity(after)
+    assert (judgement(before) == judgement(after)) == key.startswith("batch_size")
+
+
+def test_how_often_a_run_is_evaluated_is_part_of_it():
+    assert identity(compose(["debug=seconds"])) != identity(compose(["debug=seconds", "evaluation.every=2"]))

@@ -36,6 +36,17 @@ from lit_fedad.federation.processes import make_fabric
         (["contrastive_loss=crat"], "contrastive_loss has no option 'crat'; did you mean 'crad'"),
         (["out=[a]"], "out=['a'] must be null or str"),
         (["evaluation.every=0"], "evaluation.every=0 must be at least 1"),
+        (["grid=0"], "grid=0 must be in [1, 1024]"),
+        (["image.size=0"], "image.size=0 must be in [1, 8192]"),
+        (["image.size=1000000000"], "image.size=1000000000 must be in [1, 8192]"),
+        (["image.size=nan"], "image.size=nan must be a finite number"),
+        (["image.resize=-1"], "image.resize=-1 must be in [1, 8192]"),
+        (["image.channels=0"], "image.channels=0 must be in [1, 3]"),
+        (["evaluation.threshold_quantile=7"], "evaluation.threshold_quantile=7 must be in [0, 1]"),
+        (["evaluation.threshold_quantile=-1"], "evaluation.threshold_quantile=-1 must be in [0, 1]"),
+        (["evaluation.threshold_quantile=nan"], "evaluation.threshold_quantile=nan must be a finite number"),
+        (["evaluation.batch_size=0"], "evaluation.batch_size=0 must be at least 1"),
+        (["evaluation.pictures=-1"], "evaluation.pictures=-1 must be at least 0"),
         (["evaluation=3"], "evaluation"),
         (["callbacks=3"], "callbacks=3 must be a section"),
         (["+callbacks.pictures=3"], "callbacks.pictures=3 must be a section with _target_"),
@@ -64,6 +75,57 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["method.client.local_epochs=0"], "local_epochs=0 must be at least 1"),
         (["method=apfl", "method.client.alpha=2"], "method.client.alpha=2 must be in [0, 1]"),
         (["method=fadngs", "task.warmup=x"], "Contrastive.warmup='x' must be int"),
+        (["task.slots=-1"], "task.slots=-1 must be at least 1"),
+        (["task.slots=0"], "task.slots=0 must be at least 1"),
+        (["task.slots=3"], "task.slots=3: a bank of 3 slots, but loss and score look at 6"),
+        (["task.grid=2"], "task.grid=2: a bank of 4 slots, but loss and score look at 6"),
+        (["task.image_size=0"], "task.image_size=0 must be at least 1"),
+        (["task.patches_per_image=0"], "task.patches_per_image=0 must be at least 1"),
+        (["task.learning_rate=-1"], "task.learning_rate=-1 must be at least 0"),
+        (["task.learning_rate=nan"], "MemoryBank.learning_rate=nan must be a finite number"),
+        (["task.weight_decay=-1"], "task.weight_decay=-1 must be at least 0"),
+        (["task.sigma=-1"], "task.sigma=-1 must be at least 0"),
+        (["task.sigma=inf"], "MemoryBank.sigma=inf must be a finite number"),
+        (["task.loss.neighbours=0"], "task.loss.neighbours=0 must be at least 1"),
+        (["task.loss.threshold=high"], "task.loss.threshold='high' must be a number or 'median'"),
+        (["task.loss.repulsion=-1"], "task.loss.repulsion=-1 must be at least 0"),
+        (["task.image_score.exponent=-1"], "task.image_score.exponent=-1 must be at least 0"),
+        (["task.head.hidden=0"], "task.head.hidden=0 must be at least 1"),
+        (["task.head.grid_size=0"], "task.head.grid_size=0 must be at least 1"),
+        (["task.loss=3"], "MemoryBank.loss=3 must be a section with _target_"),
+        (["task.head=3"], "MemoryBank.head=3 must be a section with _target_"),
+        (["backbone.layers=[2,x]"], "backbone.layers=[2, 'x']: give whole numbers"),
+        (
+            ["+method.server.aggregation.max_steps=0"],
+            "method.server.aggregation.max_steps=0 must be at least 1",
+        ),
+        (["+method.server.collapse=-1"], "method.server.collapse=-1 must be at least 0"),
+        (["method=fedprox", "method.client.mu=-1"], "method.client.mu=-1 must be at least 0"),
+        (["method=fedphp", "method.client.mu=2"], "method.client.mu=2 must be in [0, 1]"),
+        (["method=apple", "method.client.early=-1"], "method.client.early=-1 must be at least 0"),
+        (["method=dbe", "method.client.momentum=2"], "method.client.momentum=2 must be in [0, 1]"),
+        (["method=moon", "method.client.temperature=0"], "method.client.temperature=0 must be above 0"),
+        (
+            ["method=scaffold", "method.client.learning_rate=0"],
+            "method.client.learning_rate=0 must be above 0",
+        ),
+        (
+            ["method=federated_patchcore", "method.client.vectors=0"],
+            "method.client.vectors=0 must be at least 1",
+        ),
+        (["method=gldp", "method.server.beta=2"], "method.server.beta=2 must be in [0, 1]"),
+        (["method=gldp", "task.momentum=-1"], "task.momentum=-1 must be at least 0"),
+        (["method=fadngs", "task.projection=0"], "task.projection=0 must be at least 1"),
+        (
+            ["method=fadngs", "contrastive_loss=simclr", "+task.loss.temperature=0"],
+            "temperature=0 must be above 0",
+        ),
+        (["method=fadngs", "+task.views.flip=2"], "task.views.flip=2 must be in [0, 1]"),
+        (["method=fadngs", "encoder.channels=0"], "encoder.channels=0 must be at least 1"),
+        (
+            ["method=fadngs", "method.server.distillation.epochs=0"],
+            "method.server.distillation.epochs=0 must be at least 1",
+        ),
     ],
 )
 def test_mistake_is_refused_when_building_the_model(overrides, said):
@@ -71,6 +133,12 @@ def test_mistake_is_refused_when_building_the_model(overrides, said):
         build_model(compose(["debug=seconds", *overrides]), ["a", "b"])
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def build_each(section):
+    for node in [section] if "_target_" in section else section.values():
+        if isinstance(node, dict):
+            build(node)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +151,18 @@ def test_mistake_is_refused_when_building_the_model(overrides, said):
         ),
         ("data", ["data.root=5"], "root=5 must be null or str"),
         (
+            "federation",
+            ["federation.sampler.min_clients=0"],
+            "federation.sampler.min_clients=0 must be at least 1",
+        ),
+        ("federation", ["federation.sampler.min_clients=-3"], "min_clients=-3 must be at least 1"),
+        (
+            "federation",
+            ["federation.sampler.fraction=nan"],
+            "ClientSampler.fraction=nan must be a finite number",
+        ),
+        ("federation", ["federation.channel.up=3"], "Channel.up=3 must be a section with _target_"),
+        (
             "partition",
             ["partition=dirichlet", "partition.clients=two"],
             "Dirichlet.clients='two' must be int",
@@ -92,7 +172,7 @@ def test_mistake_is_refused_when_building_the_model(overrides, said):
 )
 def test_mistake_in_a_section_is_refused(section, overrides, said):
     with pytest.raises(UserError) as error:
-        build(compose(overrides)[section])
+        build_each(compose(overrides)[section])
     assert said in str(error.value)
 
 
@@ -104,6 +184,13 @@ def test_mistake_in_a_section_is_refused(section, overrides, said):
         (make_fabric, "fabric", ["fabric.accelerator=cup"], "cup"),
         (make_fabric, "fabric", ["fabric.accelerator=cpu", "fabric.devices=two"], "devices"),
         (make_fabric, "fabric", ["fabric.precision=12"], "12"),
+        (
+            make_fabric,
+            "fabric",
+            ["fabric.precision=bf16-true"],
+            "fabric.precision=bf16-true: weights of reduced",
+        ),
+        (make_fabric, "fabric", ["fabric.precision=16-true"], "give bf16-mixed or 16-mixed"),
         (make_fabric, "fabric", ["+fabric.device=2"], "did you mean 'devices'"),
     ],
 )

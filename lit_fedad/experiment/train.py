@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.config import Config, build, call
+from lit_fedad.config import Config, build, call, judgement
 from lit_fedad.evaluation.thresholds import Thresholds
 from lit_fedad.experiment.build import (
     build_data,
@@ -55,7 +55,12 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
             if config["fresh"]:
                 run.clear()
             run.claim(config)
-        if run.result() is None:
+        before = run.result()
+        if before is None or judgement(before["config"]) != judgement(config):
+            if before is not None:
+                display.note(
+                    "complete, but judged by other keys: thresholds, figures and result are made anew"
+                )
             own = [build(node) for node in config["callbacks"].values()]
             given = [Console(), History(), Predictions(), *own, Tracking(), *callbacks]
             fabric = call(make_fabric, {**config["fabric"], "callbacks": given}, "fabric")

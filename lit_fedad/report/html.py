@@ -213,7 +213,8 @@ def render_markdown(page: Page, folder: str) -> tuple[str, dict[str, bytes]]:
 def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=lambda name: name is not None and name.endswith(".html"),
+        # HTML is escaped; Markdown has a filter of its own.
+        autoescape=lambda name: name is not None and name.endswith(".html"),  # noqa: S701 - see above
         finalize=printable_lines,
         undefined=StrictUndefined,
         trim_blocks=True,

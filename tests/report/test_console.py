@@ -318,3 +318,20 @@ def test_a_warning_during_a_live_bar_gets_a_line_of_its_own(monkeypatch):
         Display().warn("it broke")
     (line,) = [line for line in re.split(r"[\r\n]+", screen.getvalue()) if "it broke" in line]
     assert re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() == "warning: it broke"
+
+
+def test_neither_passwords_nor_control_characters_reach_the_terminal(capsys):
+    display, text = Display(), "a\x1b]0;x\x07 http://me:word@host \udcff\nb"
+    display.note(text)
+    display.warn(text)
+    display.error(text)
+    display.header({"files": text})
+    display.where_next([("files", text)])
+    display.table([{"file": text}])
+    with display.progress(text):
+        pass
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert shown.count(r"a\x1b]0;x\x07 http://***@host \udcff b") == 7
+    assert "\x1b" not in shown
+    assert "word" not in shown

@@ -7,6 +7,7 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.tasks.memory_bank import HingeLoss, NearestDistance, Softmin
@@ -40,7 +41,7 @@ def test_repulsion_acts_on_the_next_neighbours_only():
 
 
 def test_an_unknown_threshold_is_refused():
-    with pytest.raises(ValueError, match="loss.threshold='mean'"):
+    with pytest.raises(UserError, match="loss.threshold='mean'"):
         HingeLoss(threshold="mean")
 
 

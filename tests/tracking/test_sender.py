@@ -213,3 +213,31 @@ def test_training_survives_a_broken_mlflow(tmp_path, start_python):
     assert "pending=4" in output, errors
     assert "mlflow is broken here" in output
     assert errors.count("\n") == 1
+
+
+def test_the_user_of_an_address_is_used_but_neither_said_nor_stored(
+    tmp_path, failing_server, monkeypatch, caplog
+):
+    address = failing_server.replace("http://", "http://me:pl4nted@")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    tracker = Tracker(tmp_path, "secret", "run", tags={"stopped": f"no answer from {address}"})
+    tracker.params({"address": address})
+    delivery = tracker.close(timeout_s=120)
+    assert failing_server.replace("http://", "http://***@") in delivery.error
+    assert json.loads((tmp_path / "tracking/sent.json").read_text())["uri"] == failing_server
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any("pl4nted" in text for text in (*texts, delivery.error, caplog.text))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "[" * 100_000, '{"uri": [], "delivered": "x"}', '{"delivered": -3}', "3"]
+)
+def test_a_damaged_account_of_what_was_sent_costs_no_more_than_sending_again(
+    tmp_path, client, history, content
+):
+    tracker = Tracker(tmp_path, "damaged", "run")
+    tracker.metrics({"loss": 1.0}, 1)
+    run_id = tracker.close(timeout_s=120).run_id
+    (tmp_path / "tracking/sent.json").write_text(content)
+    assert deliver(tmp_path) == Delivery(run_id, 0, None)
+    assert history(run_id, "loss") == [(1, 1.0)]
