@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import shutil
 
 import lightning as L
@@ -279,3 +280,18 @@ def test_evaluation_refuses_other_training_images(tiny_run, tmp_path):
     RunFolder(tmp_path / "run").save_json("result.json", result)
     with pytest.raises(UserError, match="not the images that the run was made with"):
         evaluate(str(tmp_path / "run"))
+
+
+def test_names_that_are_formulas_or_no_text_are_written_safely(tiny_run, tmp_path, monkeypatch, capsys):
+    for name in ("=1+1.png", "@SUM(A1).png", "a\x1b[2J.png", os.fsdecode(b"b\xff.png")):
+        Image.new("RGB", (40, 40)).save(tmp_path / name)
+    (tmp_path / "\x1b[31mtext.png").write_text("no image")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="1 of 5 images could not be read"):
+        predict(str(tiny_run), ".", out="out")
+    with (tmp_path / "out/scores.csv").open(newline="", errors="surrogateescape") as file:
+        names = [row["path"] for row in csv.DictReader(file)]
+    assert {"'=1+1.png", "'@SUM(A1).png", os.fsdecode(b"b\xff.png")} <= set(names)
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert r"\x1b[31mtext.png" in captured.err
