@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
-from lit_fedad.tasks.memory_bank import HingeLoss, MemoryBank, NearestDistance
+from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tasks.slot_distances import HingeLoss, NearestDistance
 
 # How long an example takes is up to the machine and its load.
 hypothesis.settings.register_profile(

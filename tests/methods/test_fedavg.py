@@ -10,7 +10,7 @@ from safetensors.torch import save
 from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.tasks.memory_bank import HingeLoss
+from lit_fedad.tasks.slot_distances import HingeLoss
 
 
 def fedavg_by_hand(hand, data: Mapping, rounds: int, epochs: int = 1, step: float = 0.1) -> np.ndarray:

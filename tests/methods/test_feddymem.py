@@ -16,7 +16,7 @@ from lit_fedad.methods.feddymem import (
     MeanAggregation,
     agreement,
 )
-from lit_fedad.tasks.memory_bank import HingeLoss
+from lit_fedad.tasks.slot_distances import HingeLoss
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 ROBUST = {"standardise": True, "loss": HingeLoss("median", neighbours=2, repulsion=0.1)}

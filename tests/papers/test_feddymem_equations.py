@@ -9,7 +9,7 @@ from lit_fedad.contracts import Context, Update
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.reduce import PositionReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, KMeansAggregation
-from lit_fedad.tasks.memory_bank import HingeLoss, Softmin
+from lit_fedad.tasks.slot_distances import HingeLoss, Softmin
 
 GRID, CHANNELS = 4, 8
 

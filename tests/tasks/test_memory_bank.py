@@ -10,7 +10,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.methods.local import LocalClient
-from lit_fedad.tasks.memory_bank import HingeLoss, NearestDistance, Softmin
+from lit_fedad.tasks.slot_distances import HingeLoss, NearestDistance, Softmin
 
 HERE = Context(seed=0, round=0, client=0)
 
