@@ -29,7 +29,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
-from lit_fedad.safe_text import redact, redacted
+from lit_fedad.guards.text import redact, redacted
 
 Config = dict[str, Any]
 T = TypeVar("T")

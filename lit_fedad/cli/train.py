@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from lit_fedad.config import choices, compose, conf_folder
 from lit_fedad.errors import UserError
+from lit_fedad.guards.text import redacted
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
-from lit_fedad.safe_text import redacted
 
 
 def train(overrides: Sequence[str]) -> None:

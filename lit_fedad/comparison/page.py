@@ -20,12 +20,12 @@ from lit_fedad.comparison.sections.pictures import partitions, run_sheets
 from lit_fedad.comparison.sections.privacy import attacks
 from lit_fedad.comparison.sections.sweeps import sweeps
 from lit_fedad.errors import UserError
+from lit_fedad.guards.text import without_user
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
 from lit_fedad.report.figures import whole_file
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes
-from lit_fedad.safe_text import without_user
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 
 _COMMAND = "report without table="

@@ -11,6 +11,7 @@ import pandas as pd
 
 from lit_fedad.comparison.plan import PlannedRun
 from lit_fedad.errors import UserError
+from lit_fedad.guards.text import csv_cell
 from lit_fedad.report.console import Display
 from lit_fedad.report.figures import save_figure, whole_file
 from lit_fedad.report.markdown import markdown_table
@@ -25,7 +26,6 @@ from lit_fedad.report.tables import (
     results_table,
     runs_frame,
 )
-from lit_fedad.safe_text import csv_cell
 
 _FIGURES = {"rows": rows_figure, "tasks": tasks_figure}
 

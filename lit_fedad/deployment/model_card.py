@@ -14,9 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
+from lit_fedad.guards.text import printable_lines
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
-from lit_fedad.safe_text import printable_lines
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")
 _MANY = 20  # classes; more are counted, not named

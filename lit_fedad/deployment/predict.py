@@ -22,9 +22,9 @@ from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.guards.text import csv_cell
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
-from lit_fedad.safe_text import csv_cell
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "threshold", "decision", "heatmap")

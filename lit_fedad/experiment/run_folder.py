@@ -19,7 +19,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
-from lit_fedad.safe_text import redact, redacted
+from lit_fedad.guards.text import redact, redacted
 from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")

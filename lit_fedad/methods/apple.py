@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable, with_weights
 

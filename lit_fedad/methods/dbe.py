@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import at_least, within
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.guards.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import pooled
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import (
     AttackableServer,
     Client,
@@ -30,6 +29,7 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import pool_quantile
 from lit_fedad.federation.local_training import Train
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 from lit_fedad.methods.parts.pooled_statistics import (

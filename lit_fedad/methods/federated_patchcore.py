@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import (
     Client,
     Exchange,
@@ -25,6 +24,7 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.batches import map_batches
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.tasks.memory_bank import MemoryBank
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Predictors, Task
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import above, within
 from lit_fedad.contracts import (
     Context,
     Free,
@@ -33,6 +32,7 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.guards.bounds import above, within
 from lit_fedad.memory.prototypes import Prototypes, class_means
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient

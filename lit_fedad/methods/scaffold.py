@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import above
 from lit_fedad.contracts import Message, MessageSpec, Task, Update, spec_of
 from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.guards.bounds import above
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable
 

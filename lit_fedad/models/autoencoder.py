@@ -3,8 +3,8 @@
 from torch import nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
-from lit_fedad.bounds import at_least
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.batch_norm import BatchNorm
 
 SMALLEST, LARGEST = 4, 7

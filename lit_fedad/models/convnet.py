@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.bounds import at_least
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.batch_norm import BatchNorm
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from lit_fedad.bounds import at_least
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.batch_norm import BatchNorm
 
 

@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lit_fedad
+from lit_fedad.guards.text import printable, redact
 from lit_fedad.report.constant_predictions import constant_predictions
 from lit_fedad.report.naming import (
     METRIC_TITLES,
@@ -36,7 +37,6 @@ from lit_fedad.report.naming import (
     metric_family,
     metric_title,
 )
-from lit_fedad.safe_text import printable, redact
 
 _LINE_WIDTH = 120  # columns of a round line at most
 _LINE_INTERVAL = 15.0  # between two progress lines outside a terminal

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lit_fedad.safe_text import printable_lines
+from lit_fedad.guards.text import printable_lines
 
 
 @dataclass(frozen=True)

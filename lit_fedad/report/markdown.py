@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from lit_fedad.safe_text import printable
+from lit_fedad.guards.text import printable
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 
 from lit_fedad.errors import UserError
-from lit_fedad.safe_text import redact
+from lit_fedad.guards.text import redact
 
 RETRIES = 3
 GIVEN_BACK = "given_back"

@@ -20,8 +20,8 @@ from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_fedad.errors import UserError
+from lit_fedad.guards.text import redact
 from lit_fedad.report.console import Display
-from lit_fedad.safe_text import redact
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import (
     GIVEN_BACK,

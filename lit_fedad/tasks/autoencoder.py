@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Prediction, Task
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.anomaly_map import AnomalyMap
 
 

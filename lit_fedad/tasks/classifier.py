@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Prediction, Task
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.augment import crop_and_flip
 
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.bounds import at_least
 from lit_fedad.contracts import Context, Prediction, StandardisedTask
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.precision import full_precision
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
 from lit_fedad.models.anomaly_map import AnomalyMap

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.errors import UserError
-from lit_fedad.safe_text import redact
+from lit_fedad.guards.text import redact
 from lit_fedad.tracking.server import (
     FOLDER_TAG,
     connect,

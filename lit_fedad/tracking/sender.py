@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.errors import UserError
-from lit_fedad.safe_text import redact, without_user
+from lit_fedad.guards.text import redact, without_user
 from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
 

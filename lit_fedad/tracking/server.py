@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.errors import UserError
-from lit_fedad.safe_text import HIDDEN, redact
+from lit_fedad.guards.text import HIDDEN, redact
 from lit_fedad.tracking.records import Record
 
 _logger = logging.getLogger(__name__)

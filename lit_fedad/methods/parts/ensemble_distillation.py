@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_fedad.bounds import above, at_least
 from lit_fedad.contracts import Context, Message
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.tasks.contrastive import Contrastive
 
 

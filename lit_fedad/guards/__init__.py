@@ -1,0 +1,1 @@
+"""Guards: numbers that a configuration gives, and text that leaves the program."""
