@@ -20,7 +20,7 @@ IMPLEMENTED = {
         9: ["models/memory_generator.py"],
         10: ["models/memory_generator.py"],
         11: ["models/memory_generator.py"],
-        12: ["tasks/memory_bank.py"],
+        12: ["tasks/memory_bank.py", "tasks/slot_distances.py"],
         13: ["memory/reduce.py"],
         14: ["memory/reduce.py", "methods/feddymem.py"],
         15: ["memory/reduce.py", "methods/feddymem.py"],
