@@ -1,0 +1,181 @@
+"""A rule for banks: sets of vectors, of which a server keeps those that other clients hold alike.
+
+Honest clients differ, each with its own kinds of normal, so that a vector unlike all others is not yet a lie. What tells
+a lie from a new kind of normal was measured (docs/robust.md): patches of different surfaces are still about as near to
+each other as slots of one bank, while patches of defects are farther.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Free, Message, MessageSpec, Update
+from lit_fedad.federation.robust import tolerated
+
+COUNTS = "counts"
+"""Name of the number of patches of each vector."""
+
+RADII = "radii"
+"""Name of the distance of these patches to it."""
+
+
+def bank_name(spec: MessageSpec) -> str | None:
+    """Returns the name of a message's bank: its only set of vectors; None where it has none.
+
+    Sets of images, and densities, whose vectors come with matrices, are no banks: distances say little about them.
+    """
+    sets = [name for name, form in spec.items() if form.unordered]
+    if len(sets) != 1:
+        return None
+    form = spec[sets[0]]
+    return sets[0] if len(form.shape) == 2 and form.dtype.is_floating_point else None
+
+
+@dataclass(frozen=True)
+class BankSupport:
+    """A check that other clients, or the server's last bank, hold something like a client's vectors.
+
+    The distance of a vector x to a bank B is ``min_b |x - b| / s_b``, where s_b is the distance of b to the nearest
+    other vector of B: in units of the bank's own spacing there, which no sender of x can change. The distance of x to
+    the others is the `holders`-th smallest over the other clients' banks, or that to the last bank, if smaller.
+
+    - A client whose median vector, weighted by counts, is farther than `near` is left out, and named.
+    - Of other clients, single vectors farther than `near` are left out where the server has sent a bank, which covers
+      all kinds of normal; before, only those farther than `reach`.
+
+    A vector that is left out of a message of fixed size becomes a copy of the nearest that stays, with count 0.
+
+    Attributes:
+        near: Distance to which a vector has support, in banks with counts, whose vectors are means of patches.
+        near_without_counts: The same in banks without, such as coresets, whose vectors are extremes.
+        reach: Distance beyond which a vector of a first bank is left out.
+        holders: Number of other clients that must hold something near.
+        liars: Share of clients that may be left out, at least one; if more have no support, there is no telling which
+            is honest, and all stay.
+    """
+
+    near: float = 1.08
+    near_without_counts: float = 1.15
+    reach: float = 3.0
+    holders: int = 1
+    liars: float = 0.2
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[str]]:
+        """Leaves clients and vectors out; see `Rule`."""
+        name = bank_name(spec)
+        if name is None or len(updates) < 3:
+            return dict(updates), []
+        messages = {client: update.message for client, update in updates.items()}
+        last = previous.get(name)
+        distances = self._distances(messages, name, last)
+        masses = {client: _mass(message, name) for client, message in messages.items()}
+        near = self.near if COUNTS in spec else self.near_without_counts
+        medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
+        far = {
+            client: f"client {client} lies far out: half of what it holds is {median:.3g} times as far from all that"
+            f" others hold as their vectors are from each other, more than {near:g}"
+            for client, median in medians.items()
+            if median > near
+        }
+        if len(far) > tolerated(self.liars, len(updates)):
+            return dict(updates), [f"{line}; too many do to leave them out" for line in far.values()]
+        warnings = [f"{line}; left out" for line in far.values()]
+        limit, kept = self.reach if last is None else near, dict[int, Update]()
+        for client, update in updates.items():
+            if client in far:
+                continue
+            stays = distances[client] <= limit
+            kept[client] = update if stays.all() else _only(update, stays, spec, name)
+            lost = float(masses[client][~stays].sum() / masses[client].sum())
+            if lost > 0:
+                warnings.append(
+                    f"client {client} lies far out in {lost:.1%} of what it holds, which is left out"
+                )
+        return kept, warnings
+
+    def _distances(
+        self, messages: Mapping[int, Message], name: str, last: Tensor | None
+    ) -> dict[int, Tensor]:
+        """Computes the distance of each vector to what others hold, by client."""
+        # Distances are computed by matrix products, whose error is smallest around the origin.
+        centre = torch.cat([message[name] for message in messages.values()]).double().mean(0)
+        rows = {client: _centred(message[name], centre) for client, message in messages.items()}
+        banks = {client: _spaced(rows[client][_mass(messages[client], name) > 0]) for client in messages}
+        common = None if last is None else _spaced(_centred(last, centre))
+        found = {}
+        for client, own in rows.items():
+            others = torch.stack([_distance(own, *banks[other]) for other in banks if other != client])
+            held = others.kthvalue(min(self.holders, len(others)), dim=0).values
+            found[client] = held if common is None else torch.minimum(held, _distance(own, *common))
+        return found
+
+
+def _mass(message: Message, name: str) -> Tensor:
+    """Returns the weight [rows] of each vector: its count, or 1 where none, or only zeros, are sent."""
+    counts = message.get(COUNTS)
+    if counts is None or not counts.any():
+        return torch.ones(len(message[name]), dtype=torch.float64)
+    return counts.double()
+
+
+def _centred(rows: Tensor, centre: Tensor) -> Tensor:
+    return (rows.double() - centre).float()
+
+
+def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the different vectors of a bank [n, C], and the distance [n] of each to the nearest other."""
+    rows = bank.unique(dim=0)
+    if len(rows) < 2:
+        return rows, torch.full((len(rows),), torch.finfo(rows.dtype).tiny)
+    spacing = torch.cat(
+        [
+            torch.cdist(rows[part], rows).scatter(1, torch.arange(len(rows))[part, None], torch.inf).amin(1)
+            for part in _parts(len(rows))
+        ]
+    )
+    return rows, spacing.clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+def _distance(rows: Tensor, bank: Tensor, spacing: Tensor) -> Tensor:
+    """Computes the distance [n] of vectors [n, C] to a bank, in units of its spacing."""
+    if not len(bank):
+        return torch.full((len(rows),), torch.inf)
+    return torch.cat([(torch.cdist(rows[part], bank) / spacing).amin(1) for part in _parts(len(rows))])
+
+
+def _parts(length: int, step: int = 1024) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _weighted_median(values: Tensor, masses: Tensor) -> float:
+    """Returns the smallest value that at least half of the mass does not exceed."""
+    values, order = values.sort()
+    mass = masses[order].cumsum(0)
+    return float(values[torch.searchsorted(mass, mass[-1] / 2).clamp(max=len(values) - 1)])
+
+
+def _only(update: Update, stays: Tensor, spec: MessageSpec, name: str) -> Update:
+    """Returns the message with the vectors that stay, in place of the others the nearest of these with count 0."""
+    message = dict(update.message)
+    size = spec[name].shape[0]
+    if isinstance(size, Free):
+        rows = [n for n, form in spec.items() if form.shape and form.shape[0] == size]
+        message.update({n: message[n][stays] for n in rows})
+        return Update(message, update.num_samples)
+    kept = stays.nonzero()[:, 0]
+    bank = message[name]
+    nearest = kept[torch.cdist(bank[~stays].double(), bank[kept].double()).argmin(1)]
+    source = torch.arange(len(bank))
+    source[~stays] = nearest
+    message[name] = bank[source]
+    if RADII in message:
+        message[RADII] = message[RADII][source]
+    if COUNTS in message:
+        message[COUNTS] = torch.where(stays, message[COUNTS], 0)
+    return Update(message, update.num_samples)

@@ -1,0 +1,147 @@
+"""Rules for counts and channel statistics, which servers add up: one false term decides a sum."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Message, MessageSpec, Update
+from lit_fedad.federation.aggregation import STATISTICS
+from lit_fedad.federation.robust import tolerated
+from lit_fedad.federation.robust_banks import COUNTS, RADII, bank_name
+
+
+@dataclass(frozen=True)
+class CountCap:
+    """A cap on what clients say to have counted, by their numbers of images.
+
+    Patches are counted in proportion to images. So a client's count, or the sum of its slots' counts, may be at most
+    `slack` times what its images allow at the others' median count of an image. Radii of slots may be at most `slack`
+    times the median of the other clients' largest radii: they are distances of patches to slots, on one scale.
+    Larger ones are scaled down, and the client is named.
+
+    Attributes:
+        slack: Factor by which honest clients may differ.
+    """
+
+    slack: float = 2.0
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[str]]:
+        """Caps counts and radii; see `Rule`."""
+        judged, warnings = dict(updates), list[str]()
+        if len(updates) < 3:
+            return judged, warnings
+        per_slot = bank_name(spec) is not None
+        scalar = "count" in spec and spec["count"].shape == ()
+        name = "count" if scalar else COUNTS if per_slot and COUNTS in spec else None
+        if name is not None:
+            rates = {
+                client: float(update.message[name].double().sum()) / max(1, update.num_samples)
+                for client, update in updates.items()
+            }
+            for client, ratio in self._excess(rates).items():
+                judged[client] = _scaled(judged[client], name, ratio)
+                warnings.append(
+                    f"client {client} lies far out: it counts {self.slack / ratio:.3g} times as many patches as its"
+                    f" images allow; scaled down to {self.slack:g}"
+                )
+        if per_slot and RADII in spec:
+            largest = {client: float(update.message[RADII].amax()) for client, update in updates.items()}
+            for client, ratio in self._excess(largest).items():
+                radii = judged[client].message[RADII].clamp(max=ratio * largest[client])
+                judged[client] = _with(judged[client], RADII, radii)
+                warnings.append(
+                    f"client {client} lies far out: its largest radius is {self.slack / ratio:.3g} times the others';"
+                    f" cut to {self.slack:g}"
+                )
+        return judged, warnings
+
+    def _excess(self, values: Mapping[int, float]) -> dict[int, float]:
+        """Returns the factor, below 1, that takes a client's value down to the cap, by client above it."""
+        found = {}
+        for client, own in values.items():
+            # Of two others one may lie: the larger, so that a liar with a small count takes nothing from honest clients.
+            cap = self.slack * statistics.median_high([v for other, v in values.items() if other != client])
+            if own > cap > 0:
+                found[client] = cap / own
+        return found
+
+
+@dataclass(frozen=True)
+class StatisticsCheck:
+    """A check of channel statistics that leaves out clients whose mean or deviation lies far from the others'.
+
+    Distances are taken to the medians of all clients by channel: of means in units of the median deviation, of
+    deviations as the difference of logarithms, both as root mean square over channels. A client lies far out if one of
+    them exceeds `factor` times the median of the other clients' distances, and 1.
+
+    Attributes:
+        factor: Factor by which honest clients may differ; they do, each with its own kinds of normal.
+        liars: Share of clients that may be left out, at least one; if more lie far out, there is no telling which is
+            honest, and all stay.
+    """
+
+    factor: float = 3.0
+    liars: float = 0.2
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[str]]:
+        """Leaves clients out; see `Rule`."""
+        if not set(STATISTICS) <= set(spec) or len(updates) < 3:
+            return dict(updates), []
+        means = torch.stack([update.message["mean"].double() for update in updates.values()])
+        variances = torch.stack([update.message["variance"].double() for update in updates.values()])
+        # A constant channel has no deviation: a floor far below the usual one keeps its logarithm finite.
+        floor = 1e-3 * variances.median(0).values.mean().sqrt() + torch.finfo(torch.float32).tiny
+        deviations = variances.sqrt().clamp(min=floor)
+        far: dict[int, str] = {}
+        for what, distances in (
+            ("mean", _distances(means / deviations.median(0).values)),
+            ("deviation", _distances(deviations.log())),
+        ):
+            for client, own, others in _leave_one_out(list(updates), distances):
+                usual = max(others, 1 / self.factor)
+                if own > self.factor * usual:
+                    far.setdefault(client, f"its channels' {what} lies {own / usual:.3g} times as far off")
+        if len(far) > tolerated(self.liars, len(updates)):
+            return dict(updates), [
+                f"client {client} lies far out, but too many do to leave them out: {line} as the others'"
+                for client, line in far.items()
+            ]
+        kept = {client: update for client, update in updates.items() if client not in far}
+        return kept, [
+            f"client {c} lies far out and is left out: {line} as the others'" for c, line in far.items()
+        ]
+
+
+def _distances(rows: Tensor) -> Tensor:
+    """Returns the root mean square distance [N] of each row of [N, C] to the median row."""
+    return (rows - rows.median(0).values).square().mean(1).sqrt()
+
+
+def _leave_one_out(clients: list[int], distances: Tensor) -> list[tuple[int, float, float]]:
+    """Returns by client its distance, and the median of the others'."""
+    values = distances.tolist()
+    return [
+        (client, values[row], statistics.median(values[:row] + values[row + 1 :]))
+        for row, client in enumerate(clients)
+    ]
+
+
+def _scaled(update: Update, name: str, factor: float) -> Update:
+    tensor = update.message[name]
+    scaled = tensor.double() * factor
+    if not tensor.is_floating_point():
+        scaled = scaled.floor().clamp(min=1)
+    return _with(update, name, scaled.to(tensor.dtype))
+
+
+def _with(update: Update, name: str, tensor: Tensor) -> Update:
+    return replace(update, message={**update.message, name: tensor})
