@@ -1,8 +1,8 @@
 """A rule for banks: sets of vectors, of which a server keeps those that other clients hold alike.
 
-Honest clients differ, each with its own kinds of normal, so that a vector unlike all others is not yet a lie. What tells
-a lie from a new kind of normal was measured (docs/robust.md): patches of different surfaces are still about as near to
-each other as slots of one bank, while patches of defects are farther.
+Honest clients differ, each with its own kinds of normal, so that a vector unlike all others is not yet a lie. What
+tells a lie from a new kind of normal was measured (docs/robust.md): half of an honest client's patches are about as
+near to what others hold as vectors of one bank are to each other, while patches of defects are farther.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
+from lit_fedad.errors import UserError
 from lit_fedad.federation.robust import tolerated
 
 COUNTS = "counts"
@@ -63,6 +64,15 @@ class BankSupport:
     reach: float = 3.0
     holders: int = 1
     liars: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < max(self.near, self.near_without_counts) <= self.reach:
+            raise UserError(
+                f"federation.robust.banks.reach={self.reach} must be at least near={self.near} and"
+                f" near_without_counts={self.near_without_counts}"
+            )
+        if self.holders < 1:
+            raise UserError(f"federation.robust.banks.holders={self.holders} must be at least 1")
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message

@@ -66,7 +66,7 @@ class CountCap:
         """Returns the factor, below 1, that takes a client's value down to the cap, by client above it."""
         found = {}
         for client, own in values.items():
-            # Of two others one may lie: the larger, so that a liar with a small count takes nothing from honest clients.
+            # The larger of the middle two: of two others, one may lie and say little to take from honest clients.
             cap = self.slack * statistics.median_high([v for other, v in values.items() if other != client])
             if own > cap > 0:
                 found[client] = cap / own

@@ -11,7 +11,6 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -90,8 +89,9 @@ class WeightRule(ABC):
 
 
 class NormClipping(WeightRule):
-    """The mean of changes whose length is bounded (Sun et al. 2019, "Can you really backdoor federated learning?",
-    section 3), by a multiple of what is usual instead of a fixed number:
+    """A bound on the length of changes, by a multiple of what is usual instead of a fixed number.
+
+    After Sun et al. 2019, "Can you really backdoor federated learning?", section 3::
 
         w_n <- w + (w_n - w) min(1, far / ratio_n)    with the ratio of `lengths`
 
@@ -117,8 +117,10 @@ class NormClipping(WeightRule):
 
 
 class CoordinateMedian(WeightRule):
-    """The median of the weights, coordinate by coordinate (Yin et al. 2018, "Byzantine-robust distributed learning",
-    Definition 1); all clients have the same weight. The median of an even number is the mean of the middle two.
+    """The median of the weights, coordinate by coordinate (Yin et al. 2018, Definition 1).
+
+    "Byzantine-robust distributed learning", ICML 2018. All clients have the same weight. The median of an even number
+    is the mean of the middle two.
     """
 
     def combine(
