@@ -1,55 +1,45 @@
-"""Robust aggregation: rules that judge all clients' messages of an exchange before the server merges them."""
+"""Robust aggregation: rules for clients whose messages have the declared form and lie."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from lit_fedad.contracts import Message, MessageSpec, Update
-
-
-class Rule(Protocol):
-    """A rule that leaves out or changes messages which would move the result too far."""
-
-    def __call__(
-        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[str]]:
-        """Judges the messages of an exchange; those that the rule is not about pass as they are.
-
-        Args:
-            updates: Updates by client, in client order, of the declared form.
-            spec: The declared form of these messages.
-            previous: What the server had sent in this exchange; empty where it had sent nothing.
-
-        Returns:
-            The updates to merge, in client order, never empty where `updates` is not; and one line for each client
-            that lies far out.
-        """
+from lit_fedad.federation.receipt import Robust
 
 
 @dataclass(frozen=True)
-class Robust:
+class RobustAggregation:
     """The rules of a federation by what they judge, each None for no rule; they apply in this order.
 
+    A rule passes messages that it is not about as they are.
+
     Attributes:
-        counts: Judges how many patches a client says to have.
         statistics: Judges means and variances of channels.
         banks: Judges sets of vectors, such as memories and coresets.
         weights: Judges weights, or combines them by other than their mean.
     """
 
-    counts: Rule | None = None
-    statistics: Rule | None = None
-    banks: Rule | None = None
-    weights: Rule | None = None
+    statistics: Robust | None = None
+    banks: Robust | None = None
+    weights: Robust | None = None
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[str]]:
-        """Applies all rules; see `Rule`."""
+        """Applies all rules.
+
+        Args:
+            updates: Checked updates by client, in client order.
+            spec: Their declared form.
+            previous: The server's message in this exchange.
+
+        Returns:
+            The updates to merge, in client order; and one line for each client that lies far out.
+        """
         kept, warnings = dict(updates), list[str]()
-        for rule in (self.counts, self.statistics, self.banks, self.weights):
+        for rule in (self.statistics, self.banks, self.weights):
             if rule is not None and kept:
                 kept, found = rule(kept, spec, previous)
                 warnings += found

@@ -77,7 +77,7 @@ class BankSupport:
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[str]]:
-        """Leaves clients and vectors out; see `Rule`."""
+        """Leaves clients and vectors out; see `RobustAggregation`."""
         name = bank_name(spec)
         if name is None or len(updates) < 3:
             return dict(updates), []

@@ -1,7 +1,7 @@
 """Rules for weights: bounds on how far one client moves them, and combinations that no single client decides.
 
-Weights are the floating-point entries of a fixed shape that the server had sent under the same name; sets of vectors,
-counts and what a client sends of its own stay as they are. Servers average weights: a combination is returned as the
+Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
+sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is returned as the
 same weights from every client, whose mean is exact (`weighted_mean`).
 """
 
@@ -21,12 +21,13 @@ from lit_fedad.federation.robust import tolerated
 
 
 def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
-    """Lists the entries of a message that are weights."""
+    """Lists the entries of a message that are weights; none in a message that holds a set of vectors."""
+    if any(form.unordered for form in spec.values()):
+        return []
     return [
         name
         for name, form in spec.items()
         if form.dtype.is_floating_point
-        and not form.unordered
         and not any(isinstance(size, Free) for size in form.shape)
         and name in previous
         and tuple(previous[name].shape) == form.shape
@@ -52,7 +53,7 @@ class WeightRule(ABC):
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[str]]:
-        """Combines weights; see `Rule`."""
+        """Combines weights; see `RobustAggregation`."""
         names = weight_names(spec, previous)
         if not names or len(updates) < 3:
             return dict(updates), []
