@@ -44,32 +44,35 @@ class BankSupport:
     other vector of B: in units of the bank's own spacing there, which no sender of x can change. The distance of x to
     the others is the `holders`-th smallest over the other clients' banks, or that to the last bank, if smaller.
 
-    - A client whose median vector, weighted by counts, is farther than `near` is left out, and named.
-    - Of other clients, single vectors farther than `near` are left out where the server has sent a bank, which covers
-      all kinds of normal; before, only those farther than `reach`.
+    - A client whose median vector, weighted by counts, is farther than `far` is left out, and named.
+    - Of other clients, single vectors farther than `reach` are left out where the server has sent a bank, which covers
+      all kinds of normal; before, only those farther than `reach_first`.
 
     A vector that is left out of a message of fixed size becomes a copy of the nearest that stays, with count 0.
 
     Attributes:
-        near: Distance to which a vector has support, in banks with counts, whose vectors are means of patches.
-        near_without_counts: The same in banks without, such as coresets, whose vectors are extremes.
-        reach: Distance beyond which a vector of a first bank is left out.
+        far: Largest distance of a client's median vector, in banks with counts, whose vectors are means of patches.
+        far_without_counts: The same in banks without, such as coresets, whose vectors are extremes.
+        reach: Largest distance of a single vector.
+        reach_first: The same where the server has sent no bank yet.
         holders: Number of other clients that must hold something near.
         liars: Share of clients that may be left out, at least one; if more have no support, there is no telling which
             is honest, and all stay.
     """
 
-    near: float = 1.08
-    near_without_counts: float = 1.15
-    reach: float = 3.0
+    far: float = 1.08
+    far_without_counts: float = 1.15
+    reach: float = 1.25
+    reach_first: float = 3.0
     holders: int = 1
     liars: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 < max(self.near, self.near_without_counts) <= self.reach:
+        far = max(self.far, self.far_without_counts)
+        if not 0 < far <= min(self.reach, self.reach_first):
             raise UserError(
-                f"federation.robust.banks.reach={self.reach} must be at least near={self.near} and"
-                f" near_without_counts={self.near_without_counts}"
+                f"federation.robust.banks.reach={self.reach} and reach_first={self.reach_first} must be at least"
+                f" far={self.far} and far_without_counts={self.far_without_counts}, and these above 0"
             )
         if self.holders < 1:
             raise UserError(f"federation.robust.banks.holders={self.holders} must be at least 1")
@@ -85,22 +88,22 @@ class BankSupport:
         last = previous.get(name)
         distances = self._distances(messages, name, last)
         masses = {client: _mass(message, name) for client, message in messages.items()}
-        near = self.near if COUNTS in spec else self.near_without_counts
+        limit = self.far if COUNTS in spec else self.far_without_counts
         medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
         far = {
             client: f"client {client} lies far out: half of what it holds is {median:.3g} times as far from all that"
-            f" others hold as their vectors are from each other, more than {near:g}"
+            f" others hold as their vectors are from each other, more than {limit:g}"
             for client, median in medians.items()
-            if median > near
+            if median > limit
         }
         if len(far) > tolerated(self.liars, len(updates)):
             return dict(updates), [f"{line}; too many do to leave them out" for line in far.values()]
         warnings = [f"{line}; left out" for line in far.values()]
-        limit, kept = self.reach if last is None else near, dict[int, Update]()
+        reach, kept = self.reach_first if last is None else self.reach, dict[int, Update]()
         for client, update in updates.items():
             if client in far:
                 continue
-            stays = distances[client] <= limit
+            stays = distances[client] <= reach
             kept[client] = update if stays.all() else _only(update, stays, spec, name)
             lost = float(masses[client][~stays].sum() / masses[client].sum())
             if lost > 0:

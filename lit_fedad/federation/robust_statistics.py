@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,26 +9,38 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Message, MessageSpec, Update
+from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import STATISTICS
 from lit_fedad.federation.robust import tolerated
+
+FLOOR = 0.3
+"""Share of the mean deviation to which smaller deviations of channels are raised."""
 
 
 @dataclass(frozen=True)
 class StatisticsCheck:
-    """A check of channel statistics that leaves out clients whose mean or deviation lies far from the others'.
+    """A check of channel statistics that leaves out clients whose means or deviations lie far from the others'.
 
-    Distances are taken to the medians of all clients by channel: of means in units of the median deviation, of
-    deviations as the difference of logarithms, both as root mean square over channels. A client lies far out if one of
-    them exceeds `factor` times the median of the other clients' distances, and 1.
+    A client is compared with the medians over all clients, channel by channel: its means in units of the median
+    deviation, its deviations by the logarithm of their ratio; of both the root mean square over channels counts.
+    Honest clients, each with its own kinds of normal, reached 1.5 deviations and a ratio of 2.2 (docs/robust.md).
 
     Attributes:
-        factor: Factor by which honest clients may differ; they do, each with its own kinds of normal.
+        means: Deviations by which a client's means may lie off.
+        ratio: Factor by which its deviations may differ.
         liars: Share of clients that may be left out, at least one; if more lie far out, there is no telling which is
             honest, and all stay.
     """
 
-    factor: float = 3.0
+    means: float = 3.0
+    ratio: float = 5.0
     liars: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.means <= 0 or self.ratio <= 1:
+            raise UserError(
+                f"federation.robust.statistics.means={self.means} must be above 0, and ratio={self.ratio} above 1"
+            )
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
@@ -38,39 +49,28 @@ class StatisticsCheck:
         if not set(STATISTICS) <= set(spec) or len(updates) < 3:
             return dict(updates), []
         means = torch.stack([update.message["mean"].double() for update in updates.values()])
-        variances = torch.stack([update.message["variance"].double() for update in updates.values()])
-        # A constant channel has no deviation: a floor far below the usual one keeps its logarithm finite.
-        floor = 1e-3 * variances.median(0).values.mean().sqrt() + torch.finfo(torch.float32).tiny
-        deviations = variances.sqrt().clamp(min=floor)
-        far: dict[int, str] = {}
-        for what, distances in (
-            ("mean", _distances(means / deviations.median(0).values)),
-            ("deviation", _distances(deviations.log())),
-        ):
-            for client, own, others in _leave_one_out(list(updates), distances):
-                usual = max(others, 1 / self.factor)
-                if own > self.factor * usual:
-                    far.setdefault(client, f"its channels' {what} lies {own / usual:.3g} times as far off")
+        deviations = torch.stack([update.message["variance"].double().sqrt() for update in updates.values()])
+        # Channels that hardly vary have large ratios, which say nothing.
+        usual = deviations.median(0).values
+        floor = (FLOOR * usual.mean()).clamp(min=torch.finfo(torch.float32).tiny)
+        usual, deviations = usual.clamp(min=floor), deviations.clamp(min=floor)
+        shifts = _root_mean_square((means - means.median(0).values) / usual)
+        ratios = _root_mean_square((deviations / usual).log()).exp()
+        far = {}
+        for client, shift, ratio in zip(updates, shifts.tolist(), ratios.tolist(), strict=True):
+            if shift > self.means:
+                far[client] = (
+                    f"client {client} lies far out: its channels' means are {shift:.3g} deviations off"
+                )
+            elif ratio > self.ratio:
+                far[client] = (
+                    f"client {client} lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
+                )
         if len(far) > tolerated(self.liars, len(updates)):
-            return dict(updates), [
-                f"client {client} lies far out, but too many do to leave them out: {line} as the others'"
-                for client, line in far.items()
-            ]
+            return dict(updates), [f"{line}; too many do to leave them out" for line in far.values()]
         kept = {client: update for client, update in updates.items() if client not in far}
-        return kept, [
-            f"client {c} lies far out and is left out: {line} as the others'" for c, line in far.items()
-        ]
+        return kept, [f"{line}; left out" for line in far.values()]
 
 
-def _distances(rows: Tensor) -> Tensor:
-    """Returns the root mean square distance [N] of each row of [N, C] to the median row."""
-    return (rows - rows.median(0).values).square().mean(1).sqrt()
-
-
-def _leave_one_out(clients: list[int], distances: Tensor) -> list[tuple[int, float, float]]:
-    """Returns by client its distance, and the median of the others'."""
-    values = distances.tolist()
-    return [
-        (client, values[row], statistics.median(values[:row] + values[row + 1 :]))
-        for row, client in enumerate(clients)
-    ]
+def _root_mean_square(rows: Tensor) -> Tensor:
+    return rows.square().mean(1).sqrt()

@@ -1,8 +1,8 @@
 """Rules for weights: bounds on how far one client moves them, and combinations that no single client decides.
 
 Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
-sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is returned as the
-same weights from every client, whose mean is exact (`weighted_mean`).
+sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is
+returned as the same weights from every client, whose mean is exact (`weighted_mean`).
 """
 
 from __future__ import annotations
