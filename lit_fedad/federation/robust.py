@@ -53,4 +53,4 @@ def tolerated(share: float, clients: int) -> int:
         >>> [tolerated(0.2, clients) for clients in (1, 2, 3, 5, 10, 100)]
         [0, 0, 1, 1, 2, 20]
     """
-    return min(max(1, int(share * clients)), (clients - 1) // 2)
+    return min(max(1, int(share * clients)), max(0, clients - 1) // 2)

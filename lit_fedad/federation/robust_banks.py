@@ -157,7 +157,7 @@ def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
 
 def _distance(rows: Tensor, bank: Tensor, spacing: Tensor) -> Tensor:
     """Computes the distance [n] of vectors [n, C] to a bank, in units of its spacing."""
-    if not len(bank):
+    if not len(rows) or not len(bank):
         return torch.full((len(rows),), torch.inf)
     return torch.cat([(torch.cdist(rows[part], bank) / spacing).amin(1) for part in _parts(len(rows))])
 
@@ -167,7 +167,9 @@ def _parts(length: int, step: int = 1024) -> list[slice]:
 
 
 def _weighted_median(values: Tensor, masses: Tensor) -> float:
-    """Returns the smallest value that at least half of the mass does not exceed."""
+    """Returns the smallest value that at least half of the mass does not exceed; 0 of no values."""
+    if not len(values):
+        return 0.0
     values, order = values.sort()
     mass = masses[order].cumsum(0)
     return float(values[torch.searchsorted(mass, mass[-1] / 2).clamp(max=len(values) - 1)])

@@ -1,0 +1,88 @@
+"""Robust aggregation as a whole: its configuration, and a federation with a liar."""
+
+import pickle
+
+import pytest
+import torch
+
+from lit_fedad.config import build, choices, compose
+from lit_fedad.contracts import TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.federation.robust import RobustAggregation, tolerated
+from lit_fedad.federation.robust_weights import CoordinateMedian, Krum, NormClipping, TrimmedMean
+
+WEIGHTS = {
+    "off": None,
+    "banks": None,
+    "default": NormClipping,
+    "median": CoordinateMedian,
+    "trimmed_mean": TrimmedMean,
+    "krum": Krum,
+    "multi_krum": Krum,
+}
+
+
+def composed(*overrides: str) -> RobustAggregation:
+    """The object of a configuration."""
+    return build(compose(["method=feddymem", "backbone=own", *overrides])["federation"]["robust"])
+
+
+def test_every_option_is_tested():
+    assert choices("federation/robust") == sorted(WEIGHTS)
+
+
+@pytest.mark.parametrize("option", WEIGHTS)
+@pytest.mark.parametrize("federation", ["partial", "byte"])
+def test_every_federation_takes_every_option(federation, option):
+    robust = composed(f"federation={federation}", f"federation/robust={option}")
+    kind = WEIGHTS[option]
+    assert robust.weights is None if kind is None else type(robust.weights) is kind
+    assert (robust.banks is None) == (robust.statistics is None) == (option == "off")
+    again = pickle.loads(pickle.dumps(robust))
+    assert repr(again.banks) == repr(robust.banks)
+
+
+def test_default_is_the_option_of_that_name():
+    assert repr(composed().banks) == repr(composed("federation/robust=default").banks)
+    assert type(composed().weights) is NormClipping
+
+
+def test_a_rule_may_be_set_and_left_out():
+    assert composed("federation.robust.weights.far=4").weights.far == 4
+    assert composed("federation.robust.banks=null").banks is None
+    assert composed("federation/robust=multi_krum").weights.chosen == 3
+
+
+def test_a_misspelt_option_is_one_line_that_lists_the_options():
+    with pytest.raises(UserError, match="federation/robust has no option 'mediam'; did you mean 'median'"):
+        composed("federation/robust=mediam")
+
+
+def test_off_changes_nothing():
+    updates = {c: Update({"w": torch.full((3,), 1000.0**c)}, 10) for c in range(5)}
+    kept, warnings = composed("federation/robust=off")(
+        updates, {"w": TensorSpec((3,))}, {"w": torch.zeros(3)}
+    )
+    assert kept == updates
+    assert warnings == []
+
+
+def test_rules_apply_one_after_another():
+    def without(client):
+        def rule(updates, spec, previous):
+            return {c: u for c, u in updates.items() if c != client}, [f"client {client} lies far out"]
+
+        return rule
+
+    updates = {c: Update({}, 10) for c in range(3)}
+    assert RobustAggregation(without(0), None, without(2))(updates, {}, {}) == (
+        {1: updates[1]},
+        ["client 0 lies far out", "client 2 lies far out"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "liars"), [(0.0, 5, 1), (0.4, 5, 2), (0.9, 5, 2), (0.5, 2, 0), (1, 0, 0)]
+)
+def test_liars_are_always_a_minority(share, clients, liars):
+    assert tolerated(share, clients) == liars

@@ -1,0 +1,184 @@
+"""Support of banks: distances by hand, and who is left out."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.contracts import Free, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.federation.robust_banks import BankSupport, bank_name
+
+SLOTS, WIDTH = 40, 4
+FIXED = {
+    "memory": TensorSpec((SLOTS, WIDTH), unordered=True),
+    "counts": TensorSpec((SLOTS,), low=0),
+    "radii": TensorSpec((SLOTS,), low=0),
+}
+FREE = {"memory": TensorSpec((Free("vectors", SLOTS), WIDTH), unordered=True)}
+
+
+def bank(seed: int, centre: float = 0.0) -> torch.Tensor:
+    """Vectors of one kind of normal."""
+    return centre + torch.randn(SLOTS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def update_of(memory: torch.Tensor, counts: torch.Tensor | None = None) -> Update:
+    """A message with counts and radii."""
+    counts = torch.ones(len(memory)) if counts is None else counts
+    return Update({"memory": memory, "counts": counts, "radii": torch.arange(float(len(memory)))}, 10)
+
+
+def honest(clients: int = 5) -> dict[int, Update]:
+    """Clients with banks of the same kind."""
+    return {client: update_of(bank(client)) for client in range(clients)}
+
+
+def test_distances_are_in_units_of_the_other_bank_s_spacing():
+    updates = {client: update_of(bank(client)) for client in range(4)}
+    last = bank(9)
+    messages = {client: update.message for client, update in updates.items()}
+    found = BankSupport(holders=2)._distances(messages, "memory", last)
+
+    def by_hand(rows, other):
+        gaps = np.linalg.norm(other[:, None] - other, axis=2)
+        np.fill_diagonal(gaps, np.inf)
+        return (np.linalg.norm(rows[:, None] - other, axis=2) / gaps.min(1)).min(1)
+
+    banks = {client: message["memory"].double().numpy() for client, message in messages.items()}
+    for client, rows in banks.items():
+        others = np.sort([by_hand(rows, other) for o, other in banks.items() if o != client], axis=0)
+        expected = np.minimum(others[1], by_hand(rows, last.double().numpy()))
+        np.testing.assert_allclose(found[client], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_honest_clients_keep_their_messages():
+    updates = honest()
+    kept, warnings = BankSupport()(updates, FIXED, {})
+    assert warnings == []
+    assert kept == updates
+
+
+def test_a_client_unlike_all_others_is_left_out_and_named():
+    updates = {**honest(), 3: update_of(bank(3, centre=10.0))}
+    kept, warnings = BankSupport()(updates, FIXED, {})
+    assert list(kept) == [0, 1, 2, 4]
+    assert len(warnings) == 1
+    assert "client 3 " in warnings[0]
+
+
+def test_where_each_client_has_its_own_kind_all_stay():
+    updates = {client: update_of(bank(client, centre=10.0 * client)) for client in range(5)}
+    kept, warnings = BankSupport()(updates, FIXED, {})
+    assert kept == updates
+    assert all("too many" in line for line in warnings)
+
+
+def test_two_clients_of_a_kind_support_each_other():
+    updates = {**honest(), 3: update_of(bank(3, centre=10.0)), 4: update_of(bank(4, centre=10.0))}
+    kept, warnings = BankSupport()(updates, FIXED, {})
+    assert kept == updates
+    assert warnings == []
+    _, warnings = BankSupport(holders=2)(updates, FIXED, {})
+    assert {line.split()[1] for line in warnings} == {"3", "4"}
+
+
+def test_the_last_bank_supports_a_client_alone():
+    alone = bank(3, centre=10.0)
+    updates = {**honest(), 3: update_of(alone)}
+    kept, warnings = BankSupport(reach=9.0)(updates, FIXED, {"memory": torch.cat([bank(0), alone + 0.01])})
+    assert kept == updates
+    assert warnings == []
+
+
+def test_single_vectors_far_from_the_last_bank_become_copies_without_count():
+    mixed = bank(2)
+    mixed[:4] += 50.0
+    updates = {**honest(), 2: update_of(mixed)}
+    kept, warnings = BankSupport(reach=9.0)(updates, FIXED, {"memory": bank(9)})
+    changed = kept[2].message
+    assert warnings == ["client 2 lies far out in 10.0% of what it holds, which is left out"]
+    assert changed["counts"].tolist() == [0.0] * 4 + [1.0] * 36
+    rows = {tuple(row) for row in mixed[4:].tolist()}
+    assert all(tuple(row) in rows for row in changed["memory"][:4].tolist())
+    # A copy has the radius of what it is a copy of.
+    source = [mixed.tolist().index(row) for row in changed["memory"][:4].tolist()]
+    assert changed["radii"][:4].tolist() == [float(row) for row in source]
+    assert torch.equal(changed["memory"][4:], mixed[4:])
+    assert torch.equal(updates[2].message["memory"], mixed)
+
+
+def test_vectors_far_out_are_taken_from_messages_of_free_size():
+    mixed = bank(2)
+    mixed[:4] += 500.0
+    updates = {client: Update({"memory": bank(client)}, 10) for client in range(5)}
+    updates[2] = Update({"memory": mixed}, 10)
+    kept, warnings = BankSupport()(updates, FREE, {})
+    assert torch.equal(kept[2].message["memory"], mixed[4:])
+    assert len(warnings) == 1
+
+
+def test_vectors_that_count_nothing_do_not_make_a_client_far():
+    odd = bank(3)
+    odd[:30] += 50.0
+    counts = torch.ones(SLOTS)
+    counts[:30] = 0
+    kept, warnings = BankSupport()({**honest(), 3: update_of(odd, counts)}, FIXED, {})
+    assert warnings == []
+    assert kept[3].message["counts"].sum() == 10
+
+
+def test_a_liar_cannot_stretch_the_others_measure():
+    """Its own scattered vectors support nobody's lie but others', and do not make an honest client far."""
+    scattered = bank(4) * 100
+    kept, warnings = BankSupport()({**honest(), 4: update_of(scattered)}, FIXED, {})
+    assert list(kept) == [0, 1, 2, 3]
+    assert {line.split()[1] for line in warnings} == {"4"}
+
+
+def test_copies_in_a_bank_do_not_shrink_its_spacing():
+    """With fewer patches than slots a bank holds copies."""
+    few = bank(1)[:10].repeat(4, 1)
+    kept, warnings = BankSupport()({**honest(), 1: update_of(few)}, FIXED, {})
+    assert list(kept) == [0, 1, 2, 3, 4]
+    assert warnings == []
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_empty_and_single_vectors_are_no_error(rows):
+    updates = {client: Update({"memory": bank(client)}, 10) for client in range(4)}
+    updates[2] = Update({"memory": bank(2)[:rows]}, 10)
+    kept, _ = BankSupport()(updates, FREE, {"memory": torch.zeros(0, WIDTH)})
+    assert set(kept) >= {0, 1, 3}
+
+
+@pytest.mark.parametrize("clients", [0, 1, 2])
+def test_without_a_majority_banks_stay_as_they_are(clients):
+    updates = {client: update_of(bank(client, centre=100.0 * client)) for client in range(clients)}
+    assert BankSupport()(updates, FIXED, {}) == (updates, [])
+
+
+def test_the_order_of_clients_does_not_matter():
+    updates = {**honest(), 3: update_of(bank(3, centre=10.0))}
+    forward, _ = BankSupport()(updates, FIXED, {})
+    backward, _ = BankSupport()(dict(reversed(updates.items())), FIXED, {})
+    assert set(forward) == set(backward)
+
+
+def test_what_is_a_bank():
+    assert bank_name(FIXED) == "memory"
+    assert bank_name({"w": TensorSpec((4, 3))}) is None
+    images = TensorSpec((Free("images"), 3, 8, 8), unordered=True)
+    assert bank_name({"images": images}) is None
+    densities = {
+        "mean": TensorSpec((5, 3), unordered=True),
+        "covariance": TensorSpec((5, 3, 3), unordered=True),
+    }
+    assert bank_name(densities) is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"far": 0.0, "far_without_counts": 0.0}, {"reach": 1.0}, {"holders": 0}]
+)
+def test_senseless_settings_are_refused(settings):
+    with pytest.raises(UserError, match="federation.robust.banks"):
+        BankSupport(**settings)

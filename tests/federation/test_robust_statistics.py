@@ -1,0 +1,103 @@
+"""Channel statistics that lie far from the others'."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.contracts import TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.federation.robust_statistics import StatisticsCheck
+
+SPEC = {
+    "count": TensorSpec((), torch.int64, low=1),
+    "mean": TensorSpec((8,)),
+    "variance": TensorSpec((8,), low=0),
+}
+
+
+def updates_of(clients: int = 5) -> dict[int, Update]:
+    """Clients whose channels differ a little."""
+    draw = torch.Generator().manual_seed(0)
+    return {
+        client: Update(
+            {
+                "count": torch.tensor(100),
+                "mean": torch.randn(8, generator=draw),
+                "variance": 4 + torch.rand(8, generator=draw),
+            },
+            10,
+        )
+        for client in range(clients)
+    }
+
+
+def lying(updates, client: int, **changed: torch.Tensor) -> dict[int, Update]:
+    """The same with entries of one client replaced."""
+    return {**updates, client: Update({**updates[client].message, **changed}, 10)}
+
+
+def test_honest_statistics_stay():
+    updates = updates_of()
+    assert StatisticsCheck()(updates, SPEC, {}) == (updates, [])
+
+
+def test_means_far_off_are_left_out_with_their_distance_in_deviations():
+    updates = lying(updates_of(), 3, mean=torch.full((8,), 50.0))
+    kept, warnings = StatisticsCheck()(updates, SPEC, {})
+    assert list(kept) == [0, 1, 2, 4]
+    means = np.stack([u.message["mean"].double().numpy() for u in updates.values()])
+    deviations = np.sqrt(np.stack([u.message["variance"].double().numpy() for u in updates.values()]))
+    off = (means[3] - np.median(means, 0)) / np.median(deviations, 0)
+    assert warnings == [
+        f"client 3 lies far out: its channels' means are {np.sqrt(np.square(off).mean()):.3g} deviations off; left out"
+    ]
+
+
+@pytest.mark.parametrize("factor", [1e-4, 100.0])
+def test_deviations_far_off_are_left_out(factor):
+    updates = updates_of()
+    updates = lying(updates, 1, variance=updates[1].message["variance"] * factor)
+    kept, warnings = StatisticsCheck(ratio=3.0)(updates, SPEC, {})
+    assert list(kept) == [0, 2, 3, 4]
+    assert "client 1 " in warnings[0]
+    assert "deviations differ" in warnings[0]
+
+
+def test_where_too_many_differ_all_stay():
+    updates = lying(lying(updates_of(), 1, mean=torch.full((8,), 50.0)), 2, mean=torch.full((8,), -50.0))
+    kept, warnings = StatisticsCheck()(updates, SPEC, {})
+    assert kept == updates
+    assert len(warnings) == 2
+    assert all("too many" in line for line in warnings)
+
+
+def test_constant_channels_are_no_reason():
+    constant = {"mean": torch.ones(8), "variance": torch.cat([torch.zeros(4), torch.ones(4)])}
+    updates = {client: Update({**update.message, **constant}, 10) for client, update in updates_of().items()}
+    updates = lying(updates, 2, variance=torch.cat([torch.full((4,), 1e-6), torch.ones(4)]))
+    assert StatisticsCheck()(updates, SPEC, {})[1] == []
+
+
+def test_statistics_without_any_deviation_are_no_error():
+    updates = {c: Update({**u.message, "mean": torch.ones(8), "variance": torch.zeros(8)}, 10)
+               for c, u in updates_of().items()}  # fmt: skip
+    assert StatisticsCheck()(updates, SPEC, {}) == (updates, [])
+
+
+@pytest.mark.parametrize("clients", [0, 1, 2])
+def test_without_a_majority_statistics_stay(clients):
+    updates = updates_of(clients)
+    if clients:
+        updates = lying(updates, 0, mean=torch.full((8,), 1e6))
+    assert StatisticsCheck()(updates, SPEC, {}) == (updates, [])
+
+
+def test_other_messages_stay():
+    updates = {c: Update({"w": torch.full((3,), 10.0**c)}, 10) for c in range(5)}
+    assert StatisticsCheck()(updates, {"w": TensorSpec((3,))}, {}) == (updates, [])
+
+
+@pytest.mark.parametrize("settings", [{"means": 0.0}, {"ratio": 1.0}])
+def test_senseless_settings_are_refused(settings):
+    with pytest.raises(UserError, match="federation.robust.statistics"):
+        StatisticsCheck(**settings)

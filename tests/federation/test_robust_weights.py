@@ -1,0 +1,224 @@
+"""Robust combinations of weights against independent arithmetic in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.contracts import Free, TensorSpec, Update, spec_of
+from lit_fedad.errors import UserError
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.robust_weights import (
+    CoordinateMedian,
+    Krum,
+    NormClipping,
+    TrimmedMean,
+    cosines,
+    inner_products,
+    krum_scores,
+    lengths,
+    weight_names,
+)
+
+RULES = [NormClipping(), CoordinateMedian(), TrimmedMean(), Krum(), Krum(chosen=3)]
+PREVIOUS = {"w": torch.linspace(-1, 1, 12).reshape(4, 3), "b": torch.tensor([0.5]), "steps": torch.tensor(3)}
+SPEC = spec_of(PREVIOUS)
+
+
+def updates_of(clients: int, seed: int = 0, images: int = 10) -> dict[int, Update]:
+    """Clients that moved the weights by random numbers."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        client: Update(
+            {
+                "w": PREVIOUS["w"] + torch.randn(4, 3, generator=draw),
+                "b": PREVIOUS["b"] + torch.randn(1, generator=draw),
+                "steps": torch.tensor(client),
+            },
+            images,
+        )
+        for client in range(clients)
+    }
+
+
+def moved(updates, client: int, factor: float) -> dict[int, Update]:
+    """The same with one client's change multiplied."""
+    message = updates[client].message
+    lie = {n: PREVIOUS[n] + factor * (message[n] - PREVIOUS[n]) for n in ("w", "b")}
+    return {**updates, client: Update({**message, **lie}, updates[client].num_samples)}
+
+
+def matrix(updates) -> np.ndarray:
+    """All weights [N, D] in double precision."""
+    rows = [torch.cat([u.message["w"].flatten(), u.message["b"]]) for u in updates.values()]
+    return torch.stack(rows).double().numpy()
+
+
+def same(one, other) -> bool:
+    """Whether two sets of updates are equal bit for bit."""
+    return list(one) == list(other) and all(
+        torch.equal(one[c].message[n], other[c].message[n]) for c in one for n in one[c].message
+    )
+
+
+def merged(rule, updates) -> np.ndarray:
+    """What a server that averages holds afterwards, [D]."""
+    mean = weighted_mean(rule(updates, SPEC, PREVIOUS)[0])
+    return torch.cat([mean["w"].flatten(), mean["b"]]).numpy()
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 8])
+def test_the_median_is_numpy_s(clients):
+    updates = updates_of(clients)
+    expected = np.median(matrix(updates), axis=0).astype(np.float32)
+    np.testing.assert_array_equal(merged(CoordinateMedian(), updates), expected)
+
+
+@pytest.mark.parametrize(("clients", "liars", "trimmed"), [(5, 0.2, 1), (10, 0.3, 3), (3, 0.2, 1)])
+def test_the_trimmed_mean_leaves_out_the_ends(clients, liars, trimmed):
+    updates = updates_of(clients)
+    expected = np.sort(matrix(updates), axis=0)[trimmed : clients - trimmed].mean(0)
+    np.testing.assert_allclose(merged(TrimmedMean(liars), updates), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("clients", "liars"), [(5, 1), (7, 0), (7, 2), (3, 1), (4, 1)])
+def test_krum_s_scores_are_sums_of_the_nearest_squares(clients, liars):
+    updates = updates_of(clients)
+    rows = matrix(updates)
+    squares = np.square(rows[:, None] - rows).sum(2)
+    nearest = max(1, clients - liars - 2)
+    expected = [np.sort(np.delete(squares[i], i))[:nearest].sum() for i in range(clients)]
+    found = krum_scores(inner_products(updates, ["w", "b"], PREVIOUS), liars)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+
+
+def test_krum_keeps_the_client_of_least_score():
+    updates = updates_of(5)
+    scores = krum_scores(inner_products(updates, ["w", "b"], PREVIOUS), 1)
+    best = int(scores.argmin())
+    kept, _ = Krum()(updates, SPEC, PREVIOUS)
+    assert list(kept) == [best]
+    assert kept[best] is updates[best]
+
+
+def test_multi_krum_leaves_the_liar_out_and_keeps_client_order():
+    updates = moved(updates_of(5), 2, 50.0)
+    kept, warnings = Krum(chosen=3)(updates, SPEC, PREVIOUS)
+    assert len(kept) == 3
+    assert 2 not in kept
+    assert list(kept) == sorted(kept)
+    assert len(warnings) == 1
+    assert "client 2 " in warnings[0]
+
+
+def test_a_change_too_long_is_cut_to_the_bound_and_its_client_named():
+    updates = moved(updates_of(5), 3, 100.0)
+    norms = np.linalg.norm(matrix(updates) - np.r_[PREVIOUS["w"].flatten(), PREVIOUS["b"]], axis=1)
+    kept, warnings = NormClipping(far=2.0)(updates, SPEC, PREVIOUS)
+    assert [line for line in warnings if "client 3 " in line]
+    assert len(warnings) == 1
+    assert np.linalg.norm(matrix(kept)[3] - np.r_[PREVIOUS["w"].flatten(), PREVIOUS["b"]]) == pytest.approx(
+        2 * np.sort(norms)[2], rel=1e-6
+    )
+    honest = {client: kept[client] for client in kept if client != 3}
+    assert same(honest, {client: updates[client] for client in updates if client != 3})
+
+
+def test_clients_with_more_images_may_move_the_weights_farther():
+    products = torch.diag(torch.tensor([1.0, 1.0, 36.0, 1.0, 1.0], dtype=torch.float64))
+    assert lengths(products, dict.fromkeys(range(5), 10))[2] == 6
+    assert lengths(products, {0: 10, 1: 10, 2: 30, 3: 10, 4: 10})[2] == 2
+    # Fewer images than usual are no reason to move them less: the median is measured on large clients too.
+    assert lengths(products, {0: 10, 1: 10, 2: 1, 3: 10, 4: 10})[2] == 6
+
+
+def test_a_client_that_moves_alone_lies_infinitely_far_out():
+    updates = {c: Update(PREVIOUS, 10) for c in range(4)}
+    updates[1] = Update({**PREVIOUS, "b": torch.tensor([0.6])}, 10)
+    kept, warnings = NormClipping()(updates, SPEC, PREVIOUS)
+    assert "client 1 " in warnings[0]
+    assert torch.equal(kept[1].message["b"], PREVIOUS["b"])
+
+
+def test_cosines_are_with_the_sum_of_the_others_directions():
+    updates = updates_of(5)
+    changes = matrix(updates) - np.r_[PREVIOUS["w"].flatten(), PREVIOUS["b"]].astype(np.float64)
+    units = changes / np.linalg.norm(changes, axis=1, keepdims=True)
+    expected = []
+    for client in range(5):
+        others = np.delete(units, client, axis=0).sum(0)
+        expected.append(units[client] @ others / np.linalg.norm(others))
+    np.testing.assert_allclose(cosines(inner_products(updates, ["w", "b"], PREVIOUS)), expected, atol=1e-12)
+
+
+def test_a_client_that_pulls_the_other_way_is_named():
+    draw = torch.Generator().manual_seed(1)
+    updates = {
+        c: Update({**PREVIOUS, "w": PREVIOUS["w"] + 1 + 0.1 * torch.randn(4, 3, generator=draw)}, 10)
+        for c in range(5)
+    }
+    _, none = NormClipping()(updates, SPEC, PREVIOUS)
+    assert none == []
+    _, warnings = NormClipping()(moved(updates, 4, -1.0), SPEC, PREVIOUS)
+    assert len(warnings) == 1
+    assert "client 4 " in warnings[0]
+    assert "against" in warnings[0]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_identical_clients_stay_identical(rule):
+    updates = dict.fromkeys(range(5), updates_of(1)[0])
+    kept, warnings = rule(updates, SPEC, PREVIOUS)
+    assert warnings == []
+    assert all(
+        torch.equal(update.message[n], updates[0].message[n]) for update in kept.values() for n in PREVIOUS
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("clients", [0, 1, 2])
+def test_without_a_majority_messages_stay_as_they_are(rule, clients):
+    updates = moved(updates_of(clients), 0, 100.0) if clients else {}
+    kept, warnings = rule(updates, SPEC, PREVIOUS)
+    assert same(kept, updates)
+    assert warnings == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_order_of_clients_does_not_matter(rule):
+    updates = moved(updates_of(5), 1, 30.0)
+    backward = dict(reversed(updates.items()))
+    np.testing.assert_allclose(merged(rule, updates), merged(rule, backward), atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [CoordinateMedian(), TrimmedMean(), NormClipping(), Krum(), Krum(chosen=3)])
+def test_one_liar_of_five_does_not_decide(rule):
+    honest = updates_of(5)
+    rows = matrix(honest)
+    for factor in (-1000.0, 1000.0):
+        found = merged(rule, moved(honest, 2, factor))
+        reach = 2 * np.abs(rows - rows.mean(0)).max()
+        assert np.abs(found - rows.mean(0)).max() < reach
+
+
+def test_integer_entries_stay_each_client_s_own():
+    kept, _ = CoordinateMedian()(updates_of(5), SPEC, PREVIOUS)
+    assert [int(update.message["steps"]) for update in kept.values()] == [0, 1, 2, 3, 4]
+
+
+def test_only_what_the_server_had_sent_counts_as_weights():
+    spec = {
+        "w": TensorSpec((4, 3)),
+        "prototypes": TensorSpec((Free("classes"), 3)),
+        "own": TensorSpec((2,)),
+        "steps": TensorSpec((), torch.int64),
+        "other": TensorSpec((5,)),
+    }
+    previous = {**PREVIOUS, "prototypes": torch.zeros(2, 3), "other": torch.zeros(4)}
+    assert weight_names(spec, previous) == ["w"]
+    assert weight_names({**spec, "memory": TensorSpec((4, 3), unordered=True)}, previous) == []
+
+
+@pytest.mark.parametrize("wrong", [lambda: NormClipping(far=0.5), lambda: Krum(chosen=0)])
+def test_senseless_settings_are_refused(wrong):
+    with pytest.raises(UserError, match="federation.robust.weights"):
+        wrong()
