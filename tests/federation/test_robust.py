@@ -86,3 +86,21 @@ def test_rules_apply_one_after_another():
 )
 def test_liars_are_always_a_minority(share, clients, liars):
     assert tolerated(share, clients) == liars
+
+
+def test_a_liar_in_a_federation_moves_the_weights_no_farther_than_allowed_and_is_named(toy, tmp_path):
+    """Its message passes all checks on receipt: it is not yet out of all measure."""
+    values = {client: [1.0 + client] * 2 for client in range(5)}
+    honest = toy(values=values, rounds=1, folder=tmp_path / "honest").run()[0]
+    federation = toy(values=values, rounds=1, robust=RobustAggregation(weights=NormClipping(far=2.0)))
+    send = federation.client.send
+    federation.client.send = lambda loader: {
+        name: entry * (-10 if federation.client.context.client == 3 else 1)
+        for name, entry in send(loader).items()
+    }
+    report = federation.run()[0]
+    assert [line for line in report.warnings if line.startswith("round 1: client 3 lies far out")]
+    # 0.75 of the way to 1, 2, 3, 5, and minus twice the median change instead of minus ten times four.
+    expected = 0.75 * (1 + 2 + 3 + 5 - 2 * 3) / 5
+    assert report.scalars["weight"] == pytest.approx(expected)
+    assert honest.scalars["weight"] == pytest.approx(0.75 * 3)
