@@ -70,6 +70,12 @@ def conf_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
+def config_groups() -> list[str]:
+    """Lists the configuration groups, those within groups too: ``federation``, ``federation/robust``."""
+    folder = conf_folder()
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir())
+
+
 def choices(group: str) -> list[str]:
     """Lists the names of a configuration group's files."""
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
@@ -88,7 +94,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
     # Hydra removes a group by ~group only; every other key is removed by key=null.
-    empty = {f"{path.name}=null": f"~{path.name}" for path in conf_folder().iterdir() if path.is_dir()}
+    empty = {f"{group}=null": f"~{group}" for group in config_groups()}
     overrides = [empty.get(override, override) for override in overrides]
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
@@ -276,7 +282,7 @@ def _nearest(key: str, known: typing.Iterable[str]) -> str:
 def _check_root(config: Config) -> None:
     """Checks the keys that no target's signature describes against the keys and types of ``config.yaml``."""
     root = yaml.safe_load((conf_folder() / "config.yaml").read_text())
-    groups = {path.name for path in conf_folder().iterdir() if path.is_dir()}
+    groups = set(config_groups())
     _check_keys(config, groups | set(root) - {"defaults"}, "configuration")
     for name, default in root.items():
         if name in ("defaults", "fabric", "callbacks"):

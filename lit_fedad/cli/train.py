@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_fedad.config import choices, compose, conf_folder
+from lit_fedad.config import choices, compose, config_groups
 from lit_fedad.errors import UserError
 from lit_fedad.guards.text import redacted
 from lit_fedad.options import read
@@ -42,11 +42,11 @@ def list_choices(groups: Sequence[str]) -> None:
     Raises:
         UserError: If there is no such group.
     """
-    known = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and choices(path.name))
+    known = [group for group in config_groups() if choices(group)]
     for group in groups or known:
         if group not in known:
             raise UserError(f"no group '{group}'; one of {', '.join(known)}")
-        print(f"{group:<12} {'  '.join(choices(group))}")  # noqa: T201
+        print(f"{group:<{max(map(len, known))}}  {'  '.join(choices(group))}")  # noqa: T201
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
-        robust=build(config["federation"]["robust"]),
+        robust=build(config["federation"].get("robust")),
     )
 
 

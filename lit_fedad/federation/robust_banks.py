@@ -56,8 +56,7 @@ class BankSupport:
         reach: Largest distance of a single vector.
         reach_first: The same where the server has sent no bank yet.
         holders: Number of other clients that must hold something near.
-        liars: Share of clients that may be left out, at least one; if more have no support, there is no telling which
-            is honest, and all stay.
+        liars: Share of clients that may be left out, at least one; if more have no support, see `standing_out`.
     """
 
     far: float = 1.08
@@ -90,21 +89,29 @@ class BankSupport:
         masses = {client: _mass(message, name) for client, message in messages.items()}
         limit = self.far if COUNTS in spec else self.far_without_counts
         medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
-        far = {
+        lines = {
             client: f"client {client} lies far out: half of what it holds is {median:.3g} times as far from all that"
             f" others hold as their vectors are from each other, more than {limit:g}"
             for client, median in medians.items()
             if median > limit
         }
-        if len(far) > tolerated(self.liars, len(updates)):
-            return dict(updates), [f"{line}; too many do to leave them out" for line in far.values()]
-        warnings = [f"{line}; left out" for line in far.values()]
+        far = standing_out(
+            {client: medians[client] - limit for client in lines}, tolerated(self.liars, len(updates))
+        )
+        warnings = [
+            f"{line}; left out" if client in far else f"{line}; kept, as others do too"
+            for client, line in lines.items()
+        ]
         reach, kept = self.reach_first if last is None else self.reach, dict[int, Update]()
         for client, update in updates.items():
             if client in far:
                 continue
             stays = distances[client] <= reach
-            kept[client] = update if stays.all() else _only(update, stays, spec, name)
+            # Of a client that is kept though nobody holds its kind, single vectors cannot be judged either.
+            if stays.all() or client in lines:
+                kept[client] = update
+                continue
+            kept[client] = _only(update, stays, spec, name)
             lost = float(masses[client][~stays].sum() / masses[client].sum())
             if lost > 0:
                 warnings.append(
@@ -127,6 +134,30 @@ class BankSupport:
             held = others.kthvalue(min(self.holders, len(others)), dim=0).values
             found[client] = held if common is None else torch.minimum(held, _distance(own, *common))
         return found
+
+
+def standing_out(excess: Mapping[int, float], at_most: int) -> set[int]:
+    """Finds the clients that lie so far out that they can be told from others that do.
+
+    A client that lies takes the support from honest ones that hold what it should have held. These lie little beyond
+    the limit; where all have a kind of normal of their own, distances are alike, and nobody stands out.
+
+    Args:
+        excess: How far clients lie beyond the limit.
+        at_most: How many may stand out.
+
+    Returns:
+        The farthest clients, up to `at_most`; none if another one lies more than half as far beyond the limit.
+
+    Example:
+        >>> standing_out({2: 0.34, 4: 0.02}, 1), standing_out({2: 0.34, 4: 0.30}, 1)
+        ({2}, set())
+    """
+    farthest = sorted(excess, key=lambda client: -excess[client])
+    first, rest = farthest[:at_most], farthest[at_most:]
+    if not first or (rest and excess[rest[0]] > excess[first[-1]] / 2):
+        return set()
+    return set(first)
 
 
 def _mass(message: Message, name: str) -> Tensor:

@@ -104,3 +104,10 @@ def test_a_liar_in_a_federation_moves_the_weights_no_farther_than_allowed_and_is
     expected = 0.75 * (1 + 2 + 3 + 5 - 2 * 3) / 5
     assert report.scalars["weight"] == pytest.approx(expected)
     assert honest.scalars["weight"] == pytest.approx(0.75 * 3)
+
+
+@pytest.mark.parametrize(
+    "without", ["federation/robust=null", "~federation/robust", "federation.robust=null"]
+)
+def test_robust_aggregation_may_be_taken_out_as_a_whole(without):
+    assert compose(["backbone=own", without])["federation"].get("robust") is None

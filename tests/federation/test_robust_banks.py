@@ -70,7 +70,18 @@ def test_where_each_client_has_its_own_kind_all_stay():
     updates = {client: update_of(bank(client, centre=10.0 * client)) for client in range(5)}
     kept, warnings = BankSupport()(updates, FIXED, {})
     assert kept == updates
-    assert all("too many" in line for line in warnings)
+    assert len(warnings) == 5
+    assert all("kept" in line for line in warnings)
+
+
+def test_a_liar_stands_out_among_clients_that_it_took_the_support_from():
+    """Client 4 shares its kind with client 3, which sends something else, far from all."""
+    updates = {**honest(), 3: update_of(bank(3, centre=50.0)), 4: update_of(bank(4, centre=2.0))}
+    kept, warnings = BankSupport(far=0.8, far_without_counts=0.8)(updates, FIXED, {})
+    assert list(kept) == [0, 1, 2, 4]
+    assert [line.split()[1] for line in warnings] == ["3", "4"]
+    assert "left out" in warnings[0]
+    assert "kept" in warnings[1]
 
 
 def test_two_clients_of_a_kind_support_each_other():
