@@ -24,16 +24,22 @@ RADII = "radii"
 """Name of the distance of these patches to it."""
 
 
-def bank_name(spec: MessageSpec) -> str | None:
-    """Returns the name of a message's bank: its only set of vectors; None where it has none.
+NAMED = 0.01
+"""Share of a client's patches from which on their loss is worth a warning."""
 
-    Sets of images, and densities, whose vectors come with matrices, are no banks: distances say little about them.
+
+def bank_name(spec: MessageSpec) -> str | None:
+    """Returns the name of a message's bank: its only set of vectors, with counts or of free size; None without one.
+
+    Sets of images, densities, whose vectors come with matrices, and memories of positions, which come in a fixed number
+    without counts, are no banks: distances say little about them.
     """
     sets = [name for name, form in spec.items() if form.unordered]
     if len(sets) != 1:
         return None
     form = spec[sets[0]]
-    return sets[0] if len(form.shape) == 2 and form.dtype.is_floating_point else None
+    rows = len(form.shape) == 2 and form.dtype.is_floating_point
+    return sets[0] if rows and (COUNTS in spec or isinstance(form.shape[0], Free)) else None
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class BankSupport:
                 continue
             kept[client] = _only(update, stays, spec, name)
             lost = float(masses[client][~stays].sum() / masses[client].sum())
-            if lost > 0:
+            if lost >= NAMED:
                 warnings.append(
                     f"client {client} lies far out in {lost:.1%} of what it holds, which is left out"
                 )

@@ -178,6 +178,8 @@ def test_the_order_of_clients_does_not_matter():
 def test_what_is_a_bank():
     assert bank_name(FIXED) == "memory"
     assert bank_name({"w": TensorSpec((4, 3))}) is None
+    assert bank_name(FREE) == "memory"
+    assert bank_name({"memory": FIXED["memory"]}) is None, "a memory of positions"
     images = TensorSpec((Free("images"), 3, 8, 8), unordered=True)
     assert bank_name({"images": images}) is None
     densities = {
