@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lit_fedad.options import read, separate, split
+
+if TYPE_CHECKING:  # what the command needs beyond its options is imported when it runs
+    from lit_fedad.experiment.finished_run import FinishedRun
 
 
 @dataclass(frozen=True)
@@ -34,27 +37,30 @@ def privacy(options: Sequence[str]) -> None:
     """
     shared, others = separate(PrivacyOptions, options, "privacy")
     chosen, _ = read(PrivacyOptions, shared, "privacy")
+    attack, overrides = _attack(chosen, others)  # wrong options end the command before any file is looked at
+    from lit_fedad.experiment.finished_run import reopen
     from lit_fedad.experiment.run_folder import RunFolder
 
     with RunFolder.find(chosen.run).locked():
-        _attack(chosen, others)
+        attack(reopen(chosen.run, overrides))
 
 
-def _attack(chosen: PrivacyOptions, others: Sequence[str]) -> None:
-    from lit_fedad.experiment.finished_run import reopen
-
+def _attack(
+    chosen: PrivacyOptions, others: Sequence[str]
+) -> tuple[Callable[[FinishedRun], object], dict[str, str]]:
+    """Returns the attack with its options, and the overrides of the run's configuration."""
     match chosen.attack:
         case "lira":
             from lit_fedad.audits.membership import LiraOptions, infer
 
             lira, overrides = read(LiraOptions, others, "privacy")
-            infer(reopen(chosen.run, overrides), lira)
+            return lambda run: infer(run, lira), overrides
         case "inversion":
             from lit_fedad.audits.inversion import InversionOptions, invert
 
             inversion, overrides = read(InversionOptions, others, "privacy")
-            invert(reopen(chosen.run, overrides), inversion)
+            return lambda run: invert(run, inversion), overrides
         case "dcor":
             from lit_fedad.audits.density import correlate
 
-            correlate(reopen(chosen.run, dict(map(split, others))))
+            return correlate, dict(map(split, others))

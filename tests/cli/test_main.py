@@ -24,6 +24,7 @@ from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.experiment import finished_run
 from lit_fedad.experiment import train as experiment
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.options import read
 from lit_fedad.pretraining.pretrain import PretrainOptions
 from lit_fedad.report.console import Display, plain_warnings
@@ -226,8 +227,9 @@ def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
     ]
 
 
-def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypatch):
+def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypatch, tmp_path):
     called = []
+    monkeypatch.setattr(RunFolder, "find", lambda run: RunFolder(tmp_path))
     monkeypatch.setattr(finished_run, "reopen", lambda *given: given)
     for module, function in ((membership, "infer"), (inversion, "invert"), (density, "correlate")):
         monkeypatch.setattr(module, function, lambda *given: called.append(given))
