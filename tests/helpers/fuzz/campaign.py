@@ -1,0 +1,128 @@
+"""Many forged messages over all methods, and the table of what they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+from helpers.fuzz.declared import lie
+from helpers.fuzz.record import Recording, overrides, record
+from helpers.fuzz.trial import BAD, Found, Stage, Verdict
+from helpers.fuzz.wire import forge
+from helpers.pairs import PAIRS, client_class
+from helpers.small_tasks import small_tasks
+
+from lit_fedad.config import choices
+from lit_fedad.errors import UserError
+from lit_fedad.report.markdown import markdown_table
+
+CODED = (("feddymem", "byte"), ("fedavg", "byte"), ("fadngs", "half"), ("federated_patchcore", "half"))
+"""Methods that are played once more with coded messages."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A forged message and what became of it; name and number draw it again.
+
+    Attributes:
+        name: Method, task and coding.
+        number: Its number in the campaign of this name.
+        kind: ``declared`` or ``wire``.
+        what: Exchange, client and lie.
+        found: What became of it.
+    """
+
+    name: str
+    number: int
+    kind: str
+    what: str
+    found: Found
+
+
+def plays(all_tasks: bool) -> list[tuple[str, str, str]]:
+    """Methods with a task that suits them and a coding: with one task each, or with one that has a bank and one that has none."""
+    found = []
+    for method in choices("method"):
+        suiting = [task for (name, task), why in PAIRS.items() if name == method and why is None]
+        own = client_class(method).needs
+        wanted = ["memory_bank", "classifier"] if all_tasks or own is not None else ["classifier"]
+        tasks = [task for task in wanted if task in suiting] or suiting[:1]
+        found += [(method, task, "default") for task in tasks]
+    return found + [
+        (method, next(t for m, t, _ in found if m == method), coding) for method, coding in CODED if all_tasks
+    ]
+
+
+def stage(method: str, task: str, coding: str, folder, tasks=None, *own: str) -> Stage:
+    """Records a small honest run."""
+    tasks = tasks or small_tasks(folder)
+    small = ["task.head.hidden=16"] if task == "memory_bank" and _has_head(method) else []
+    given = overrides(method, task, tasks, folder, f"federation={coding}", *small, *own)
+    name = method if coding == "default" else f"{method}, {coding}"
+    return Stage(record(f"{name} ({task})", given))
+
+
+def _has_head(method: str) -> bool:
+    return method not in ("federated_patchcore", "nearest_neighbour")
+
+
+def trials(stage: Stage, numbers: Iterable[int], seed: int, foreign: list[bytes]) -> Iterator[Trial]:
+    """Plays the trials of a stage with some numbers; even ones are declared, odd ones are wire."""
+    for number in numbers:
+        yield _trial(stage, number, seed, foreign)
+
+
+def _trial(stage: Stage, number: int, seed: int, foreign: list[bytes]) -> Trial:
+    recording = stage.recording
+    draw = Random(f"{seed} {recording.name} {number}")
+    index = _moment(recording, draw)
+    moment = recording.moments[index]
+    client = draw.choice(sorted(moment.blobs))
+    honest, blob = stage.honest(index, client), moment.blobs[client]
+    kind = "wire" if number % 2 or not honest.message else "declared"
+    if kind == "wire":
+        forged, what = forge(honest, blob, foreign, draw)
+        found = stage.play(index, client, forged)
+    else:
+        message, what = lie(honest, draw)
+        try:
+            forged = stage.receipt.link.pack(message, honest.spec, moment.context, "the client")
+        except UserError as error:
+            found = Found(Verdict.REJECTED, str(error))
+        else:
+            found = stage.play(index, client, forged)
+    where = f"round {moment.context.round}, {moment.exchange.name}, client {client}"
+    return Trial(recording.name, number, kind, f"{where}: {what}", found)
+
+
+def _moment(recording: Recording, draw: Random) -> int:
+    """Draws an exchange; those in which clients send nothing are drawn seldom."""
+    talking = [i for i, m in enumerate(recording.moments) if any(m.blobs.values())]
+    silent = [i for i in range(len(recording.moments)) if i not in talking]
+    return draw.choice(silent if not talking or (silent and draw.random() < 0.03) else talking)
+
+
+def bad(found: Iterable[Trial]) -> list[str]:
+    """One line for each trial that should not have ended as it did."""
+    return [
+        f"{t.found.verdict}: {t.name} #{t.number} {t.kind}, {t.what}: {t.found.why}"
+        for t in found
+        if t.found.verdict in BAD
+    ]
+
+
+def tabulated(found: list[Trial]) -> str:
+    """The verdicts by method and kind, as a Markdown table."""
+    counts = Counter((t.name, t.kind, t.found.verdict) for t in found)
+    total = Counter(("**all**", t.kind, t.found.verdict) for t in found)
+    names = [*dict.fromkeys(t.name for t in found), "**all**"]
+    both = counts + total
+    rows = [
+        [name, kind, *(str(both[name, kind, verdict]) for verdict in Verdict)]
+        for name in names
+        for kind in ("declared", "wire")
+        if any(both[name, kind, verdict] for verdict in Verdict)
+    ]
+    return markdown_table(["method", "kind", *(str(v) for v in Verdict)], rows)
