@@ -58,7 +58,10 @@ def plays(all_tasks: bool) -> list[tuple[str, str, str]]:
 def stage(method: str, task: str, coding: str, folder, tasks=None, *own: str) -> Stage:
     """Records a small honest run."""
     tasks = tasks or small_tasks(folder)
-    small = ["task.head.hidden=16"] if task == "memory_bank" and _has_head(method) else []
+    small = ["data.train_per_product=4"] if "data=textures" in tasks[task] else []
+    if task == "memory_bank":
+        small += ["backbone.name=test_resnet", "backbone.layers=[1,2]"]
+        small += ["task.head.hidden=16", "task.head.grid_size=2"] if _has_head(method) else []
     given = overrides(method, task, tasks, folder, f"federation={coding}", *small, *own)
     name = method if coding == "default" else f"{method}, {coding}"
     return Stage(record(f"{name} ({task})", given))
