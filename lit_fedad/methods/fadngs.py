@@ -39,6 +39,9 @@ from lit_fedad.tasks.contrastive import Contrastive
 
 MEAN, COVARIANCE = "densities.mean", "densities.covariance"
 
+_UNIT = 1.01
+"""Largest value of means and covariances of unit vectors, and what rounding adds."""
+
 
 class FADngsClient(FedAvgClient):
     """A client that trains under the densities of all clients, and sends its own.
@@ -97,12 +100,13 @@ class FADngsClient(FedAvgClient):
         return {**super().broadcast_spec(), **(self.densities_spec() if self.share_densities else {})}
 
     def densities_spec(self) -> MessageSpec:
-        """Declares any number of densities: means [n, D] and covariances [n, D, D]."""
+        """Declares any number of densities of unit vectors: means [n, D] and covariances [n, D, D]."""
         width = self.task.densities.mean.shape[1]
         number = Free("densities")
+        bounds = {"low": -_UNIT, "high": _UNIT}
         return {
-            MEAN: TensorSpec((number, width), unordered=True),
-            COVARIANCE: TensorSpec((number, width, width), definite=True, unordered=True),
+            MEAN: TensorSpec((number, width), unordered=True, **bounds),
+            COVARIANCE: TensorSpec((number, width, width), definite=True, unordered=True, **bounds),
         }
 
     def refresh(self, loader: DataLoader) -> None:

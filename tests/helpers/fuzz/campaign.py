@@ -18,8 +18,26 @@ from lit_fedad.config import choices
 from lit_fedad.errors import UserError
 from lit_fedad.report.markdown import markdown_table
 
-CODED = (("feddymem", "byte"), ("fedavg", "byte"), ("fadngs", "half"), ("federated_patchcore", "half"))
-"""Methods that are played once more with coded messages."""
+VARIANTS = {
+    "8 bits": ("feddymem", "fedavg", "fadngs_code"),
+    "16 bits": ("fadngs", "federated_patchcore"),
+    "two clients": ("fedavg", "feddymem", "dbe", "fadngs", "feddm", "gldp"),
+}
+"""Methods that are played once more: with coded messages, or with nobody to tell who of two lies."""
+GIVEN = {
+    "": [],
+    "8 bits": ["federation=byte"],
+    "16 bits": ["federation=half"],
+    "two clients": ["partition.clients=2"],
+}
+# A server that learns by itself takes most of the time.
+SHORT = {
+    "creff": ["method.server.matching_steps=3", "method.server.features_per_class=3"],
+    **dict.fromkeys(
+        ("fadngs", "fadngs_code", "fadngs_literal"),
+        ["method.server.distillation.epochs=1", "encoder.channels=2", "task.projection=4"],
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -41,30 +59,27 @@ class Trial:
     found: Found
 
 
-def plays(all_tasks: bool) -> list[tuple[str, str, str]]:
-    """Methods with a task that suits them and a coding: with one task each, or with one that has a bank and one that has none."""
+def plays(all_of_them: bool) -> list[tuple[str, str, str]]:
+    """Lists method, task and variant: one task each, or also a second task and the variants."""
     found = []
     for method in choices("method"):
         suiting = [task for (name, task), why in PAIRS.items() if name == method and why is None]
-        own = client_class(method).needs
-        wanted = ["memory_bank", "classifier"] if all_tasks or own is not None else ["classifier"]
-        tasks = [task for task in wanted if task in suiting] or suiting[:1]
-        found += [(method, task, "default") for task in tasks]
-    return found + [
-        (method, next(t for m, t, _ in found if m == method), coding) for method, coding in CODED if all_tasks
-    ]
+        wanted = ("classifier", "memory_bank") if all_of_them else ("classifier",)
+        found += [(method, task, "") for task in wanted if task in suiting] or [(method, suiting[0], "")]
+    first = {method: task for method, task, _ in reversed(found)}
+    more = [(method, first[method], variant) for variant, own in VARIANTS.items() for method in own]
+    return found + (more if all_of_them else [])
 
 
-def stage(method: str, task: str, coding: str, folder, tasks=None, *own: str) -> Stage:
+def stage(method: str, task: str, variant: str, folder, tasks=None, *own: str) -> Stage:
     """Records a small honest run."""
     tasks = tasks or small_tasks(folder)
     small = ["data.train_per_product=4"] if "data=textures" in tasks[task] else []
     if task == "memory_bank":
         small += ["backbone.name=test_resnet", "backbone.layers=[1,2]"]
         small += ["task.head.hidden=16", "task.head.grid_size=2"] if _has_head(method) else []
-    given = overrides(method, task, tasks, folder, f"federation={coding}", *small, *own)
-    name = method if coding == "default" else f"{method}, {coding}"
-    return Stage(record(f"{name} ({task})", given))
+    given = overrides(method, task, tasks, folder, *small, *SHORT.get(method, []), *GIVEN[variant], *own)
+    return Stage(record(", ".join(filter(None, (method, task, variant))), given))
 
 
 def _has_head(method: str) -> bool:

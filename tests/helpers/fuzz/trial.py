@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lit_fedad.contracts import Update
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError, first_line
+from lit_fedad.federation.turn import ordered_loader
 
 FLOOR = 1e-2
 """Magnitude below which values count as equally small, as on receipt."""
@@ -98,7 +99,7 @@ class Stage:
             same = _same(after, self._state_without(index, client))
             why = merged.refused[client]
             return Found(Verdict.REJECTED, why) if same else Found(Verdict.POISONED, f"a trace of what was refused: {why}")
-        found = compare(after, self._state_honest(index), self._state_without(index, client))
+        found = compare(_of_others(after, client), *self._baselines(index, client))
         if found.verdict == Verdict.POISONED:
             return found
         write_kept(self.server, kept)
@@ -137,9 +138,20 @@ class Stage:
         exchange, data = federation.exchanges.at(context), federation.data.at(context.round)
         blob = federation.turns.pack(exchange, [number], context)[number]
         own = replace(context, client=number, stage=data.stages[number])
-        personal = deepcopy(moment.personal[number])
-        federation.turn.activate(exchange, own, personal, blob)
-        federation.turn.play(exchange, data)
+        for scores in (True, False) if context.round > 1 else (False,):
+            federation.turn.activate(exchange, own, deepcopy(moment.personal[number]), blob)
+            if scores and exchange.trains:
+                self._score(ordered_loader(data, number))
+            else:
+                federation.turn.play(exchange, data)
+
+    def _score(self, loader) -> None:
+        """Lets the live client score a batch of its images with what it has received."""
+        self.client.deploy()
+        self.client.refresh(loader)
+        scores = self.client.predict_step(next(iter(loader))).image_score
+        if not scores.isfinite().all():
+            raise UserError("scores are not finite")
 
     def _restore(self, moment: Moment) -> None:
         write_kept(self.server, deepcopy(moment.before))
@@ -170,6 +182,12 @@ class Stage:
             merged = self._merge(moment, updates)
             assert not merged.refused, merged.refused
         return flat(deepcopy(read_kept(self.server)))
+
+    def _baselines(self, index: int, client: int) -> tuple[State, State]:
+        return (
+            _of_others(self._state_honest(index), client),
+            _of_others(self._state_without(index, client), client),
+        )
 
     def _state_honest(self, index: int) -> State:
         if index not in self._honest:
@@ -204,6 +222,12 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from _walk(getattr(value, field.name), f"{path}/{field.name}")
+
+
+def _of_others(state: State, client: int) -> State:
+    """What is not of a client alone, nor only reported: a client may withdraw its own densities."""
+    own = (f"/densities/{client}/", "/latest/")
+    return {name: entry for name, entry in state.items() if not name.startswith(own)}
 
 
 def _same(one: State, other: State) -> bool:
