@@ -202,7 +202,8 @@ class FedDyMemServer(AttackableServer):
         self.counted = client.send_counts
         at_least("method.server", 0, collapse=collapse)
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
-        self.counts_per_image = max(client.task.vectors_per_image, client.task.slots)
+        self.slots, self.vectors_per_image = client.task.slots, client.task.vectors_per_image
+        self.counts_per_image = max(self.vectors_per_image, self.slots)
         self.neighbours = client.task.loss.neighbours
         self.aggregation, self.collapse = aggregation, collapse
         self.statistics: Message = {}
@@ -215,12 +216,12 @@ class FedDyMemServer(AttackableServer):
         return {**self.statistics, **self.known}
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the slots count no more patches than the client's images have, and at least one."""
+        """Checks that the slots count as many patches as the client's images have, or one each."""
         if self.counted:
             total = float(update.message["counts"].double().sum())
             check_count(total, update.num_samples * self.counts_per_image)
-            if total <= 0:
-                raise UserError("the client's slots count no patch")
+            if total < 0.999 * min(self.slots, update.num_samples * self.vectors_per_image):
+                raise UserError(f"the client's slots count {total:g} patches, too few for its images")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the uploaded memories."""
