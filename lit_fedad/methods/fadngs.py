@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -103,10 +104,10 @@ class FADngsClient(FedAvgClient):
         """Declares any number of densities of unit vectors: means [n, D] and covariances [n, D, D]."""
         width = self.task.densities.mean.shape[1]
         number = Free("densities")
-        bounds = {"low": -_UNIT, "high": _UNIT}
+        vectors = partial(TensorSpec, low=-_UNIT, high=_UNIT, unordered=True)
         return {
-            MEAN: TensorSpec((number, width), unordered=True, **bounds),
-            COVARIANCE: TensorSpec((number, width, width), definite=True, unordered=True, **bounds),
+            MEAN: vectors((number, width)),
+            COVARIANCE: vectors((number, width, width), definite=True),
         }
 
     def refresh(self, loader: DataLoader) -> None:

@@ -182,7 +182,9 @@ class FedDyMemClient(Client):
 
     def memory_spec(self, *per_slot: str) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
-        own = dict.fromkeys(per_slot, TensorSpec((self.task.slots,), low=0)) if self.send_counts else {}
+        slots = (self.task.slots,)
+        known = {"counts": TensorSpec(slots, low=0, counted=True), "radii": TensorSpec(slots, low=0)}
+        own = {name: known[name] for name in per_slot} if self.send_counts else {}
         return {"memory": TensorSpec((self.task.slots, self.task.num_features), unordered=True), **own}
 
 

@@ -218,7 +218,9 @@ class FedVCKServer(FedDMServer):
         super().validate(client_id, update)
         counted = int(update.message[SIZES].sum())
         if counted > update.num_samples:
-            raise UserError(f"the client counts {counted} images of its classes, and has {update.num_samples}")
+            raise UserError(
+                f"the client counts {counted} images of its classes, and has {update.num_samples}"
+            )
 
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
         """Returns the images of the latest rounds."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+
+import torch
+from safetensors.torch import save
 
 from helpers.fuzz.declared import lie
 from helpers.fuzz.record import Recording, overrides, record
 from helpers.fuzz.trial import BAD, Found, Stage, Verdict
 from helpers.fuzz.wire import forge
-from helpers.pairs import PAIRS, client_class
+from helpers.pairs import IN_STAGES, PAIRS
 from helpers.small_tasks import small_tasks
-
 from lit_fedad.config import choices
 from lit_fedad.errors import UserError
 from lit_fedad.report.markdown import markdown_table
@@ -30,13 +34,19 @@ GIVEN = {
     "16 bits": ["federation=half"],
     "two clients": ["partition.clients=2"],
 }
+FOREIGN = [
+    save({"memory": torch.zeros(16, 80), "counts": torch.ones(16), "radii": torch.ones(16)}),
+    save({"count": torch.tensor(4), "mean": torch.zeros(80), "variance": torch.ones(80)}),
+    save({"classifier.weight": torch.zeros(3, 128), "classifier.bias": torch.zeros(3)}),
+]
+"""Messages of other methods."""
 # A server that learns by itself takes most of the time.
 SHORT = {
     "creff": ["method.server.matching_steps=3", "method.server.features_per_class=3"],
-    **dict.fromkeys(
-        ("fadngs", "fadngs_code", "fadngs_literal"),
-        ["method.server.distillation.epochs=1", "encoder.channels=2", "task.projection=4"],
-    ),
+    **{
+        method: ["method.server.distillation.epochs=1", "encoder.channels=2", "task.projection=4"]
+        for method in ("fadngs", "fadngs_code", "fadngs_literal")
+    },
 }
 
 
@@ -71,9 +81,9 @@ def plays(all_of_them: bool) -> list[tuple[str, str, str]]:
     return found + (more if all_of_them else [])
 
 
-def stage(method: str, task: str, variant: str, folder, tasks=None, *own: str) -> Stage:
-    """Records a small honest run."""
-    tasks = tasks or small_tasks(folder)
+def stage(method: str, task: str, variant: str, folder: Path, *own: str) -> Stage:
+    """Records a small honest run of `plays`; the folder may be shared by many."""
+    tasks = small_tasks(folder)
     small = ["data.train_per_product=4"] if "data=textures" in tasks[task] else []
     if task == "memory_bank":
         small += ["backbone.name=test_resnet", "backbone.layers=[1,2]"]
@@ -82,17 +92,24 @@ def stage(method: str, task: str, variant: str, folder, tasks=None, *own: str) -
     return Stage(record(", ".join(filter(None, (method, task, variant))), given))
 
 
+def skewed(method: str, task: str, seed: int, folder: Path) -> list[str]:
+    """Overrides by which two of four clients hold one image and two; stages are skewed by themselves."""
+    if method in IN_STAGES:
+        return [f"seed={seed}"]
+    images = list(range({"classifier": 24, "contrastive": 12}.get(task, 20)))
+    Random(seed).shuffle(images)
+    half = 3 + (len(images) - 3) // 2
+    path = folder / f"skewed_{task}_{seed}.json"
+    path.write_text(json.dumps({"clients": [images[:1], images[1:3], images[3:half], images[half:]]}))
+    return [f"seed={seed}", "partition=file", f"partition.path={path}", "~partition.clients"]
+
+
 def _has_head(method: str) -> bool:
     return method not in ("federated_patchcore", "nearest_neighbour")
 
 
-def trials(stage: Stage, numbers: Iterable[int], seed: int, foreign: list[bytes]) -> Iterator[Trial]:
-    """Plays the trials of a stage with some numbers; even ones are declared, odd ones are wire."""
-    for number in numbers:
-        yield _trial(stage, number, seed, foreign)
-
-
-def _trial(stage: Stage, number: int, seed: int, foreign: list[bytes]) -> Trial:
+def play(stage: Stage, number: int, seed: int) -> Trial:
+    """Plays one trial of a stage; even numbers are declared where clients send anything, odd ones are wire."""
     recording = stage.recording
     draw = Random(f"{seed} {recording.name} {number}")
     index = _moment(recording, draw)
@@ -101,7 +118,8 @@ def _trial(stage: Stage, number: int, seed: int, foreign: list[bytes]) -> Trial:
     honest, blob = stage.honest(index, client), moment.blobs[client]
     kind = "wire" if number % 2 or not honest.message else "declared"
     if kind == "wire":
-        forged, what = forge(honest, blob, foreign, draw)
+        others = [b for i, m in enumerate(recording.moments) if i != index for b in m.blobs.values() if b]
+        forged, what = forge(honest, blob, [*others, *FOREIGN], draw)
         found = stage.play(index, client, forged)
     else:
         message, what = lie(honest, draw)

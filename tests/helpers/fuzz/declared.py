@@ -70,7 +70,12 @@ def _resized(message: Message, spec: MessageSpec, draw: Random) -> tuple[Message
     """Changes a size that the sender chooses, in all entries that share it or in one only."""
     free = {size.name: size for form in spec.values() for size in form.shape if isinstance(size, Free)}
     wanted = draw.choice(sorted(free))
-    places = [(n, d) for n, f in spec.items() for d, s in enumerate(f.shape) if isinstance(s, Free) and s.name == wanted]
+    places = [
+        (n, d)
+        for n, f in spec.items()
+        for d, s in enumerate(f.shape)
+        if isinstance(s, Free) and s.name == wanted
+    ]
     size = message[places[0][0]].shape[places[0][1]]
     new = draw.choice((0, 1, size - 1, size + 1, 2 * size, size // 2, 3, 17, free[wanted].at_most or 40))
     new = max(0, min(new, 200))
@@ -203,4 +208,3 @@ COUNTS: dict[str, Callable[..., Tensor]] = {
     "another client's": lambda t, f, d, n, h: _others(h, n, t, d),
     "twice the same": lambda t, f, d, n, h: t[:1].expand_as(t).clone() if t.ndim and len(t) else t,
 }
-

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helpers.pairs import IN_STAGES, OWN, STREAM
-
 from lit_fedad.config import call, compose
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
@@ -90,14 +89,15 @@ class _Recorder:
         )
         self.blobs, self.sizes = {}, {}
         previous = exchange.broadcast(server, next(iter(updates)))
-        self.recording.far = max(self.recording.far, _largest_ratio(updates, previous))
+        spec = exchange.upload_spec(self.receipt.client)
+        self.recording.far = max(self.recording.far, _largest_ratio(updates, previous, spec))
         return self.receipt.merge(exchange, updates, clients, exchanges, context)
 
 
-def _largest_ratio(updates, previous) -> float:
+def _largest_ratio(updates, previous, spec) -> float:
     """The smallest factor at which no message is an outlier, to a tenth of its value."""
     factor = 1e-2
-    while outliers(updates, previous, factor) and factor < 1e6:
+    while outliers(updates, previous, factor, spec) and factor < 1e6:
         factor *= 1.1
     return factor
 

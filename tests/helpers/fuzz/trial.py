@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from helpers.fuzz.declared import Honest
-from helpers.fuzz.record import Moment, Recording
 from torch import Tensor, nn
 
+from helpers.fuzz.declared import Honest
+from helpers.fuzz.record import Moment, Recording
 from lit_fedad.contracts import Update
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError, first_line
@@ -98,7 +98,11 @@ class Stage:
         if client in merged.refused:
             same = _same(after, self._state_without(index, client))
             why = merged.refused[client]
-            return Found(Verdict.REJECTED, why) if same else Found(Verdict.POISONED, f"a trace of what was refused: {why}")
+            return (
+                Found(Verdict.REJECTED, why)
+                if same
+                else Found(Verdict.POISONED, f"a trace of what was refused: {why}")
+            )
         found = compare(_of_others(after, client), *self._baselines(index, client))
         if found.verdict == Verdict.POISONED:
             return found
@@ -123,9 +127,14 @@ class Stage:
                 if not refused:
                     refused = self._merge(later, updates).refused
             except Exception as error:
-                return Found(Verdict.UNUSABLE, f"next {later.exchange.name}: {type(error).__name__}: {first_line(error)}")
+                return Found(
+                    Verdict.UNUSABLE,
+                    f"next {later.exchange.name}: {type(error).__name__}: {first_line(error)}",
+                )
             if refused:
-                return Found(Verdict.UNUSABLE, f"next {later.exchange.name}: honest message refused: {refused}")
+                return Found(
+                    Verdict.UNUSABLE, f"next {later.exchange.name}: honest message refused: {refused}"
+                )
         return None
 
     def _turn(self, moment: Moment, number: int) -> None:
@@ -256,8 +265,11 @@ def compare(after: State, honest: State, without: State) -> Found:
         if not_finite(entry) > max(not_finite(usual), not_finite(least)):
             return Found(Verdict.POISONED, f"{name} is not finite")
         largest = max(_largest(usual), _largest(least), FLOOR)
-        if _largest(entry) > 100 * largest:
-            return Found(Verdict.POISONED, f"{name} is {_largest(entry) / largest:.3g} times as large as honest")
+        # A variance is the square of a size.
+        if _largest(entry) > (100**2 if name.endswith("running_var") else 100) * largest:
+            return Found(
+                Verdict.POISONED, f"{name} is {_largest(entry) / largest:.3g} times as large as honest"
+            )
         moved, out = _distance(entry, usual), _distance(least, usual)
         if moved > 10 * max(out, 1e-3 * _norm(usual), 1e-6):
             shifted = shifted or f"{name} moved {moved:.3g}, without the client {out:.3g}"

@@ -8,14 +8,30 @@ from collections.abc import Callable
 from random import Random
 
 import torch
-from helpers.fuzz.declared import Honest, lie
 from safetensors.torch import load, save
 from torch import Tensor
 
+from helpers.fuzz.declared import Honest, lie
 from lit_fedad.contracts import Message
 
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
-NAMES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "C64", "F4", "X", "")
+NAMES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+    "I64",
+    "I32",
+    "I16",
+    "I8",
+    "U8",
+    "BOOL",
+    "F8_E4M3",
+    "C64",
+    "F4",
+    "X",
+    "",
+)
 SHAPES = ([0], [], [1], [2**40], [2**62, 4], [-1], [1] * 70, [3.5], "x", None, [0, 2**63], [2**32, 2**32])
 
 
@@ -80,13 +96,27 @@ def _lying_header(blob: bytes, draw: Random) -> bytes:
     if kind == 0:
         entry["dtype"] = draw.choice(NAMES)
     elif kind == 1:
-        entry["shape"] = draw.choice((*SHAPES, entry["shape"][::-1], [*entry["shape"], 1], entry["shape"][1:]))
+        entry["shape"] = draw.choice(
+            (*SHAPES, entry["shape"][::-1], [*entry["shape"], 1], entry["shape"][1:])
+        )
     elif kind == 2:
         entry["data_offsets"] = draw.choice(
-            ([0, 0], [0, 2**63], [-4, 0], [8, 4], [0, len(body) + 4], entry["data_offsets"][::-1], [0], "x", [1, 5])
+            (
+                [0, 0],
+                [0, 2**63],
+                [-4, 0],
+                [8, 4],
+                [0, len(body) + 4],
+                entry["data_offsets"][::-1],
+                [0],
+                "x",
+                [1, 5],
+            )
         )
     elif kind == 3:
-        header[draw.choice(("", "\x00", "x" * 70_000, "__metadata__", name + ".levels", name + ".low", "é"))] = entry
+        header[
+            draw.choice(("", "\x00", "x" * 70_000, "__metadata__", name + ".levels", name + ".low", "é"))
+        ] = entry
     elif kind == 4:
         header["__metadata__"] = draw.choice(({"a": 1}, {"a": "b" * 10_000}, [], None, "x"))
     elif kind == 5:
