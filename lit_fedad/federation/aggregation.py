@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Message, Update
+from lit_fedad.contracts.message import LARGEST
 from lit_fedad.contracts.task import channel_scale
 
 STATISTICS = ("count", "mean", "variance")
@@ -18,7 +19,7 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
 
     Floating-point entries are averaged in double precision and divided last, so that the mean of equal messages is the
     message itself and the order of clients does not matter. Integer entries (a BatchNorm's count of batches) cannot be
-    averaged and are taken from the largest client.
+    averaged and are taken from the largest client, up to half of `LARGEST`.
 
     Args:
         updates: Updates by client; all with the same keys and shapes.
@@ -40,7 +41,8 @@ def weighted_mean(updates: Mapping[int, Update], equal: bool = False) -> Message
     merged = {}
     for name, entry in largest.items():
         if not entry.is_floating_point():
-            merged[name] = entry.clone()
+            # A count at the declared bound would leave clients nothing to count on to.
+            merged[name] = entry.clamp(max=int(LARGEST) // 2) if entry.dtype == torch.int64 else entry.clone()
             continue
         mean = torch.zeros_like(entry, dtype=torch.float64)
         for client, update in updates.items():

@@ -89,11 +89,19 @@ class Byte:
         return coded
 
     def decode(self, message: Message) -> Message:
-        """Rebuilds the matrices from levels, column minima and column steps."""
+        """Rebuilds the matrices from levels, column minima and column steps.
+
+        Raises:
+            LookupError: If a part of a matrix is missing.
+            ValueError: If the parts of a matrix are not of one form.
+        """
         decoded = {n: t for n, t in message.items() if not n.endswith((".levels", ".low", ".step"))}
         for name in [n.removesuffix(".levels") for n in message if n.endswith(".levels")]:
-            levels = message[f"{name}.levels"].float()
-            decoded[name] = levels * message[f"{name}.step"] + message[f"{name}.low"]
+            levels, low, step = (message[f"{name}.{part}"] for part in ("levels", "low", "step"))
+            # Sizes that torch would broadcast make a few bytes into gigabytes.
+            if not levels.shape[1:] == low.shape == step.shape or levels.dtype != torch.uint8:
+                raise ValueError(f"'{name}' has levels, minima and steps of different forms")
+            decoded[name] = levels.float() * step + low
         return decoded
 
 
@@ -125,7 +133,9 @@ class Link:
         check(message, spec, sender)
         if not message:
             return b""
-        coded = self.codec.encode(message, context)
+        # Rounded, a matrix may be no longer positive definite: such are sent as they are.
+        exact = {name: tensor for name, tensor in message.items() if spec[name].definite}
+        coded = self.codec.encode({n: t for n, t in message.items() if n not in exact}, context) | exact
         return save({name: tensor.contiguous() for name, tensor in coded.items()})
 
     def unpack(self, blob: bytes, spec: MessageSpec, sender: str) -> Message:

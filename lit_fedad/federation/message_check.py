@@ -84,24 +84,26 @@ def _definite(matrices: Tensor) -> bool:
     return not torch.linalg.cholesky_ex(matrices.double()).info.any()
 
 
-def outliers(updates: Mapping[int, Update], previous: Message, factor: float) -> dict[int, str]:
+def outliers(
+    updates: Mapping[int, Update], previous: Message, factor: float, spec: MessageSpec
+) -> dict[int, str]:
     """Finds clients whose values are far larger than those of the others and of the last round.
 
     An entry is far larger if its largest magnitude or its root mean square exceeds `factor` times the median of the
     other clients, and the same of the server's last message where it holds an entry of this name and shape. Without
-    either, nothing can be compared.
+    either, nothing can be compared. Counts are not: a client may have a thousand times the images of another.
 
     Args:
         updates: Updates by client, of the declared form.
         previous: The server's last message.
         factor: Largest ratio.
+        spec: The declared form.
 
     Returns:
         One line by client that is far off.
     """
     found: dict[int, str] = {}
-    names = next(iter(updates.values())).message if updates else {}
-    for name in names:
+    for name in (name for name, form in spec.items() if not form.counted):
         tensors = {client: update.message[name] for client, update in updates.items()}
         sizes = {client: size for client, t in tensors.items() if (size := _magnitudes(t))}
         last = _magnitudes(previous[name]) if name in previous else None

@@ -110,10 +110,11 @@ class Receipt:
             Exception: Whatever merging raised, if it cannot be laid to single clients.
         """
         previous = exchange.broadcast(self.server, next(iter(updates)))
-        merged = Merged(outliers(updates, previous, FAR))
+        spec = exchange.upload_spec(self.client)
+        merged = Merged(outliers(updates, previous, FAR, spec))
         left = {client: update for client, update in updates.items() if client not in merged.refused}
         if self.robust is not None and left:
-            left, merged.warnings = self.robust(left, exchange.upload_spec(self.client), previous)
+            left, merged.warnings = self.robust(left, spec, previous)
         if not left:
             client, line = next(iter(merged.refused.items()))
             raise UserError(f"round {context.round}: no message can be merged; client {client} {line}")

@@ -12,6 +12,9 @@ from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 
+_LEAST = 1e-10
+"""Smallest mean variance in the ridge, as a share of the features' mean square: above what single precision rounds."""
+
 
 @dataclass(frozen=True)
 class Densities:
@@ -36,7 +39,8 @@ def estimate_densities(
 
     Mean: FADngs Eq. 1. Covariance: FADngs Eq. 2. Shrinkage: FADngs Eq. 3. The features that an early stop leaves in a
     wrong cluster are the noise of FADngs Eq. 4 and FADngs Eq. 5; no other noise is added. A cluster of a single
-    feature is merged into the nearest other, and there are at most as many clusters as pairs of features.
+    feature is merged into the nearest other, and there are at most as many clusters as pairs of features. Shrinkage
+    keeps covariances positive definite even where features have collapsed to a point.
 
     Args:
         features: Rows [n, D].
@@ -63,11 +67,15 @@ def estimate_densities(
     )
     owner = _without_single(features, found.assignment, found.centroids)
     means, covariances, counts = [], [], []
+    # Features that have collapsed to a point still have a covariance that others can use.
+    least = _LEAST * features.square().mean()
     for cluster in owner.unique().tolist():
         members = features[owner == cluster]
         mean = members.mean(0)
         covariance = (members - mean).T @ (members - mean) / len(members)
-        ridge = covariance.trace() / width * torch.eye(width, dtype=torch.float64, device=features.device)
+        ridge = max(covariance.trace() / width, least) * torch.eye(
+            width, dtype=torch.float64, device=features.device
+        )
         means.append(mean)
         covariances.append((1 - shrinkage) * covariance + shrinkage * ridge)
         counts.append(float(len(members)))

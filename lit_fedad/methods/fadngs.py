@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,9 @@ from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, 
 from lit_fedad.tasks.contrastive import Contrastive
 
 MEAN, COVARIANCE = "densities.mean", "densities.covariance"
+
+_UNIT = 1.01
+"""Largest value of means and covariances of unit vectors, and what rounding adds."""
 
 
 class FADngsClient(FedAvgClient):
@@ -97,12 +101,13 @@ class FADngsClient(FedAvgClient):
         return {**super().broadcast_spec(), **(self.densities_spec() if self.share_densities else {})}
 
     def densities_spec(self) -> MessageSpec:
-        """Declares any number of densities: means [n, D] and covariances [n, D, D]."""
+        """Declares any number of densities of unit vectors: means [n, D] and covariances [n, D, D]."""
         width = self.task.densities.mean.shape[1]
         number = Free("densities")
+        vectors = partial(TensorSpec, low=-_UNIT, high=_UNIT, unordered=True)
         return {
-            MEAN: TensorSpec((number, width), unordered=True),
-            COVARIANCE: TensorSpec((number, width, width), definite=True, unordered=True),
+            MEAN: vectors((number, width)),
+            COVARIANCE: vectors((number, width, width), definite=True),
         }
 
     def refresh(self, loader: DataLoader) -> None:

@@ -89,7 +89,9 @@ class FedAvgClient(Client):
     def shared_spec(self) -> MessageSpec:
         """Declares the shared entries."""
         state = self.task.state_dict()
-        return spec_of({name: state[name] for name in self.shared_keys()})
+        spec = spec_of({name: state[name] for name in self.shared_keys()})
+        # A negative variance would make every prediction NaN.
+        return {n: replace(form, low=0) if n.endswith("running_var") else form for n, form in spec.items()}
 
     @property
     def own_entries(self) -> dict[str, Tensor]:

@@ -43,6 +43,7 @@ from lit_fedad.methods.parts.condensed_images import (
     as_bytes,
     joined,
     mebibytes,
+    synthetic_images,
 )
 from lit_fedad.methods.parts.functional import frozen, look, with_weights
 from lit_fedad.tasks.classifier import Classifier
@@ -142,7 +143,7 @@ class FedDMClient(FedAvgClient):
         own = self._own_images(loader)
         with frozen(self.task):
             chances, facts = self._survey(own, fabric)
-            counts = [max(self.minimum, math.ceil(self.share * size)) for size in own.sizes]
+            counts = [synthetic_images(size, self.share, self.minimum) for size in own.sizes]
             synthetic, losses = own.images[:0], list[float]()
             if counts:
                 generator = self.context.generator("condensation")
@@ -241,6 +242,7 @@ class FedDMServer(FedAvgServer):
         super().__init__(client)
         self.task: Classifier = deepcopy(client.task)
         self.mean, self.std, self.quantize = client.mean, client.std, client.quantize
+        self.least, self.share, self.minimum = client.least, client.share, client.minimum
         self.training = training
         self.initial = self.weights
         self.knowledge: dict[int, Knowledge] = {}
@@ -248,8 +250,13 @@ class FedDMServer(FedAvgServer):
         self._unowned: list[int] = []
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that there are as many images as are counted, of one form with those of earlier rounds."""
-        images, counted = update.message[IMAGES], int(update.message[COUNTS].sum())
+        """Checks numbers of images and classes, and that images are of one form with those of earlier rounds."""
+        images, counts, real = update.message[IMAGES], update.message[COUNTS], update.num_samples
+        if len(counts) * self.least > real:
+            raise UserError(f"the client sent {len(counts)} classes, and has {real} images")
+        if (counts > synthetic_images(real, self.share, self.minimum)).any():
+            raise UserError(f"the client counts {int(counts.max())} images of a class, and has {real} of all")
+        counted = int(counts.sum())
         if len(images) != counted:
             raise UserError(f"the client sent {len(images)} images and counts {counted}")
         held = next((part.images for part in self.knowledge.values() if len(part.images)), None)

@@ -182,7 +182,9 @@ class FedDyMemClient(Client):
 
     def memory_spec(self, *per_slot: str) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
-        own = dict.fromkeys(per_slot, TensorSpec((self.task.slots,), low=0)) if self.send_counts else {}
+        slots = (self.task.slots,)
+        known = {"counts": TensorSpec(slots, low=0, counted=True), "radii": TensorSpec(slots, low=0)}
+        own = {name: known[name] for name in per_slot} if self.send_counts else {}
         return {"memory": TensorSpec((self.task.slots, self.task.num_features), unordered=True), **own}
 
 
@@ -202,7 +204,8 @@ class FedDyMemServer(AttackableServer):
         self.counted = client.send_counts
         at_least("method.server", 0, collapse=collapse)
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
-        self.counts_per_image = max(client.task.vectors_per_image, client.task.slots)
+        self.slots, self.vectors_per_image = client.task.slots, client.task.vectors_per_image
+        self.counts_per_image = max(self.vectors_per_image, self.slots)
         self.neighbours = client.task.loss.neighbours
         self.aggregation, self.collapse = aggregation, collapse
         self.statistics: Message = {}
@@ -215,12 +218,12 @@ class FedDyMemServer(AttackableServer):
         return {**self.statistics, **self.known}
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the slots count no more patches than the client's images have, and at least one."""
+        """Checks that the slots count as many patches as the client's images have, or one each."""
         if self.counted:
             total = float(update.message["counts"].double().sum())
             check_count(total, update.num_samples * self.counts_per_image)
-            if total <= 0:
-                raise UserError("the client's slots count no patch")
+            if total < 0.999 * min(self.slots, update.num_samples * self.vectors_per_image):
+                raise UserError(f"the client's slots count {total:g} patches, too few for its images")
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the uploaded memories."""

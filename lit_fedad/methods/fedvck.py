@@ -26,7 +26,7 @@ from lit_fedad.condensation.relations import (
 )
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES, Knowledge
@@ -157,7 +157,7 @@ class FedVCKClient(FedDMClient):
         classes = Free("classes")
         own = {
             PROTOTYPES: TensorSpec((classes, self.task.classes)),
-            SIZES: TensorSpec((classes,), torch.int64, low=1),
+            SIZES: TensorSpec((classes,), torch.int64, low=self.least),
         }
         return {**super().upload_spec(), **own}
 
@@ -212,6 +212,15 @@ class FedVCKServer(FedDMServer):
         self.temperature, self.with_own = temperature, with_own
         self.head_width, self.head_rate = head_width, head_rate
         self.prototypes = torch.full((self.task.classes, self.task.classes), torch.nan)
+
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks images, and that no more real images are counted than the client has."""
+        super().validate(client_id, update)
+        counted = int(update.message[SIZES].sum())
+        if counted > update.num_samples:
+            raise UserError(
+                f"the client counts {counted} images of its classes, and has {update.num_samples}"
+            )
 
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
         """Returns the images of the latest rounds."""

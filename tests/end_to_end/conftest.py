@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers.forking import Forking
 from helpers.pairs import IN_STAGES, OWN, STREAM
+from helpers.small_tasks import small_tasks
 from PIL import Image
 
 from lit_fedad.config import Config, compose
@@ -151,33 +152,10 @@ def outcome():
     return take
 
 
-@pytest.fixture(scope="session")
-def small_tasks(tmp_path_factory):
+@pytest.fixture(scope="session", name="small_tasks")
+def small_tasks_of_this_session(tmp_path_factory):
     """Small forms of the tasks, with data that suit them."""
-    folder = tmp_path_factory.mktemp("labelled")
-    draw = np.random.default_rng(0)
-    labels = np.arange(24) % 3
-    images = (draw.integers(0, 60, (24, 32, 32, 3)) + 60 * labels[:, None, None, None]).astype(np.uint8)
-    np.savez(folder / "train.npz", images=images, labels=labels)
-    np.savez(folder / "test.npz", images=images[:9], labels=labels[:9])
-    return {
-        "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
-        "classifier": [
-            "task=classifier_convnet", "task.encoder.channels=8", "data=packed", f"data.root={folder}",
-            "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
-        ],
-        "autoencoder": [
-            "task=autoencoder", "task.encoder._target_=lit_fedad.models.convnet.ConvNet", "~task.encoder.depth",
-            "~task.encoder.stem", "+task.encoder.image_size=32", "+task.encoder.channels=8",
-            "task.decoder.channels=8", "data=textures", "data.size=64", "data.train_per_product=8",
-        ],
-        "contrastive": [
-            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "task.warmup=1",
-            "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
-            "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16",
-            "image.size=16",
-        ],
-    }  # fmt: skip
+    return small_tasks(tmp_path_factory.mktemp("labelled"))
 
 
 @pytest.fixture

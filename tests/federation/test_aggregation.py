@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.contracts import Update
+from lit_fedad.contracts import Update, spec_of
 from lit_fedad.federation.aggregation import pool_moments, pool_quantile, weighted_mean
 
 
@@ -64,6 +64,13 @@ def test_a_client_without_weight_has_no_effect(sizes):
 def test_whole_numbers_are_the_largest_clients(equal):
     merged = weighted_mean(updates_of([3, 17, 200, 36]), equal)["batches"]
     assert (merged.item(), merged.dtype) == (2, torch.int64)
+
+
+def test_a_count_at_its_bound_leaves_clients_room_to_count_on():
+    """Or else what honest clients send in the next round is out of bounds."""
+    updates = {0: Update({"batches": torch.tensor(3)}, 1), 1: Update({"batches": torch.tensor(10**9)}, 2)}
+    declared = spec_of(updates[0].message)["batches"]
+    assert weighted_mean(updates)["batches"] + 10**8 < declared.high
 
 
 def test_the_mean_shares_no_memory_with_messages():

@@ -124,3 +124,30 @@ def test_bytes_that_hold_no_message_are_refused_in_one_line(codec, blob):
 def test_what_was_declared_must_come():
     with pytest.raises(UserError, match=r"left out \['counts'\]"):
         Channel().up.pack({"memory": torch.zeros(4, 3)}, SPEC, CONTEXT, "client 2")
+
+
+def test_eight_bits_are_never_stretched_to_more_than_was_sent():
+    """Torch would broadcast these 0.5 MB to 40 GB."""
+    forged = save(
+        {
+            "memory.levels": torch.zeros(100_000, 1, dtype=torch.uint8),
+            "memory.low": torch.zeros(100_000),
+            "memory.step": torch.zeros(1),
+            "counts": torch.zeros(4),
+        }
+    )
+    with pytest.raises(UserError, match=r"hold no message \(ValueError\)"):
+        Link(Byte()).unpack(forged, SPEC, "client 2")
+
+
+@pytest.mark.parametrize("codec", [Half(), Byte()])
+def test_positive_definite_matrices_are_sent_as_they_are(codec):
+    """Rounded, those of a cluster that is nearly flat are no longer positive definite."""
+    axes = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0))).Q
+    flat = torch.stack([axes @ torch.diag(torch.logspace(0, low, 6)) @ axes.mT for low in (-6, -4, -5)])
+    sent = {"covariance": (flat + flat.mT) / 2, "memory": torch.randn(4, 3)}
+    spec = {"covariance": TensorSpec((3, 6, 6), definite=True), "memory": TensorSpec((4, 3))}
+    link = Link(codec)
+    arrived = link.unpack(link.pack(sent, spec, CONTEXT, "client 2"), spec, "client 2")
+    assert torch.equal(arrived["covariance"], sent["covariance"])
+    assert not torch.equal(arrived["memory"], sent["memory"])

@@ -57,33 +57,43 @@ def test_counts_of_given_tensors_are_declared_not_negative():
         check({"steps": torch.tensor(-3)}, spec, "client 3")
 
 
+def far(updates, previous):
+    return outliers(updates, previous, factor=30, spec={"w": TensorSpec((4,))})
+
+
 def updates(*values: float) -> dict[int, Update]:
     return {client: Update({"w": torch.full((4,), value)}, 10) for client, value in enumerate(values)}
 
 
 def test_a_client_far_larger_than_the_others_is_named():
-    assert outliers(updates(1.0, 1.2, -0.9, 100.0, 1.1), {}, factor=30) == {
-        3: "sent 'w' 91 times as large as what is usual"
-    }
+    assert far(updates(1.0, 1.2, -0.9, 100.0, 1.1), {}) == {3: "sent 'w' 91 times as large as what is usual"}
 
 
 def test_one_large_value_among_many_is_enough():
     many = {client: Update({"w": torch.ones(10_000)}, 10) for client in range(3)}
     many[1].message["w"][77] = -50.0
-    assert list(outliers(many, {}, factor=30)) == [1]
+    assert list(far(many, {})) == [1]
 
 
 def test_small_values_never_make_others_look_large():
     """A client that sends zeros must not cost the others their round."""
-    assert outliers(updates(0.0, 1.0, 1.1), {}, factor=30) == {}
-    assert outliers(updates(1e-6, 1e-3, 0.1), {}, factor=30) == {}
+    assert far(updates(0.0, 1.0, 1.1), {}) == {}
+    assert far(updates(1e-6, 1e-3, 0.1), {}) == {}
 
 
 def test_two_clients_are_measured_by_the_servers_last_message_too():
     previous = {"w": torch.full((4,), 1.0)}
-    assert list(outliers(updates(0.9, 500.0), previous, factor=30)) == [1]
-    assert outliers(updates(0.001, 20.0), previous, factor=30) == {}
+    assert list(far(updates(0.9, 500.0), previous)) == [1]
+    assert far(updates(0.001, 20.0), previous) == {}
 
 
 def test_a_single_client_without_history_cannot_be_compared():
-    assert outliers(updates(1e6), {}, factor=30) == {}
+    assert far(updates(1e6), {}) == {}
+
+
+def test_a_client_with_a_thousand_times_the_images_may_count_a_thousand_times_as_much():
+    counts = {
+        client: Update({"n": torch.full((4,), 3.0 * size)}, size) for client, size in enumerate((1, 2, 3000))
+    }
+    assert list(outliers(counts, {}, 30, {"n": TensorSpec((4,))})) == [2]
+    assert outliers(counts, {}, 30, {"n": TensorSpec((4,), counted=True)}) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -53,6 +54,17 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
         torch.cat([message[IMAGES] for message in senders.values()]),
         torch.cat([message[CLASSES].repeat_interleave(message[COUNTS]) for message in senders.values()]),
     )
+
+
+def synthetic_images(size: int, share: float, minimum: int) -> int:
+    """Returns the number of synthetic images of a class.
+
+    Args:
+        size: Number of its real images.
+        share: Ratio of synthetic to real images; the number is rounded up.
+        minimum: Fewest synthetic images.
+    """
+    return max(minimum, math.ceil(share * size))
 
 
 def as_bytes(pixels: Tensor) -> Tensor:

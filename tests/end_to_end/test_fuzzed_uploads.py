@@ -1,0 +1,47 @@
+"""Forged uploads of every method: refused, or at least harmless to the run; and honest ones are never refused.
+
+The whole campaign: ``python scripts/fuzz_uploads.py --trials 10000``.
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers.fuzz import campaign
+
+from lit_fedad.federation.receipt import FAR
+
+# Drawn anew by another seed; a failure names the trial, which scripts/fuzz_uploads.py plays again.
+SEED, TRIALS = 0, 20
+PLAYS = campaign.plays(False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "variant", "trials"),
+    [
+        ("fedavg", "classifier", "", 8),
+        *(pytest.param(*play, TRIALS, marks=pytest.mark.slow) for play in PLAYS),
+    ],
+)
+def test_a_forged_upload_neither_crashes_nor_poisons_nor_stops_later_rounds(
+    folder, method, task, variant, trials
+):
+    stage = campaign.stage(method, task, variant, folder)
+    found = [campaign.play(stage, number, SEED) for number in range(trials)]
+    assert campaign.bad(found) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "task", "variant"), PLAYS)
+def test_what_clients_of_one_and_two_images_send_is_never_refused(folder, method, task, variant):
+    if method in ("centralised", "nearest_neighbour"):
+        pytest.skip("one client holds all images")
+    for seed in (0, 1):
+        own = campaign.skewed(method, task, seed, folder)
+        recording = campaign.stage(method, task, variant, folder, *own).recording
+        assert recording.refused == []
+        assert recording.far < FAR / 5

@@ -1,0 +1,138 @@
+"""Honest runs, recorded exchange by exchange as the server meets them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from helpers.pairs import IN_STAGES, OWN, STREAM
+from lit_fedad.config import call, compose
+from lit_fedad.contracts import Context, Exchange
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.experiment.train import build_run
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.message_check import outliers
+from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.federation.receipt import Receipt
+from lit_fedad.report.console import Display
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An exchange just before the server opens the messages of its clients.
+
+    Attributes:
+        exchange: The exchange.
+        context: Its round and place.
+        before: The server's kept state.
+        blobs: What clients sent.
+        sizes: Their numbers of images.
+        personal: Their personal states afterwards.
+        clients: All clients that the server may send to.
+    """
+
+    exchange: Exchange
+    context: Context
+    before: dict[str, Any]
+    blobs: dict[int, bytes]
+    sizes: dict[int, int]
+    personal: dict[int, dict[str, Any]]
+    clients: list[int]
+
+
+@dataclass
+class Recording:
+    """An honest run: its parts as they are after it, and its moments.
+
+    Attributes:
+        name: Method and task.
+        federation: The federation, whose server moments are played on again.
+        moments: In the order of the run.
+        refused: Causes of messages that the server refused: honest ones, so there should be none.
+        far: Largest ratio by which a value exceeded what was usual among clients and in the last message.
+    """
+
+    name: str
+    federation: Federation
+    moments: list[Moment] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    far: float = 0.0
+
+
+class _Recorder:
+    """A receipt that stores what it is given before it passes it on."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.receipt: Receipt = recording.federation.receipt
+        self.blobs: dict[int, bytes] = {}
+        self.sizes: dict[int, int] = {}
+
+    def open(self, exchange, client, blob, num_samples):
+        self.blobs[client], self.sizes[client] = blob, num_samples
+        return self.receipt.open(exchange, client, blob, num_samples)
+
+    def merge(self, exchange, updates, clients, exchanges, context):
+        server, pool = self.receipt.server, self.recording.federation.pool
+        personal = {client: pool.get(client) for client in self.blobs}
+        self.recording.moments.append(
+            Moment(
+                exchange,
+                context,
+                deepcopy(read_kept(server)),
+                dict(sorted(self.blobs.items())),
+                self.sizes,
+                personal,
+                list(clients),
+            )
+        )
+        self.blobs, self.sizes = {}, {}
+        previous = exchange.broadcast(server, next(iter(updates)))
+        spec = exchange.upload_spec(self.receipt.client)
+        self.recording.far = max(self.recording.far, _largest_ratio(updates, previous, spec))
+        return self.receipt.merge(exchange, updates, clients, exchanges, context)
+
+
+def _largest_ratio(updates, previous, spec) -> float:
+    """The smallest factor at which no message is an outlier, to a tenth of its value."""
+    factor = 1e-2
+    while outliers(updates, previous, factor, spec) and factor < 1e6:
+        factor *= 1.1
+    return factor
+
+
+def overrides(method: str, task: str, tasks: dict[str, list[str]], folder, *own: str) -> list[str]:
+    """Overrides of a small run of a method on a task: three rounds of four clients."""
+    alone = method in ("centralised", "nearest_neighbour")
+    clients = ["partition=pooled", "~partition.clients"] if alone else ["partition.clients=4"]
+    stream = STREAM if method in IN_STAGES else []
+    data = [o for o in tasks[task] if o.startswith(("data=", "data.root="))]
+    root = [] if any("motif" in o or ".root" in o for o in data) else [f"data.root={folder}"]
+    return [
+        "debug=seconds", f"out={folder / 'run'}", f"cache.folder={folder}", *root, "tracking=off",
+        "fabric.accelerator=cpu", f"method={method}", *tasks[task], *clients, "rounds=3", *stream,
+        *OWN.get(method, []), "evaluation.pictures=0", *own,
+    ]  # fmt: skip
+
+
+def record(name: str, given: list[str]) -> Recording:
+    """Plays all rounds of a run without evaluating them, and records it."""
+    config = compose(given)
+    fabric = call(make_fabric, {**config["fabric"], "callbacks": []}, "fabric")
+    found: list[Recording] = []
+
+    def play(fabric) -> None:
+        federation = build_run(fabric, config, Display(quiet=True)).federation
+        recording = Recording(name, federation)
+        receipt = federation.receipt
+        federation.receipt = _Recorder(recording)
+        for round in range(federation.exchanges.first_round, federation.rounds + 1):
+            report = federation.play(round)
+            recording.refused += [f"{name}: {line}" for line in report.refused.values()]
+            federation.history.append(report)
+        federation.receipt = receipt
+        found.append(recording)
+
+    launch(fabric, play)
+    return found[0]

@@ -1,0 +1,32 @@
+"""Small forms of the tasks, with data that suit them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def small_tasks(folder):
+    """Overrides by task; labelled images are written to the folder."""
+    draw = np.random.default_rng(0)
+    labels = np.arange(24) % 3
+    images = (draw.integers(0, 60, (24, 32, 32, 3)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    np.savez(folder / "train.npz", images=images, labels=labels)
+    np.savez(folder / "test.npz", images=images[:9], labels=labels[:9])
+    return {
+        "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "classifier": [
+            "task=classifier_convnet", "task.encoder.channels=8", "data=packed", f"data.root={folder}",
+            "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
+        ],
+        "autoencoder": [
+            "task=autoencoder", "task.encoder._target_=lit_fedad.models.convnet.ConvNet", "~task.encoder.depth",
+            "~task.encoder.stem", "+task.encoder.image_size=32", "+task.encoder.channels=8",
+            "task.decoder.channels=8", "data=textures", "data.size=64", "data.train_per_product=8",
+        ],
+        "contrastive": [
+            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "task.warmup=1",
+            "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
+            "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16",
+            "image.size=16",
+        ],
+    }  # fmt: skip
