@@ -117,6 +117,12 @@ class RunFolder:
             UserError: If the file is not such a configuration, was changed, names code that a stored run must not
                 call, or another version wrote it.
         """
+        config = self._settings()
+        check_targets(config, self.path / "config.yaml")
+        return config
+
+    def _settings(self) -> Config:
+        """Reads the configuration to compare it, not to build from it: it may name anything."""
         path = self.path / "config.yaml"
         content, config = self._stored_config()
         if not isinstance(config, dict) or "method" not in config:
@@ -129,7 +135,6 @@ class RunFolder:
                 " (another out=DIR, or fresh=true)"
             )
         check(self.path, path.name, content, "restore it from a copy, or train anew with fresh=true")
-        check_targets(config, path)
         return config
 
     def claim(self, config: Config) -> None:
@@ -140,7 +145,7 @@ class RunFolder:
                 written.
         """
         if (self.path / "config.yaml").exists():
-            if identity(self.config()) != identity(config):
+            if identity(self._settings()) != identity(config):
                 if self.result() or any((self.path / "checkpoints").glob("round_*")):
                     raise self._occupied()
                 self.clear()  # left by a command that failed before its first round

@@ -34,6 +34,7 @@ def added(tmp_path, monkeypatch):
     shutil.copytree(config.conf_folder(), conf)
     (conf / "method" / "fedavgm.yaml").write_text(block("yaml", "fedavgm"))
     monkeypatch.syspath_prepend(str(code))
+    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "fedavgm")  # it lies outside of lit_fedad.methods here
     monkeypatch.setattr(config, "conf_folder", lambda: conf)
     yield code
     sys.modules.pop("fedavgm", None)

@@ -134,7 +134,7 @@ def test_any_pyramid_of_timm_can_be_trained(name, tmp_path):
         (["steps=many"], "pretrain.steps='many' must be int"),
         (["steps=0"], "steps=0 must be at least 1"),
         (["size=31"], "size=31 must be at least 32"),
-        (["lighting=nan"], "lighting=nan must be at least 0"),
+        (["lighting=nan"], "lighting=nan must be a finite number"),
         (["learning_rate=0"], "learning_rate=0.0 must be greater than 0"),
         (["data.root=x"], "pretrain has no key 'data.root'"),
         (["steps"], "'steps' is not of the form key=value"),
