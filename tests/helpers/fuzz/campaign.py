@@ -26,13 +26,19 @@ VARIANTS = {
     "8 bits": ("feddymem", "fedavg", "fadngs_code"),
     "16 bits": ("fadngs", "federated_patchcore"),
     "two clients": ("fedavg", "feddymem", "dbe", "fadngs", "feddm", "gldp"),
+    "not robust": ("fedavg", "feddymem", "federated_patchcore", "scaffold", "fadngs", "gldp"),
+    "median": ("fedavg",),
+    "krum": ("fedavg",),
 }
-"""Methods that are played once more: with coded messages, or with nobody to tell who of two lies."""
+"""Methods that are played once more: with coded messages, with nobody to tell who of two lies, with other defences."""
 GIVEN = {
     "": [],
     "8 bits": ["federation=byte"],
     "16 bits": ["federation=half"],
     "two clients": ["partition.clients=2"],
+    "not robust": ["federation/robust=off"],
+    "median": ["federation/robust=median"],
+    "krum": ["federation/robust=krum"],
 }
 FOREIGN = [
     save({"memory": torch.zeros(16, 80), "counts": torch.ones(16), "radii": torch.ones(16)}),
@@ -150,15 +156,15 @@ def bad(found: Iterable[Trial]) -> list[str]:
 
 
 def tabulated(found: list[Trial]) -> str:
-    """The verdicts by method and kind, as a Markdown table."""
-    counts = Counter((t.name, t.kind, t.found.verdict) for t in found)
-    total = Counter(("**all**", t.kind, t.found.verdict) for t in found)
-    names = [*dict.fromkeys(t.name for t in found), "**all**"]
-    both = counts + total
+    """The verdicts by method and kind, over all tasks and variants, as a Markdown table."""
+    counts = Counter()
+    for trial in found:
+        for name in (trial.name.split(",")[0], "**all**"):
+            counts[name, trial.kind, trial.found.verdict] += 1
     rows = [
-        [name, kind, *(str(both[name, kind, verdict]) for verdict in Verdict)]
-        for name in names
+        [name, kind, *(str(counts[name, kind, verdict]) for verdict in Verdict)]
+        for name in [*dict.fromkeys(trial.name.split(",")[0] for trial in found), "**all**"]
         for kind in ("declared", "wire")
-        if any(both[name, kind, verdict] for verdict in Verdict)
+        if any(counts[name, kind, verdict] for verdict in Verdict)
     ]
     return markdown_table(["method", "kind", *(str(v) for v in Verdict)], rows)

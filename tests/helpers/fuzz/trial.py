@@ -234,8 +234,8 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_others(state: State, client: int) -> State:
-    """What is not of a client alone, nor only reported: a client may withdraw its own densities."""
-    own = (f"/densities/{client}/", "/latest/")
+    """What is neither of a client alone, which may withdraw its densities, nor only reported to the user."""
+    own = (f"/densities/{client}/", "/latest/", "/first_spread")
     return {name: entry for name, entry in state.items() if not name.startswith(own)}
 
 
