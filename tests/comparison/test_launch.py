@@ -16,8 +16,10 @@ def a_run(seed):
 
 
 def test_an_interrupt_ends_the_processes(tmp_path):
+    # A shell that starts the tests in the background has them, and so this process, ignore interrupts.
     slow = (
-        "import time, pathlib; pathlib.Path('began').touch(); time.sleep(60); pathlib.Path('slept').touch()"
+        "import pathlib, signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "pathlib.Path('began').touch(); time.sleep(60); pathlib.Path('slept').touch()"
     )
 
     def command(run):
