@@ -40,8 +40,7 @@ def test_a_forged_upload_neither_crashes_nor_poisons_nor_stops_later_rounds(
 def test_what_clients_of_one_and_two_images_send_is_never_refused(folder, method, task, variant):
     if method in ("centralised", "nearest_neighbour"):
         pytest.skip("one client holds all images")
-    for seed in (0, 1):
-        own = campaign.skewed(method, task, seed, folder)
-        recording = campaign.stage(method, task, variant, folder, *own).recording
-        assert recording.refused == []
-        assert recording.far < FAR / 5
+    own = campaign.skewed(method, task, SEED, folder)
+    recording = campaign.stage(method, task, variant, folder, *own).recording
+    assert recording.refused == []
+    assert recording.far < FAR / 5
