@@ -47,6 +47,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },
         "failures": {r.round: r.failures for r in history if r.failures},
+        "unscored": {r.round: r.unscored for r in history if r.unscored},
         "refused": {r.round: r.refused for r in history if r.refused},
         "peak_rss_bytes": peak_rss_bytes,
         "config": config,

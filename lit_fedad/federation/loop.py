@@ -293,7 +293,7 @@ class Federation:
             except UserError as error:
                 report.refuse({client: str(error)})
         self.sampler.check_failures(outcome.failures, report.round)
-        report.fail(outcome.failures, "left out")
+        report.fail(outcome.failures)
 
     def _merge(
         self,
@@ -353,11 +353,11 @@ class Federation:
         """Adds clients that could not answer to the report of the last round."""
         if failures:
             self.sampler.check_failures(failures, self.history[-1].round)
-            self.history[-1].fail(failures, "left out of the evaluation")
+            self.history[-1].leave_unscored(failures)
 
     def _check_answers(self, round: int, values: Mapping[int, object]) -> None:
-        if not values and self.history and self.history[-1].failures:
-            client, cause = next(iter(self.history[-1].failures.items()))
+        if not values and self.history and self.history[-1].unscored:
+            client, cause = next(iter(self.history[-1].unscored.items()))
             raise UserError(f"round {round}: no client can be scored; client {client}: {cause}")
 
     def _leave_out(self, failures: Mapping[int, str]) -> None:

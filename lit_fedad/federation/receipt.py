@@ -116,8 +116,11 @@ class Receipt:
         if self.robust is not None and left:
             left, merged.warnings = self.robust(left, spec, previous)
         if not left:
-            client, line = next(iter(merged.refused.items()))
-            raise UserError(f"round {context.round}: no message can be merged; client {client} {line}")
+            causes = [
+                *(f"client {client} {cause}" for client, cause in merged.refused.items()),
+                *merged.warnings,
+            ]
+            raise UserError(f"round {context.round}: no message can be merged; {causes[0]}")
         attempt = _Attempt(self, exchange, clients, exchanges, context)
         error = attempt(left)
         if error is not None:

@@ -14,7 +14,8 @@ class RoundReport:
         round: Round number; set-up exchanges count up to 0.
         exchange: Name of the round's first exchange.
         participants: Clients that finished the round.
-        failures: Causes by client that failed in the round or could not be scored after it.
+        failures: Causes by client that failed in the round.
+        unscored: Causes by client that could not be scored after it.
         refused: Causes by client whose messages were not merged.
         scalars: Loss and diagnostics: means over clients, weighted by their numbers of images.
         per_client: Loss and diagnostics by client.
@@ -31,6 +32,7 @@ class RoundReport:
     exchange: str
     participants: list[int]
     failures: dict[int, str] = field(default_factory=dict)
+    unscored: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     per_client: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -42,23 +44,23 @@ class RoundReport:
     metrics: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
 
-    def fail(self, causes: dict[int, str], what: str) -> None:
-        """Adds clients that failed, each with a warning.
-
-        Args:
-            causes: Causes by client.
-            what: What became of them, such as ``"left out"``.
-        """
-        for client, cause in causes.items():
-            if client not in self.failures:
-                self.failures[client] = cause
-                self.warnings.append(f"round {self.round}: client {client} {what}: {cause}")
+    def fail(self, causes: dict[int, str]) -> None:
+        """Adds clients that failed, each with a warning."""
+        self._add(self.failures, causes, "left out")
 
     def refuse(self, causes: dict[int, str]) -> None:
         """Adds clients whose messages were refused, each with a warning."""
+        self._add(self.refused, causes, "refused")
+
+    def leave_unscored(self, causes: dict[int, str]) -> None:
+        """Adds clients that could not be scored, each with one warning, however often it was tried."""
+        self._add(self.unscored, causes, "left out of the evaluation")
+
+    def _add(self, known: dict[int, str], causes: dict[int, str], what: str) -> None:
         for client, cause in causes.items():
-            self.refused[client] = cause
-            self.warnings.append(f"round {self.round}: client {client} refused: {cause}")
+            if client not in known:
+                known[client] = cause
+                self.warnings.append(f"round {self.round}: client {client} {what}: {cause}")
 
 
 def add_counts(totals: dict[int, int], counts: dict[int, int]) -> None:

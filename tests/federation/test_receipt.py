@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import Context, Exchange, Exchanges
 from lit_fedad.errors import UserError
+from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 
@@ -208,4 +209,35 @@ def test_where_either_of_two_clients_could_be_at_fault_neither_is(toy, monkeypat
 
     monkeypatch.setattr(federation.server, "aggregate", trips)
     with pytest.raises(UserError, match="they do not fit together"):
+        federation.run()
+
+
+@pytest.mark.parametrize("stop", [None, 1])
+def test_a_client_that_could_not_be_scored_before_round_1_takes_part_in_it(toy, monkeypatch, stop):
+    """Also where the run is continued: what a client fails in, set-up or evaluation, is told apart there."""
+
+    def make(rounds):
+        federation = toy(values=FIVE, rounds=rounds, sampler=ClientSampler(on_failure="skip"))
+        federation.exchanges = Exchanges((Exchange(),), (Train(),))
+        score = federation.evaluator.score
+
+        def fails(client, number):
+            if number == 1 and client.context.round == 1:
+                raise OSError("image.png cannot be read")
+            return score(client, number)
+
+        monkeypatch.setattr(federation.evaluator, "score", fails)
+        return federation
+
+    if stop:
+        make(stop).run()
+    history = make(3).run()
+    assert history[0].unscored == {1: "OSError: image.png cannot be read"}
+    assert history[0].failures == {}
+    assert [report.participants for report in history] == [[0, 1, 2, 3, 4]] * 4
+
+
+def test_a_rule_that_leaves_nobody_ends_the_run_in_one_line(toy):
+    federation = toy(values=FIVE, rounds=1, robust=lambda updates, spec, previous: ({}, ["all lie"]))
+    with pytest.raises(UserError, match="^round 1: no message can be merged; all lie$"):
         federation.run()
