@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from lit_fedad.cli.deployment import evaluate, export, predict
 from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.disk_full import is_disk_full
 from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help"}
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             display.error(str(error))
             return 2
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_disk_full(error):
                 raise
             hint = "; the same command continues" if COMMANDS[name].continues else ""
             display.error(f"no space is left on the disk for {error.filename or 'a file'}: make room{hint}")

@@ -15,17 +15,8 @@ from lit_fedad.report.console import Display
 from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
 
 _ARTIFACTS = ("result.json", "figures", "privacy")
-_KEYS = (
-    "method",
-    "data",
-    "seed",
-    "rounds",
-    "partition",
-    "first",
-    "last",
-    "best",
-    "config",
-)  # of every result
+# Of every result.
+_KEYS = ("method", "data", "seed", "rounds", "partition", "first", "last", "best", "config")
 
 
 @dataclass(frozen=True)

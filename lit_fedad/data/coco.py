@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from skimage.draw import polygon
 
-from lit_fedad.data.input_files import read_json
+from lit_fedad.data.input_files import check_pixels, read_json
 from lit_fedad.errors import UserError
 
 _LONGEST_RUN = 60  # bits of a length
@@ -107,11 +106,9 @@ def read_coco(file: Path) -> list[AnnotatedImage]:
 
 def _size(width: Any, height: Any) -> tuple[int, int]:
     """The sides of an image, of which a mask is made before the image is opened."""
-    limit = Image.MAX_IMAGE_PIXELS
     if not all(type(side) is int and side > 0 for side in (width, height)):
         raise ValueError(f"width {width!r} and height {height!r} are no sides of an image")
-    if limit is not None and width * height > limit:
-        raise ValueError(f"{width}x{height} pixels, and at most {limit} are read")
+    check_pixels(width, height)
     return width, height
 
 

@@ -45,18 +45,19 @@ def read_json(path: Path) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def check_pixels(image: Image.Image) -> None:
-    """Refuses an image that would decode to more pixels than Pillow's limit, before it is decoded.
+def check_pixels(width: int, height: int) -> None:
+    """Refuses an image of more pixels than Pillow's limit, before memory is taken for it.
 
     Args:
-        image: An image that is opened, but not loaded.
+        width: Its width in pixels.
+        height: Its height in pixels.
 
     Raises:
         ValueError: It has more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``, which may be raised in Python.
     """
     limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise ValueError(f"{image.width}x{image.height} pixels, and at most {limit} are read")
+    if limit is not None and width * height > limit:
+        raise ValueError(f"{width}x{height} pixels, and at most {limit} are read")
 
 
 def check_array(file: IO[bytes], size: int, packed: int) -> None:

@@ -207,7 +207,7 @@ def _decoded(path: Path, prefix: str, channels: Channels, arrays: NpzFile) -> Te
     for number, (start, end) in enumerate(pairwise(offsets.tolist())):
         try:
             image = Image.open(io.BytesIO(content[start:end]))
-            check_pixels(image)
+            check_pixels(*image.size)
             images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
         except Exception as error:  # Pillow reports damage through exceptions of many kinds
             raise UserError(

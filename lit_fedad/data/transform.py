@@ -162,7 +162,7 @@ def _open(path: Path) -> Image.Image:
     try:
         check_regular(path)
         with Image.open(path) as image:
-            check_pixels(image)
+            check_pixels(*image.size)
             image.load()
             return ImageOps.exif_transpose(image)
     except UserError:

@@ -64,14 +64,14 @@ def export(
     """
     chosen = check_formats(formats)
     folder, result, config = complete_run(run, overrides)
-    number = choose_client(client, result["partition"]["sizes"])
+    model = same_model(config, result)
+    thresholds = {} if model.task.kind == "classification" else folder.thresholds()
+    number = choose_client(client, result["partition"]["sizes"], thresholds)
     destination = Path(out) if out else folder.path / "export" / f"client_{number}"
     paths = image_files(Path(images), destination) if images else []
     fabric = one_process({**config, "fabric": _ANYWHERE})
-    model = same_model(config, result)
     model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
-    thresholds = {} if model.task.kind == "classification" else folder.thresholds()
     detector = Detector(model.client, transform, thresholds.get(number))
     program = trace(detector, transform)
     display = Display()

@@ -91,20 +91,20 @@ def predict(
             also if an image could not be read, after all others are scored.
     """
     folder, result, config = complete_run(run, overrides)
-    number = choose_client(client, result["partition"]["sizes"])
+    model = same_model(config, result)
+    thresholds = {} if model.task.kind == "classification" else folder.thresholds()
+    number = choose_client(client, result["partition"]["sizes"], thresholds)
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
     paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
-    model = same_model(config, result)
     model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     scorer: _Detect | _Classify
     if model.task.kind == "classification":
         scorer = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
     else:
-        threshold = folder.thresholds()[number]
-        scorer = _Detect(model.client, fabric, transform, threshold, destination, root, display)
+        scorer = _Detect(model.client, fabric, transform, thresholds[number], destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     try:
@@ -263,17 +263,20 @@ def image_files(root: Path, destination: Path) -> list[Path]:
     return found
 
 
-def choose_client(client: int | None, sizes: Sequence[int]) -> int:
+def choose_client(client: int | None, sizes: Sequence[int], thresholds: Mapping[int, float]) -> int:
     """Checks the number of a client, or chooses the one with most training images.
 
     Args:
         client: Its number; None to choose.
         sizes: Training images by client.
+        thresholds: Decision thresholds by client, without clients that were left out of the run; empty for classifiers.
 
     Raises:
-        UserError: If it is no client that holds images.
+        UserError: If it is no client that holds images and took part in the run.
     """
-    holders = [number for number, size in enumerate(sizes) if size]
+    holders = [
+        number for number, size in enumerate(sizes) if size and (not thresholds or number in thresholds)
+    ]
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))
     if client not in holders:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.callback import FederationCallback
@@ -52,6 +54,7 @@ class Console(RunCallback):
     def __init__(self) -> None:
         self._progress: Progress | None = None
         self._durations: list[float] = []
+        self._late: Callable[[], list[str]] = list
 
     def on_run_start(self, run: Run) -> None:
         """Prints a description of the run, and starts to show progress."""
@@ -85,12 +88,19 @@ class Console(RunCallback):
         )
         for line in report.warnings:
             self._display.warn(line)
+        printed = len(report.warnings)
+        self._late = lambda: report.warnings[printed:]
         if constant := constant_predictions(report.metrics or {}):
             self._display.warn(f"round {report.round}: {constant}")
 
     def on_rounds_end(self, run: Run) -> None:
         """Stops showing progress."""
         self._stop()
+
+    def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
+        """Prints the warnings of what followed the last round, such as thresholds and pictures."""
+        for line in self._late():
+            self._display.warn(line)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Stops showing progress."""

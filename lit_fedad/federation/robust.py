@@ -28,16 +28,7 @@ class RobustAggregation:
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[str]]:
-        """Applies all rules.
-
-        Args:
-            updates: Checked updates by client, in client order.
-            spec: Their declared form.
-            previous: The server's message in this exchange.
-
-        Returns:
-            The updates to merge, in client order; and one line for each client that lies far out.
-        """
+        """Applies all rules; see `Robust`."""
         kept, warnings = dict(updates), list[str]()
         for rule in (self.statistics, self.banks, self.weights):
             if rule is not None and kept:

@@ -16,6 +16,7 @@ from torch import Tensor
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.robust import tolerated
+from lit_fedad.guards.bounds import at_least, within
 
 COUNTS = "counts"
 """Name of the number of patches of each vector."""
@@ -79,8 +80,8 @@ class BankSupport:
                 f"federation.robust.banks.reach={self.reach} and reach_first={self.reach_first} must be at least"
                 f" far={self.far} and far_without_counts={self.far_without_counts}, and these above 0"
             )
-        if self.holders < 1:
-            raise UserError(f"federation.robust.banks.holders={self.holders} must be at least 1")
+        at_least("federation.robust.banks", 1, holders=self.holders)
+        within("federation.robust.banks", 0, 1, liars=self.liars)
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Message, MessageSpec, Update
-from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import STATISTICS
 from lit_fedad.federation.robust import tolerated
+from lit_fedad.guards.bounds import above, within
 
 FLOOR = 0.3
 """Share of the mean deviation to which smaller deviations of channels are raised."""
@@ -37,10 +37,9 @@ class StatisticsCheck:
     liars: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.means <= 0 or self.ratio <= 1:
-            raise UserError(
-                f"federation.robust.statistics.means={self.means} must be above 0, and ratio={self.ratio} above 1"
-            )
+        above("federation.robust.statistics", 0, means=self.means)
+        above("federation.robust.statistics", 1, ratio=self.ratio)
+        within("federation.robust.statistics", 0, 1, liars=self.liars)
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
-from lit_fedad.errors import UserError
 from lit_fedad.federation.robust import tolerated
+from lit_fedad.guards.bounds import at_least, within
 
 
 def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
@@ -46,8 +46,7 @@ class WeightRule(ABC):
     """
 
     def __init__(self, far: float = 2.0, against: float = -0.25) -> None:
-        if far < 1:
-            raise UserError(f"federation.robust.weights.far={far} must be at least 1")
+        at_least("federation.robust.weights", 1, far=far)
         self.far, self.against = far, against
 
     def __call__(
@@ -146,6 +145,7 @@ class TrimmedMean(WeightRule):
 
     def __init__(self, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
         super().__init__(far, against)
+        within("federation.robust.weights", 0, 1, liars=liars)
         self.liars = liars
 
     def combine(
@@ -174,8 +174,8 @@ class Krum(WeightRule):
 
     def __init__(self, chosen: int = 1, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
         super().__init__(far, against)
-        if chosen < 1:
-            raise UserError(f"federation.robust.weights.chosen={chosen} must be at least 1")
+        at_least("federation.robust.weights", 1, chosen=chosen)
+        within("federation.robust.weights", 0, 1, liars=liars)
         self.chosen, self.liars = chosen, liars
 
     def combine(

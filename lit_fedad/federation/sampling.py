@@ -8,6 +8,7 @@ import torch
 
 from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,8 @@ class ClientSampler:
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise UserError(f"federation.sampler.fraction={self.fraction} must be in (0, 1]")
-        if self.min_clients < 1:
-            raise UserError(f"federation.sampler.min_clients={self.min_clients} must be at least 1")
-        if self.deadline is not None and self.deadline <= 0:
-            raise UserError(f"federation.sampler.deadline={self.deadline} must be above 0 seconds, or null")
-        if self.resample_every < 1:
-            raise UserError(f"federation.sampler.resample_every={self.resample_every} must be at least 1")
+        at_least("federation.sampler", 1, min_clients=self.min_clients, resample_every=self.resample_every)
+        above("federation.sampler", 0, deadline=self.deadline)
         if self.on_failure not in ("fail", "skip"):
             raise UserError(f"federation.sampler.on_failure='{self.on_failure}' must be 'fail' or 'skip'")
 

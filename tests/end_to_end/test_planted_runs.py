@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 import pytest
 import torch
 import yaml
-from helpers.damage import forge
+from helpers.damage import Planted, forge
 
 from lit_fedad.cli.main import main
 from lit_fedad.federation.state_file import sha256
-
-
-class Planted:
-    """Code in the form of a pickle."""
-
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
 
 
 @pytest.fixture

@@ -59,3 +59,5 @@ def test_is_left_out_of_run_and_evaluation_and_named_in_the_result(two_products,
     text = "".join(capsys.readouterr())
     assert "client 1 left out" in text
     assert "Traceback" not in text
+    assert main(["predict", f"run={out}", f"images={two_products}", "client=1"]) == 2
+    assert "client=1: the run has clients 0" in capsys.readouterr().err

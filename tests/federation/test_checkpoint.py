@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import os
 import random
 import shutil
 from collections import Counter
 
 import pytest
 import torch
-from helpers.damage import DAMAGES, damage
+from helpers.damage import DAMAGES, Planted, damage
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation import checkpoint as module
@@ -23,16 +22,6 @@ class Foreign:
     """A class that nobody declared."""
 
     x: int = 0
-
-
-class Planted:
-    """Code in the form of a pickle."""
-
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
 
 
 @pytest.fixture

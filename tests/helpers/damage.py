@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
 
 DAMAGES = ("bit", "bits", "truncated", "empty", "missing", "garbage", "swapped")
+
+
+class Planted:
+    """Code in the form of a pickle."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
 
 
 def damage(path: Path, kind: str, draw: random.Random, other: Path) -> None:
