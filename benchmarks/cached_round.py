@@ -6,7 +6,8 @@ from pathlib import Path
 from benchmarks._runs import run, seconds_a_round
 
 COMMON = [
-    "backbone=wide_resnet50_2", "backbone.weights=random", "image.size=224", "image.resize=256", "rounds=3",
+    "backbone=wide_resnet50_2", "backbone.weights=random", "image.size=224", "image.fit=crop",
+    "image.resize=256", "rounds=3",
     "partition=iid", "partition.clients=2", "data.train_per_product=4", "data.test_per_product=4",
 ]  # fmt: skip
 CASES = {

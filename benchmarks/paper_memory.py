@@ -6,7 +6,8 @@ import sys
 CODE = """
 from benchmarks._runs import run
 result = run("method={method}", "backbone=wide_resnet50_2", "backbone.weights=random", "image.size=224",
-             "image.resize=256", "grid=56", "rounds=1", "batch_size=10", "partition=iid", "partition.clients=2",
+             "image.fit=crop", "image.resize=256", "grid=56", "rounds=1", "batch_size=10",
+             "partition=iid", "partition.clients=2",
              "data.train_per_product=4", "data.test_per_product=4")
 up = result["bytes_up"][-1] / 2
 print(result["peak_rss_bytes"] / 2**30, result["seconds_per_round"][-1], up / 1e6)

@@ -52,7 +52,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "evaluation.threshold_quantile": (0, 1),
     "evaluation.pictures": (0, math.inf),
 }
-_NULLABLE = ("image.resize",)  # in addition to those whose default is null
+
+_ABSENT: dict[str, Any] = {"image.resize": int}
 
 _NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
 
@@ -296,10 +297,10 @@ def _check_root(config: Config) -> None:
         if name != "image":  # whose other keys are the transform's
             _check_keys(section, set(defaults), name)
         for key in defaults.keys() & section.keys():
-            # Where nothing is given, a path can be.
-            annotation = str | None if defaults[key] is None else type(defaults[key])
-            nullable = prefix + key in _NULLABLE
-            _check_type(section[key], annotation | None if nullable else annotation, prefix + key)
+            default = defaults[key]
+            # Where nothing is given, a path can be, or what `_ABSENT` says.
+            annotation = _ABSENT.get(prefix + key, str) | None if default is None else type(default)
+            _check_type(section[key], annotation, prefix + key)
     _check_callbacks(config["callbacks"])
     for key, (least, most) in _RANGES.items():
         section_name, _, leaf = key.rpartition(".")

@@ -117,10 +117,12 @@ class StandardisedTask(Task):
 
     Attributes:
         standardise: Whether features are standardised.
+        shrinkage: See `channel_scale`.
         vectors_per_image: Number of feature vectors of an image.
     """
 
     standardise: bool = False
+    shrinkage: float = 1.0
     vectors_per_image: int = 1
 
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
@@ -132,6 +134,16 @@ class StandardisedTask(Task):
         raise NotImplementedError
 
 
-def channel_scale(variance: Tensor) -> Tensor:
-    """Computes the scale [C] of features from their variance [C]: the square root plus 1e-5."""
-    return variance.sqrt() + 1e-5
+def channel_scale(variance: Tensor, shrinkage: float) -> Tensor:
+    """Computes the scale of features from their variance: ``sqrt(v + shrinkage * mean v)``, plus 1e-5.
+
+    Without shrinkage, channels that hardly vary in training become the loudest of all.
+
+    Args:
+        variance: Variance of each channel [C].
+        shrinkage: Share of the mean variance that is added to each channel's.
+
+    Returns:
+        Scale of each channel [C].
+    """
+    return (variance + shrinkage * variance.mean()).sqrt() + 1e-5

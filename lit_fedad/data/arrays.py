@@ -61,7 +61,7 @@ def read_images(paths: Sequence[Path], size: int) -> Tensor:
     Raises:
         UserError: A file cannot be read as an image.
     """
-    transform = ImageTransform(size, resize=size)
+    transform = ImageTransform(size, fit="crop")
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for image, path in zip(images, paths, strict=True):
         image.copy_(transform.raw(path).permute(2, 0, 1))

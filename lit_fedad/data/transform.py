@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from lit_fedad.errors import UserError
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+Fit = Literal["squeeze", "pad", "crop"]
+
 _TWELVE_BITS = 4095
 _DARK = (
     "has images of 16 bits that are nearly black, with no value above 4095 of 65535; if they hold 8 or 12 bits, save"
@@ -31,19 +34,22 @@ class ImageTransform:
 
     Attributes:
         size: Side of the square output in pixels.
-        resize: The short side is resized to this and the centre is cropped; None resizes both sides to
-            ``size``, which loses no border but changes the aspect ratio of images that are not square.
+        fit: How an image becomes square. ``"squeeze"`` resizes both sides; ``"pad"`` the long side, with black beside
+            the image; ``"crop"`` the short side, of which only the centre is kept: what lies outside, a defect perhaps,
+            is never seen.
+        resize: Length of the short side before the crop; None for ``size``.
         mean: Mean of the red, green and blue channel in [0, 1], or of grey; see `each_channel`.
         std: Standard deviation of the channels.
         channels: 3 for colours, 1 for grey.
 
     Raises:
-        UserError: A size is not positive, the crop is larger than the resized image, ``channels`` is another number,
-            or ``mean`` and ``std`` do not fit it.
+        UserError: A size is not positive, the crop is larger than the resized image or there is none, ``channels`` is
+            another number, or ``mean`` and ``std`` do not fit it.
     """
 
     size: int
     resize: int | None = None
+    fit: Fit = "squeeze"
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     channels: int = field(default=3, repr=False)  # there are as many means, which the fingerprint names
@@ -51,10 +57,14 @@ class ImageTransform:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise UserError(f"transform size={self.size}: give a positive number of pixels")
+        if self.fit not in get_args(Fit):
+            raise UserError(f"image.fit={self.fit}: give {', '.join(get_args(Fit))}")
+        if self.resize is not None and self.fit != "crop":
+            raise UserError(f"image.resize={self.resize} belongs to image.fit=crop, not to {self.fit}")
         if self.resize is not None and self.resize < self.size:
             raise UserError(
                 f"transform resize={self.resize} is below size={self.size}, the side of the crop;"
-                " raise resize, or leave it out to resize directly"
+                " raise resize, or leave it out"
             )
         if self.channels not in (1, 3):
             raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
@@ -125,10 +135,14 @@ class ImageTransform:
 
     def _fit(self, image: Image.Image, interpolation: InterpolationMode) -> Tensor:
         """The geometry, the same for images and masks: uint8 [size, size] or [size, size, channels]."""
-        if self.resize is None:
-            image = tvf.resize(image, [self.size, self.size], interpolation)
+        square = [self.size, self.size]
+        if self.fit == "crop":
+            image = tvf.center_crop(tvf.resize(image, [self.resize or self.size], interpolation), square)
+        elif self.fit == "pad":
+            # center_crop pads what is smaller than the crop with zeros.
+            image = tvf.center_crop(tvf.resize(image, None, interpolation, max_size=self.size), square)
         else:
-            image = tvf.center_crop(tvf.resize(image, [self.resize], interpolation), [self.size, self.size])
+            image = tvf.resize(image, square, interpolation)
         return torch.from_numpy(np.array(image))
 
 

@@ -121,9 +121,9 @@ def preprocessing(transform: ImageTransform) -> dict[str, Any]:
     """
     return {
         "size": transform.size,
+        "fit": transform.fit,
         "resize": transform.resize,
         "interpolation": "bicubic",
-        "crop": None if transform.resize is None else "centre",
         "mode": "RGB" if transform.channels == 3 else "L",
         "range": [0, 1],
     }

@@ -175,7 +175,11 @@ def _signature(facts: Facts) -> _Rows:
 
 def _geometry(facts: Facts) -> str:
     side, short = facts.preprocessing["size"], facts.preprocessing["resize"]
-    return f"both sides to {side}" if short is None else f"the short side to {short}, then the centre crop"
+    return {
+        "squeeze": f"both sides to {side}",
+        "pad": f"the long side to {side}, with black beside the short one",
+        "crop": f"the short side to {short or side}, then the centre crop",
+    }[facts.preprocessing["fit"]]
 
 
 def _classes(names: Sequence[str], counts: Sequence[int]) -> str:

@@ -87,18 +87,19 @@ def pool_moments(counts: Tensor, means: Tensor, variances: Tensor) -> tuple[Tens
     return mean.to(means.dtype), variance.to(variances.dtype)
 
 
-def pool_statistics(updates: Mapping[int, Update]) -> Message:
+def pool_statistics(updates: Mapping[int, Update], shrinkage: float) -> Message:
     """Computes the statistics that features are standardised by.
 
     Args:
         updates: ``count``, ``mean`` [C] and ``variance`` [C] by client.
+        shrinkage: See `channel_scale`.
 
     Returns:
         ``mean`` and ``scale`` [C]: the standard deviation, kept off zero.
     """
     messages = [update.message for update in updates.values()]
     mean, variance = pool_moments(*(torch.stack([m[k] for m in messages]) for k in STATISTICS))
-    return {"mean": mean, "scale": channel_scale(variance)}
+    return {"mean": mean, "scale": channel_scale(variance, shrinkage)}
 
 
 def pool_quantile(sketches: Sequence[Tensor], counts: Sequence[float], level: float) -> float:

@@ -5,7 +5,7 @@ The rules share one protocol. ``PositionReduce`` is FedDyMem's own: slot k is po
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -22,12 +22,14 @@ class Reduced(NamedTuple):
         memory: The slots ``[slots, channels]``.
         counts: Number of features of each slot ``[slots]``.
         radii: Root mean square distance of those features to the slot they belong to (from round 1 on: to the
-            slot of the memory received) ``[slots]``; 0 for an empty slot.
+            slot of the memory received), or of the values given with them ``[slots]``; 0 for an empty slot.
+        images: Number of different images with such features ``[slots]`` int64; 0 where slots are drawn anew.
     """
 
     memory: Tensor
     counts: Tensor
     radii: Tensor
+    images: Tensor
 
 
 class MemoryReduce(ABC):
@@ -52,8 +54,13 @@ class MemoryReduce(ABC):
         """
 
     @abstractmethod
-    def update(self, maps: Tensor) -> None:
-        """Adds a batch of feature maps ``[images, patches, channels]``."""
+    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
+        """Adds a batch of feature maps.
+
+        Args:
+            maps: ``[images, patches, channels]``.
+            values: What the radii are computed of, for each patch ``[images, patches]``; None for distances.
+        """
 
     @abstractmethod
     def finish(self) -> Reduced:
@@ -91,8 +98,10 @@ class PositionReduce(MemoryReduce):
         self._sum: Tensor | None = None  # of weighted maps; beside it the plain sums that the radii need
 
     @torch.no_grad()
-    def update(self, maps: Tensor) -> None:
+    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
         """Adds a batch of feature maps ``[images, slots, channels]``."""
+        if values is not None:
+            raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
         if maps.shape[1] != self._slots:
             raise ValueError(f"PositionReduce needs a slot a patch: {maps.shape[1]} for {self._slots} slots")
         if self._sum is None:
@@ -115,13 +124,17 @@ class PositionReduce(MemoryReduce):
             if self._memory is None:
                 raise _no_image()
             empty = torch.zeros(self._slots, device=self._memory.device)
-            return Reduced(self._memory.clone(), empty, empty.clone())
+            return Reduced(self._memory.clone(), empty, empty.clone(), empty.long())
         mean = self._sum / self._weight if self._memory is None or self._weight > 0 else self._memory
         memory = _moving_average(mean, self._memory, self._round)
         centre = (memory if self._memory is None else self._memory).double()
         counts = torch.full((self._slots,), float(self._images), device=memory.device)
         squares = self._squares - 2 * (self._plain * centre).sum(1) + self._images * centre.square().sum(1)
-        return Reduced(memory, counts, (squares.clamp(min=0) / self._images).sqrt().float())
+        radii = (squares.clamp(min=0) / self._images).sqrt().float()
+        return Reduced(memory, counts, radii, torch.full_like(counts, self._images, dtype=torch.int64))
+
+
+Weights = Literal["distance", "clipped", "none"]
 
 
 class SlotReduce(MemoryReduce):
@@ -135,7 +148,13 @@ class SlotReduce(MemoryReduce):
 
     A slot that is empty, or whose patches all equal m'_k, keeps m'_k. Each slot counts its patches.
 
+    With ``weights="none"`` and ``average=False`` the memory is the plain mean of each slot's patches: with the counts
+    as weights, such means of several clients add up to one step of Lloyd's algorithm over all of their patches.
+
     Args:
+        weights: ``"distance"`` for w_q as above (FedDyMem Eq. 14); ``"clipped"`` for the same, up to the slot's
+            distance to the nearest other slot, so that a single outlier does not pull a slot away; ``"none"`` for 1.
+        average: Whether a slot moves by 1 / (t + 1) of the way only (FedDyMem Eq. 16).
         max_patches: Most patches that round 0 clusters: a uniform reservoir sample of the stream, whose counts are
             scaled up to its length.
         steps: Lloyd steps of round 0.
@@ -149,11 +168,19 @@ class SlotReduce(MemoryReduce):
         ([1.25, 10.0], [2.0, 0.0], [2.2361, 0.0])
     """
 
-    def __init__(self, max_patches: int = 200_000, steps: int = 10) -> None:
+    def __init__(
+        self,
+        weights: Weights = "distance",
+        average: bool = True,
+        max_patches: int = 200_000,
+        steps: int = 10,
+    ) -> None:
+        if weights not in get_args(Weights):
+            raise UserError(f"task.reduce.weights={weights}: give {', '.join(get_args(Weights))}")
         if max_patches < 1:
             raise UserError(f"max_patches={max_patches} keeps no patch: choose at least the number of slots")
-        self.max_patches = max_patches
-        self.steps = steps
+        self.weights, self.average = weights, average
+        self.max_patches, self.steps = max_patches, steps
 
     def start(self, memory: Tensor | None, round: int, slots: int, generator: torch.Generator) -> None:
         """Begins a round, see :class:`MemoryReduce`."""
@@ -165,20 +192,32 @@ class SlotReduce(MemoryReduce):
             self._weights = torch.zeros(slots, dtype=torch.float64, device=self._memory.device)
             self._squares = torch.zeros_like(self._weights)
             self._counts = torch.zeros(slots, dtype=torch.int64, device=self._memory.device)
+            self._images = torch.zeros_like(self._counts)
+            if self.weights == "clipped":
+                self._spacing = nearest(self._memory, self._memory, k=min(2, slots))[0][:, -1].double()
 
     @torch.no_grad()
-    def update(self, maps: Tensor) -> None:
+    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
         """Adds a batch of feature maps ``[images, patches, channels]``."""
         patches = maps.flatten(0, 1)
         if self._memory is None:
             self._reservoir.add(patches)
             return
         distances, slots = nearest(patches, self._memory, k=1)
-        assignment, weights = slots[:, 0], distances[:, 0].double()
+        assignment, distance = slots[:, 0], distances[:, 0].double()
+        weights = self._weigh(distance, assignment)
         add_by_slot(self._sums, patches, assignment, weights)
         self._weights += torch.bincount(assignment, weights, minlength=self._slots)
-        self._squares += torch.bincount(assignment, weights.square(), minlength=self._slots)
+        squares = (distance if values is None else values.flatten().double()).square()
+        self._squares += torch.bincount(assignment, squares, minlength=self._slots)
         self._counts += torch.bincount(assignment, minlength=self._slots)
+        held = torch.zeros(len(maps), self._slots, dtype=torch.bool, device=maps.device)
+        self._images += held.scatter_(1, assignment.view(len(maps), -1), True).sum(0)
+
+    def _weigh(self, distances: Tensor, assignment: Tensor) -> Tensor:
+        if self.weights == "none":
+            return torch.ones_like(distances)
+        return torch.minimum(distances, self._spacing[assignment]) if self.weights == "clipped" else distances
 
     def finish(self) -> Reduced:
         """Ends the round, see :class:`MemoryReduce`."""
@@ -186,8 +225,9 @@ class SlotReduce(MemoryReduce):
             return self._cluster()
         weights = self._weights[:, None]
         mean = torch.where(weights > 0, self._sums / weights, self._memory)
-        memory = _moving_average(mean, self._memory, self._round)
-        return Reduced(memory, self._counts.float(), _root_mean(self._squares, self._counts))
+        memory = _moving_average(mean, self._memory, self._round if self.average else 0)
+        radii = _root_mean(self._squares, self._counts)
+        return Reduced(memory, self._counts.float(), radii, self._images)
 
     def _cluster(self) -> Reduced:
         sample = self._reservoir.rows()
@@ -195,7 +235,8 @@ class SlotReduce(MemoryReduce):
         distances = neighbour_distances(sample, found.centroids, found.assignment[:, None])[:, 0]
         squares = torch.bincount(found.assignment, distances.double().square(), minlength=self._slots)
         counts = (found.counts * (self._reservoir.seen / len(sample))).float()
-        return Reduced(found.centroids, counts, _root_mean(squares, found.counts))
+        radii = _root_mean(squares, found.counts)
+        return Reduced(found.centroids, counts, radii, torch.zeros_like(counts, dtype=torch.int64))
 
 
 class SampleReduce(MemoryReduce):
@@ -218,8 +259,8 @@ class SampleReduce(MemoryReduce):
         self._reservoir = _Reservoir(slots, generator)
 
     @torch.no_grad()
-    def update(self, maps: Tensor) -> None:
-        """Adds a batch of feature maps ``[images, patches, channels]``."""
+    def update(self, maps: Tensor, values: Tensor | None = None) -> None:
+        """Adds a batch of feature maps ``[images, patches, channels]``; values are not used."""
         self._reservoir.add(maps.flatten(0, 1))
 
     def finish(self) -> Reduced:
@@ -229,7 +270,8 @@ class SampleReduce(MemoryReduce):
             extra = torch.randint(len(rows), (self._slots - len(rows),), generator=self._generator)
             rows = torch.cat([rows, rows[extra.to(rows.device)]])
         counts = torch.ones(self._slots, device=rows.device)
-        return Reduced(rows.to(working_dtype(rows), copy=True), counts, torch.zeros_like(counts))
+        memory = rows.to(working_dtype(rows), copy=True)
+        return Reduced(memory, counts, torch.zeros_like(counts), torch.ones_like(counts, dtype=torch.int64))
 
 
 class _Reservoir:

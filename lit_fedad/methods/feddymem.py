@@ -8,8 +8,8 @@ position, but k-means returns them in arbitrary order; and training after the fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,79 +20,37 @@ from lit_fedad.contracts import (
     Client,
     Exchange,
     Exchanges,
+    Free,
     Message,
     MessageSpec,
+    Predictors,
     TensorSpec,
     Update,
 )
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.errors import UserError
-from lit_fedad.federation.aggregation import pool_quantile
 from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import at_least
-from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.memory.knn import nearest
+from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, only_shared, pooled_radii
+from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.subspace import fit_subspace, folds_of
+from lit_fedad.methods.parts.pooled_moments import (
+    PooledMoments,
+    add_moments,
+    check_moments,
+    held_moments,
+    moments_spec,
+    new_moments,
+    statistics_of,
+)
 from lit_fedad.methods.parts.pooled_statistics import (
     check_count,
     load_statistics,
     pool_channels,
     statistics_spec,
 )
-from lit_fedad.tasks.memory_bank import QUANTILES, MemoryBank
-
-
-class Aggregation(Protocol):
-    """The server's aggregation of N uploaded memories to one of the same size."""
-
-    def __call__(
-        self, memories: Tensor, counts: Tensor, previous: Tensor | None, generator: torch.Generator
-    ) -> Tensor:
-        """Aggregates memories [N, slots, C] with numbers of patches [N, slots] to one memory [slots, C].
-
-        Args:
-            memories: Uploaded memories [N, slots, C].
-            counts: Number of patches of each slot [N, slots].
-            previous: The last shared memory [slots, C]; None for the first.
-            generator: Draws initial centroids.
-        """
-
-
-class KMeansAggregation:
-    """A clustering of all uploaded vectors to a new memory by k-means (FedDyMem Alg. 3).
-
-    Args:
-        weighted: Whether vectors are weighted by their numbers of patches; not so in the paper.
-        continued: Whether the last memory initialises Lloyd's algorithm, so that slots correspond between rounds; the
-            paper draws new initial centroids in each round.
-        max_steps: Number of Lloyd steps.
-    """
-
-    def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
-        at_least("method.server.aggregation", 1, max_steps=max_steps)
-        self.weighted, self.continued, self.max_steps = weighted, continued, max_steps
-
-    def __call__(
-        self, memories: Tensor, counts: Tensor, previous: Tensor | None, generator: torch.Generator
-    ) -> Tensor:
-        """Aggregates memories; see `Aggregation`."""
-        return kmeans(
-            memories.flatten(0, 1),
-            memories.shape[1],
-            weights=counts.flatten() if self.weighted else None,
-            initial=previous if self.continued else None,
-            generator=generator,
-            max_steps=self.max_steps,
-        ).centroids
-
-
-class MeanAggregation:
-    """The mean of the memories slot by slot: the ablation without k-means (FedDyMem Table III)."""
-
-    def __call__(
-        self, memories: Tensor, counts: Tensor, previous: Tensor | None, generator: torch.Generator
-    ) -> Tensor:
-        """Aggregates memories; see `Aggregation`."""
-        return memories.mean(0)
+from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
+from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 class FedDyMemClient(Client):
@@ -107,10 +65,17 @@ class FedDyMemClient(Client):
         send_counts: Whether each slot's number of patches and radius are sent too, two values per slot.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
+        oversampling: Vectors that all clients together send for the first memory, as a multiple of its slots; None if
+            each client sends as many as there are slots, as in the paper.
+        min_images: Number of different images, over all clients, that must lie behind every slot of the shared memory
+            from round 1 on. Needs `send_counts`.
+
+    Raises:
+        UserError: If a number is out of range, or counts are needed and not sent.
     """
 
     needs = MemoryBank
-    kept = ("head", "drew_head")
+    kept = ("head", "drew_head", "measured")
     task: MemoryBank
 
     def __init__(
@@ -120,18 +85,40 @@ class FedDyMemClient(Client):
         keep_optimizer: bool = True,
         send_counts: bool = False,
         independent_init: bool = False,
+        oversampling: float | None = None,
+        min_images: int = 1,
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
+        at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
+        if not send_counts and (min_images > 1 or task.subspace is not None):
+            raise UserError("method.client.min_images and task.subspace need method.client.send_counts=true")
+        self.oversampling, self.min_images = oversampling, min_images
+        self.folds, self.measured = folds_of(task.subspace), 0
+        self.first_vectors = task.slots
         self.send_counts = send_counts
         self.independent_init = independent_init
         self.drew_head = False
 
     @property
     def exchanges(self) -> Exchanges:
-        """The first memory, channel statistics and a pooled threshold where the task requires them; then training."""
-        statistics = (pool_channels(self.task),) if self.task.standardise else ()
-        threshold = (PooledThreshold(),) if isinstance(self.task.loss.threshold, str) else ()
+        """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
+        task, statistics = self.task, list[Exchange]()
+        if task.subspace is not None:
+            statistics = [PooledMoments(self.folds, task.vectors_per_image)]
+        elif task.standardise:
+            statistics = [pool_channels(task)]
+        threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
         return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
+
+    @property
+    def pools_threshold(self) -> bool:
+        """Whether the loss of a head is measured by a median distance, which clients pool."""
+        return self.task.head is not None and isinstance(self.task.loss.threshold, str)
+
+    @property
+    def predictors(self) -> Predictors:
+        """One model for all clients where there is no head, since all else is shared."""
+        return Predictors(shared=self.task.head is None)
 
     @property
     def head(self) -> dict[str, Tensor]:
@@ -151,45 +138,62 @@ class FedDyMemClient(Client):
                 task.head.reset_parameters()  # type: ignore[operator]
         self.drew_head = True
         load_statistics(task, message)
+        if "basis" in message:
+            task.load_subspace(message["centre"], message["basis"])
         if "memory" in message:
             task.load_memory(message["memory"], message.get("radii"))
         if "threshold" in message:
             task.threshold = message["threshold"].to(task.threshold)
 
     def broadcast_spec(self) -> MessageSpec:
-        """Declares statistics, memory and threshold; in the paper only the memory, float32 [slots, C]."""
-        threshold = {"threshold": TensorSpec((), low=0)} if isinstance(self.task.loss.threshold, str) else {}
-        return {**statistics_spec(self.task), **self.memory_spec("radii"), **threshold}
+        """Declares all that the server sends; in the paper only the memory, float32 [slots, C]."""
+        threshold = {"threshold": TensorSpec((), low=0)} if self.pools_threshold else {}
+        return {**self.features_spec(), **self.memory_spec("radii"), **threshold}
+
+    def features_spec(self) -> MessageSpec:
+        """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
+        channels = self.task.num_features
+        basis = TensorSpec((channels, Free("directions", channels)), low=-1.001, high=1.001)
+        subspace = {"centre": TensorSpec((channels,)), "basis": basis}
+        return {**statistics_spec(self.task), **(subspace if self.task.subspace is not None else {})}
 
     def send(self, loader: DataLoader) -> Message:
-        """Returns the client's patches compressed to a memory, which updates the shared one."""
-        return self.compressed(loader, self.task.memory)
+        """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
+        reduced = self.task.reduce_memory(loader, self.context, self.task.memory)
+        moments = {} if self.task.subspace is None else new_moments(self, loader)
+        per_slot = {"counts": reduced.counts, "radii": reduced.radii, "images": reduced.images}
+        own = {name: per_slot[name] for name in self._sent_per_slot()}
+        return {"memory": reduced.memory.float(), **own, **moments}
 
     def upload_spec(self) -> MessageSpec:
-        """Declares a memory, float32 [slots, C]."""
-        return self.memory_spec("counts", "radii")
+        """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
+        moments = {} if self.task.subspace is None else moments_spec(self)
+        return {**self.memory_spec(*self._sent_per_slot()), **moments}
 
-    def compressed(self, loader: DataLoader, previous: Tensor | None) -> Message:
-        """Compresses the client's patches to a memory.
-
-        Args:
-            loader: The client's batches in a fixed order.
-            previous: The shared memory [slots, C]; None for the first.
-        """
-        reduced = self.task.reduce_memory(loader, self.context, previous)
+    def first_memory(self, loader: DataLoader) -> Message:
+        """Returns the first memory of the client's patches; its radii are distances to its own vectors."""
+        reduced = self.task.reduce_memory(loader, self.context, None, self.first_vectors)
         message = {"memory": reduced.memory.float()}
         return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
 
-    def memory_spec(self, *per_slot: str) -> MessageSpec:
+    def _sent_per_slot(self) -> list[str]:
+        images = ["images"] if self.min_images > 1 else []
+        return ["counts", "radii", *images] if self.send_counts else []
+
+    def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
         """Declares a memory, and the values of each slot where they are sent."""
-        slots = (self.task.slots,)
-        known = {"counts": TensorSpec(slots, low=0, counted=True), "radii": TensorSpec(slots, low=0)}
+        rows = self.task.slots if slots is None else slots
+        known = {
+            "counts": TensorSpec((rows,), low=0, counted=True),
+            "radii": TensorSpec((rows,), low=0),
+            "images": TensorSpec((rows,), torch.int64, low=0, counted=True),
+        }
         own = {name: known[name] for name in per_slot} if self.send_counts else {}
-        return {"memory": TensorSpec((self.task.slots, self.task.num_features), unordered=True), **own}
+        return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **own}
 
 
 class FedDyMemServer(AttackableServer):
-    """The server, which clusters the uploaded memories to the next one (FedDyMem Alg. 3).
+    """The server, which merges the uploaded memories to the next one (FedDyMem Alg. 3).
 
     Args:
         client: A client, for sizes.
@@ -197,52 +201,102 @@ class FedDyMemServer(AttackableServer):
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept = ("statistics", "known", "first_spread", "latest")
+    kept = ("moments", "statistics", "subspace", "known", "first_spread", "latest")
 
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
         super().__init__()
-        self.counted = client.send_counts
         at_least("method.server", 0, collapse=collapse)
+        task = client.task
+        self.counted, self.min_images = client.send_counts, client.min_images
+        self.share, self.folds = task.subspace, client.folds
+        self.standardise, self.shrinkage = task.standardise, task.shrinkage
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
-        self.slots, self.vectors_per_image = client.task.slots, client.task.vectors_per_image
+        self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
-        self.neighbours = client.task.loss.neighbours
+        self.oversampling, self.clients = client.oversampling, 1
         self.aggregation, self.collapse = aggregation, collapse
+        self.moments: Message = {}
         self.statistics: Message = {}
+        self.subspace: Message = {}
         self.known: Message = {}
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
 
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Counts the clients, who share in the first memory."""
+        self.clients = len(sizes)
+
+    @property
+    def first_vectors(self) -> int:
+        """Number of vectors that each client sends for the first memory."""
+        if self.oversampling is None:
+            return self.slots
+        return min(self.slots, math.ceil(self.oversampling * self.slots / self.clients))
+
+    def learn(self) -> None:
+        """Computes statistics, once, and the subspace of all features that clients have measured so far."""
+        folds = held_moments(self.moments)
+        if self.standardise and not self.statistics:
+            # Statistics stay what they were first: the memory is kept in features that they standardise.
+            self.statistics = statistics_of(Moments.union(folds), self.shrinkage)
+        channels = folds[0].mean
+        mean = self.statistics.get("mean", torch.zeros_like(channels))
+        scale = self.statistics.get("scale", torch.ones_like(channels))
+        assert self.share is not None
+        centre, basis = fit_subspace(folds, self.share, mean, scale)
+        self.subspace = {"centre": centre, "basis": basis}
+
     def broadcast(self, client_id: int) -> Message:
-        """Returns statistics, memory and threshold as far as they exist, the same to every client."""
-        return {**self.statistics, **self.known}
+        """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
+        return {**self.statistics, **self.subspace, **self.known}
 
     def validate(self, client_id: int, update: Update) -> None:
-        """Checks that the slots count as many patches as the client's images have, or one each."""
+        """Checks what slots count, and new moments."""
+        message, images = update.message, update.num_samples
         if self.counted:
-            total = float(update.message["counts"].double().sum())
-            check_count(total, update.num_samples * self.counts_per_image)
-            if total < 0.999 * min(self.slots, update.num_samples * self.vectors_per_image):
+            total = float(message["counts"].double().sum())
+            check_count(total, images * self.counts_per_image)
+            if total < 0.999 * min(self.slots, images * self.vectors_per_image):
                 raise UserError(f"the client's slots count {total:g} patches, too few for its images")
+        if "images" in message and (message["images"] > message["counts"].clamp(max=images)).any():
+            raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
+        if "covariance" in message:
+            check_moments(update, self.folds, self.vectors_per_image, needed=False)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Merges the uploaded memories."""
+        """Merges memories, and adds new moments up."""
         messages = [update.message for update in updates.values()]
-        memories = torch.stack([m["memory"] for m in messages])
-        counts = (
-            torch.stack([m["counts"] for m in messages]) if self.counted else torch.ones(memories.shape[:2])
-        )
         previous = self.known.get("memory")
-        memory = self.aggregation(
-            memories, counts, previous, self.context.generator("aggregate")
-        ).contiguous()
-        self.known["memory"] = memory
+        memory = self._merge(messages, previous)
+        if self.min_images > 1 and previous is not None:
+            memory = only_shared(memory, torch.stack([m["images"] for m in messages]).sum(0), self.min_images)
         if self.counted:
-            radii = torch.stack([m["radii"] for m in messages])
-            self.known["radii"] = merge_radii(memories, counts, radii, memory)
+            self.known["radii"] = self._merge_radii(messages, memory, first=previous is None)
+        if self.share is not None and previous is not None:
+            add_moments(self, updates)
+        self.known["memory"] = memory
+
+    def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
+        memories = [m["memory"] for m in messages]
+        counts = [m.get("counts", torch.ones(len(m["memory"]))) for m in messages]
+        generator = self.context.generator("aggregate")
+        memory = self.aggregation(memories, counts, self.slots, previous, generator).contiguous()
         spread = float(memory.var(0, correction=0).sum().sqrt())
         self.first_spread = self.first_spread or spread
-        self.latest = {"memory_spread": spread, "client_agreement": agreement(memories, memory)}
+        moved = torch.cat(memories)[torch.cat(counts) > 0]
+        self.latest = {"memory_spread": spread, "client_agreement": agreement(moved, memory)}
+        return memory
+
+    def _merge_radii(self, messages: list[Message], memory: Tensor, first: bool) -> Tensor:
+        vectors, counts, radii = (
+            torch.cat([m[name] for m in messages]) for name in ("memory", "counts", "radii")
+        )
+        if self.share is None:
+            return merge_radii(vectors, counts, radii, memory)
+        if first:  # radii are residuals here, which clients do not group by slots before they know these
+            return torch.ones(self.slots)
+        slots = torch.arange(self.slots).repeat(len(messages))
+        return pooled_radii(counts, radii.double().square(), slots, self.slots)
 
     def adversary_view(self, update: Update, client: Client) -> None:
         """Loads the uploaded bank with the initial head of clients: trained heads are never sent."""
@@ -264,109 +318,44 @@ class FedDyMemServer(AttackableServer):
         ]
 
 
-class _SendState(Exchange[FedDyMemClient, FedDyMemServer]):
-    """An exchange in which clients receive all that the server has so far: statistics, memory, threshold."""
-
-    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
-        """Returns the server's message."""
-        return server.broadcast(client_id)
-
-    def receive(self, client: FedDyMemClient, message: Message) -> None:
-        """Loads the message."""
-        client.receive(message)
-
-
-class FirstMemory(_SendState):
+class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
     """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
 
     name = "memory"
 
+    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
+        """Returns statistics and subspace, and the number of vectors to send where clients share in them."""
+        shared = {} if server.oversampling is None else {"vectors": torch.tensor(server.first_vectors)}
+        return {**server.broadcast(client_id), **shared}
+
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares pooled statistics."""
-        return statistics_spec(client.task)
+        """Declares the form of `broadcast`."""
+        vectors = TensorSpec((), torch.int64, low=1, high=client.task.slots)
+        shared = {} if client.oversampling is None else {"vectors": vectors}
+        return {**client.features_spec(), **shared}
+
+    def receive(self, client: FedDyMemClient, message: Message) -> None:
+        """Loads the message."""
+        client.receive(message)
+        client.first_vectors = int(message.get("vectors", client.task.slots))
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""
-        return client.compressed(loader, previous=None)
+        return client.first_memory(loader)
 
     def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares a memory."""
-        return client.upload_spec()
+        """Declares a memory of as many vectors as the server asked for."""
+        rows = None if client.oversampling is None else Free("vectors", client.task.slots)
+        return client.memory_spec("counts", "radii", slots=rows)
 
     def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
-        """Checks the counts."""
+        """Checks the number of vectors, and the counts."""
+        if len(update.message["memory"]) != server.first_vectors:
+            raise UserError(
+                f"the client sent {len(update.message['memory'])} vectors instead of {server.first_vectors}"
+            )
         server.validate(client_id, update)
 
     def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
         """Merges the memories."""
         server.aggregate(updates)
-
-
-class PooledThreshold(_SendState):
-    """The set-up exchange in which clients send quantiles of distances to the first memory; th is their median."""
-
-    name = "threshold"
-
-    def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares statistics and memory."""
-        return {**statistics_spec(client.task), **client.memory_spec("radii")}
-
-    def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
-        """Returns the number of the client's distances, and their quantiles."""
-        quantiles, count = client.task.neighbour_quantiles(loader)
-        return {"count": torch.tensor(count), "quantiles": quantiles}
-
-    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares the form of `send`."""
-        return {"count": TensorSpec((), torch.int64, low=1), "quantiles": TensorSpec((QUANTILES,), low=0)}
-
-    def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
-        """Checks the number of distances, and that the quantiles ascend."""
-        count, most = int(update.message["count"]), update.num_samples * server.counts_per_image
-        check_count(count, most * server.neighbours)
-        if (update.message["quantiles"].diff() < 0).any():
-            raise UserError("the client's quantiles do not ascend")
-
-    def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
-        """Computes the pooled median."""
-        messages = [update.message for update in updates.values()]
-        median = pool_quantile([m["quantiles"] for m in messages], [float(m["count"]) for m in messages], 0.5)
-        server.known["threshold"] = torch.tensor(median)
-
-
-def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:
-    """Computes the root mean square distance of all clients' patches to their merged slot.
-
-    Uploaded vectors are means of their patches: the mean square distance of patches to a merged slot is their mean
-    square distance to the vector plus the square distance from the vector to the slot.
-
-    Args:
-        memories: Uploaded memories [N, slots, C].
-        counts: Number of patches of each vector [N, slots].
-        radii: Root mean square distance of these patches to their vector [N, slots].
-        merged: The merged memory [slots, C].
-
-    Returns:
-        Radii [slots]; those of slots without a patch are the root mean square of the others.
-    """
-    offsets, at = nearest(memories.flatten(0, 1), merged, 1)
-    squares = radii.flatten().double().square() + offsets[:, 0].double().square()
-    weights = counts.flatten().double()
-    mass = torch.bincount(at[:, 0], weights, minlength=len(merged))
-    total = torch.bincount(at[:, 0], weights * squares, minlength=len(merged))
-    typical = total.sum() / mass.sum()
-    return torch.where(mass > 0, total / mass.clamp(min=1e-12), typical).sqrt().float()
-
-
-def agreement(memories: Tensor, merged: Tensor) -> float:
-    """Computes the agreement of the clients: 1 if every upload lies in the merged memory, 0 if unrelated.
-
-    It is the mean cosine between uploaded vectors and their nearest merged slots, both minus the merged memory's mean.
-
-    Args:
-        memories: Uploaded memories [N, slots, C].
-        merged: The merged memory [slots, C].
-    """
-    vectors, centre = memories.flatten(0, 1), merged.mean(0)
-    _, at = nearest(vectors, merged, 1)
-    return float(torch.cosine_similarity(vectors - centre, merged[at[:, 0]] - centre, dim=1).mean())

@@ -7,64 +7,60 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Prediction, StandardisedTask
+from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.batches import map_batches
-from lit_fedad.contracts.precision import full_precision
-from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
-from lit_fedad.models.anomaly_map import AnomalyMap
+from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
 
 QUANTILES = 257
 """Number of equally spaced quantiles that represent a client's distances to the nearest slots."""
 
 
-class MemoryBank(StandardisedTask):
+class MemoryBank(PatchTask):
     """The task with a frozen backbone, a trainable head and a memory bank.
 
-    Features of several backbone layers are resized to one grid and concatenated (FedDyMem Eq. 8), optionally
-    standardised per channel, and mapped to memory features by the head (`MemoryGenerator`). Training attracts them to
-    the bank (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of a
-    smoothed map.
+    Patch features are mapped to memory features by the head (`MemoryGenerator`). Training attracts them to the bank
+    (FedDyMem Eq. 12); the score of a patch is its distance to the bank, the score of an image the maximum of a smoothed
+    map.
 
-    A method may set the bank (`load_memory`); otherwise the task builds one from local data before training, and anew
-    whenever weights have changed.
+    A method may set the bank (`load_memory`) and the subspace (`load_subspace`); otherwise the task builds them from
+    local data before training, the bank anew whenever weights have changed.
 
     Args:
         backbone: Frozen feature extractor.
         head: Builds the head, given the number of channels; None for no head.
         loss: Training loss.
         score: Patch score.
-        image_score: Patch score whose smoothed maximum is the image's score; None for the maximum of the anomaly map.
+        image_score: Patch score relative to what is usual near the same slot, for image scores; None for the same
+            patch score as in maps.
+        subspace: Share of the variance of frozen normal features that a linear subspace holds, or ``"likelihood"``
+            (`fit_basis`); image scores are then distances from it. None for distances to the bank.
         reduce: Compresses local patches to a bank, where the task builds its own.
-        grid: Side of the patch grid, H0 = W0.
-        image_size: Side of the images, in pixels.
+        grid: See `PatchTask`, also for the other arguments that are not listed here.
         slots: Size of the bank; None for grid * grid.
-        standardise: Whether channels are standardised to mean 0 and variance 1 over the training patches.
-        average_pool: Whether each layer is averaged over 3x3 neighbouring positions, as in CFA and PatchCore.
         patches_per_image: Random patches of each image per training step; None for all.
         learning_rate: Learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
-        sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
 
     Raises:
         UserError: If a number is out of range, or there are fewer slots than neighbours.
     """
 
     prepares = True
-    local_buffers = ("memory", "radii", "mean", "scale", "threshold")
+    local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "threshold")
 
     memory: Tensor
     radii: Tensor
-    mean: Tensor
-    scale: Tensor
+    centre: Tensor
+    basis: Tensor
     threshold: Tensor
 
     def __init__(
@@ -75,71 +71,44 @@ class MemoryBank(StandardisedTask):
         score: Score,
         reduce: MemoryReduce,
         image_score: LocalScale | None = None,
+        subspace: Share | None = None,
         grid: int = 56,
         image_size: int = 224,
         slots: int | None = None,
         standardise: bool = False,
+        shrinkage: float = 1.0,
         average_pool: bool = False,
         patches_per_image: int | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 5e-4,
         sigma: float = 4.0,
+        rim: int = 0,
+        top: float = 0.0,
     ) -> None:
-        super().__init__()
-        at_least(
-            "task", 1, grid=grid, image_size=image_size, slots=slots, patches_per_image=patches_per_image
-        )
-        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay, sigma=sigma)
+        super().__init__(backbone, grid, image_size, standardise, shrinkage, average_pool, sigma, rim, top)
+        at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
+        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
+        check_share("task", subspace=subspace)
         reach = max(loss.reach, score.neighbours)
         if (slots or grid * grid) < reach:
             raise UserError(
                 f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {slots or grid * grid} slots, but"
                 f" loss and score look at {reach}; give more, or fewer task.loss.neighbours"
             )
-        self.backbone = backbone
-        self.num_features = sum(backbone.channels)
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
-        self.grid, self.slots = grid, slots or grid * grid
-        self.vectors_per_image = grid * grid
-        self.standardise, self.average_pool = standardise, average_pool
+        self.subspace = subspace
+        self.slots = slots or grid * grid
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.draw_map = AnomalyMap(grid, image_size, sigma)
         self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
-        # As in the bank, values that are not yet set are NaN.
-        self.register_buffer("mean", torch.full((self.num_features,), torch.nan if standardise else 0.0))
-        self.register_buffer("scale", torch.ones(self.num_features))
+        self.register_buffer("centre", torch.zeros(self.num_features))
+        self.register_buffer("basis", torch.empty(self.num_features, 0))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
         self.register_buffer("threshold", torch.tensor(float(fixed)))
-        side = (torch.arange(grid) + 0.5) / grid * 2 - 1
-        y, x = torch.meshgrid(side, side, indexing="ij")
-        self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
     # ---------------------------------------------------------------------------------------------- features
-
-    def embed(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes frozen features on the grid (FedDyMem Eq. 8).
-
-        Args:
-            batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
-
-        Returns:
-            Patch features [B, grid * grid, C], not standardised.
-        """
-        with full_precision(self.memory):  # as cached features are computed
-            pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
-        layers = []
-        for layer in pyramid:
-            if self.average_pool:
-                layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
-            if layer.shape[-1] != self.grid:
-                layer = F.interpolate(
-                    layer, size=(self.grid, self.grid), mode="bilinear", align_corners=False
-                )
-            layers.append(layer.flatten(2))
-        return torch.cat(layers, dim=1).transpose(1, 2)
 
     def generate(self, patches: Tensor, places: Tensor) -> Tensor:
         """Computes memory features of single patches: standardised, then mapped by the head.
@@ -151,8 +120,7 @@ class MemoryBank(StandardisedTask):
         Returns:
             Memory features [n, C].
         """
-        if self.standardise:
-            patches = (patches - self.mean) / self.scale
+        patches = self.standardised(patches)
         return patches if self.head is None else self.head(patches, places)
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -208,37 +176,33 @@ class MemoryBank(StandardisedTask):
         if radii is not None:
             self.radii = radii.to(self.radii)
 
-    def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
-        """Loads the mean [C] and the scale [C] that channels are standardised by."""
-        self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
+    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
+        """Loads the mean [C] of standardised features, and a basis [C, R] of what lies outside their subspace."""
+        self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
 
     @torch.no_grad()
-    def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
-        """Computes number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
-        count = 0
-        shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
-        for features in map_batches(self, loader, self.embed):
-            patches = features.flatten(0, 1).double().cpu()
-            # Sums around the first batch's mean keep the variance exact for channels far from zero.
-            shift = patches.mean(0) if count == 0 else shift
-            count += len(patches)
-            total, square = total + (patches - shift).sum(0), square + (patches - shift).square().sum(0)
-        mean = total / count
-        return count, (shift + mean).float(), (square / count - mean**2).clamp(min=0).float()
-
-    @torch.no_grad()
-    def reduce_memory(self, loader: DataLoader, context: Context, previous: Tensor | None) -> Reduced:
+    def reduce_memory(
+        self, loader: DataLoader, context: Context, previous: Tensor | None, slots: int | None = None
+    ) -> Reduced:
         """Compresses all local patches to one bank, batch by batch (`MemoryReduce`).
 
         Args:
             loader: Local batches.
             context: Round and randomness; the round is t in FedDyMem Eq. 16.
             previous: Previous memory M'^{t-1} [slots, C]; None for the first memory.
+            slots: Size of the bank; None for the task's.
         """
         round = 0 if previous is None else max(context.round, 0)
-        self.reduce.start(previous, round, self.slots, context.generator("memory-reduce"))
-        for features in map_batches(self, loader, self):
-            self.reduce.update(features.float())
+        self.reduce.start(previous, round, slots or self.slots, context.generator("memory-reduce"))
+        measured = previous is not None and self.subspace is not None
+
+        def add(batch: Mapping[str, Any]) -> None:
+            features = self(batch)
+            values = self.outside(features, batch).view(features.shape[:2]) if measured else None
+            self.reduce.update(features.float(), values)
+
+        for _ in map_batches(self, loader, add):
+            pass
         return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
     @torch.no_grad()
@@ -253,10 +217,11 @@ class MemoryBank(StandardisedTask):
         return ordered[at], len(ordered)
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Builds bank and threshold from local data, and statistics unless some were loaded."""
-        if self.mean.isnan().any():
-            _, mean, variance = self.channel_moments(loader)
-            self.load_statistics(mean, channel_scale(variance))
+        """Builds subspace, bank and threshold from local data, and statistics unless some were loaded."""
+        self.measure(loader)
+        if self.subspace is not None:
+            folds = self.second_moments(loader, folds_of(self.subspace))
+            self.load_subspace(*fit_subspace(folds, self.subspace, self.mean.cpu(), self.scale.cpu()))
         self._build(loader, context)
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader)
@@ -275,17 +240,20 @@ class MemoryBank(StandardisedTask):
 
     # ------------------------------------------------------------------------------------------------ scoring
 
-    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
-        """Scores images by their distance to the bank."""
-        distances, slots = nearest(features.flatten(0, 1).float(), self.memory, self.score.neighbours)
-        maps = self._draw(self.score(distances))
-        peaks = maps
-        if self.image_score is not None:
-            peaks = self._draw(self.image_score(distances[:, 0], self.radii, slots[:, 0]))
-        return Prediction(image_score=peaks.flatten(1).amax(1), anomaly_map=maps)
+    def outside(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Computes how far images' standardised frozen features lie outside the subspace [B * grid * grid]."""
+        frozen = features if self.head is None else self.standardised(self.embed(batch))
+        return residual_norms(frozen.flatten(0, 1).float() - self.centre, self.basis)
 
-    def _draw(self, scores: Tensor) -> Tensor:
-        return self.draw_map(scores.reshape(-1, self.grid, self.grid))
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images by their distance to the bank, or to the subspace of normal features."""
+        distances, slots = nearest(features.flatten(0, 1).float(), self.memory, self.score.neighbours)
+        scores = self.score(distances)
+        judged = scores if self.subspace is None else self.outside(features, batch)
+        if self.image_score is not None:
+            near = distances[:, 0] if self.subspace is None else judged
+            judged = self.image_score(near, self.radii, slots[:, 0])
+        return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
 
     # ----------------------------------------------------------------------------- under a plain Trainer
 

@@ -239,7 +239,7 @@ def test_real_sets_have_their_documented_sizes():
     assert mixture.has_masks
     assert not mvtec_mixture(root / "medical" / "brain_mri").has_masks
 
-    transform = ImageTransform(64, resize=72)
+    transform = ImageTransform(64, fit="crop", resize=72)
     for sample in mvtec_mixture(root, ["mvtec/screw", "other_ad/magnetic_tile"], test_per_product=6).test:
         assert transform.image(sample.path).isfinite().all()
         assert transform.mask(sample.mask, sample.path).shape == (64, 64)

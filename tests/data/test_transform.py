@@ -31,7 +31,7 @@ def test_direct_resize_is_pillows_bicubic(photo):
 def test_resize_and_crop_keeps_the_aspect_ratio(photo):
     # 60 x 40 becomes 30 x 20; the middle 16 x 16 start at column 7 and row 2.
     expected = np.asarray(Image.open(photo).resize((30, 20), Image.Resampling.BICUBIC))[2:18, 7:23]
-    assert np.array_equal(ImageTransform(16, resize=20).raw(photo).numpy(), expected)
+    assert np.array_equal(ImageTransform(16, fit="crop", resize=20).raw(photo).numpy(), expected)
 
 
 def test_image_is_the_normalised_raw_image(photo):
@@ -48,7 +48,7 @@ def test_a_picture_of_the_output_size_passes_unchanged(photo):
     square = save(photo.parent / "square.png", np.asarray(Image.open(photo))[:40, :40])
     expected = np.asarray(Image.open(square))
     assert np.array_equal(ImageTransform(40).raw(square).numpy(), expected)
-    assert np.array_equal(ImageTransform(40, resize=40).raw(square).numpy(), expected)
+    assert np.array_equal(ImageTransform(40, fit="crop", resize=40).raw(square).numpy(), expected)
 
 
 def constant(value, mode):
@@ -110,7 +110,7 @@ def test_exif_orientation_turns_image_and_mask(tmp_path):
         ImageTransform(8).mask(save(tmp_path / "raw_mask.png", np.zeros((20, 30), np.uint8)), path)
 
 
-@pytest.mark.parametrize("transform", [ImageTransform(24), ImageTransform(16, resize=24)])
+@pytest.mark.parametrize("transform", [ImageTransform(24), ImageTransform(16, fit="crop", resize=24)])
 def test_mask_and_image_share_their_geometry(tmp_path, transform):
     mask = np.zeros((48, 72), np.uint8)
     mask[10:30, 20:60] = 255
@@ -204,7 +204,7 @@ def test_flipped_bytes_never_escape_as_another_exception(tmp_path, photo):
 def test_one_channel_is_what_pillow_calls_grey(tmp_path, shape):
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    image = ImageTransform(9, 9, mean=(0.5,), std=(0.25,), channels=1).image(tmp_path / "a.png")
+    image = ImageTransform(9, 9, fit="crop", mean=(0.5,), std=(0.25,), channels=1).image(tmp_path / "a.png")
     grey = np.asarray(Image.fromarray(pixels).convert("L"))
     assert image.shape == (1, 9, 9)
     assert np.allclose(image[0].numpy(), (grey[:, 2:11] / 255 - 0.5) / 0.25, atol=1e-6)
@@ -214,7 +214,7 @@ def test_fingerprint_tells_every_field_apart():
     variants = [
         ImageTransform(224),
         ImageTransform(256),
-        ImageTransform(224, 256),
+        ImageTransform(224, 256, fit="crop"),
         ImageTransform(224, mean=(0.5, 0.5, 0.5)),
         ImageTransform(224, std=(0.5, 0.5, 0.5)),
         ImageTransform(224, mean=(0.5,), std=(0.5,), channels=1),
@@ -231,7 +231,7 @@ def test_fingerprint_tells_every_field_apart():
     ("fields", "message"),
     [
         ({"size": 0}, "size=0"),
-        ({"size": 224, "resize": 200}, "resize=200 is below size=224"),
+        ({"size": 224, "fit": "crop", "resize": 200}, "resize=200 is below size=224"),
         ({"size": 8, "mean": (0.5, 0.5)}, "one number or 3 each"),
         ({"size": 8, "channels": 1}, "one number each"),
         ({"size": 8, "channels": 2}, "channels=2: give 3, or 1"),

@@ -106,7 +106,7 @@ def test_masks_are_drawn_once_into_the_cache(root, cache):
         with Image.open(mask) as pixels:
             assert (np.asarray(pixels) == expected).all()
         assert stat.S_IMODE(mask.stat().st_mode) & 0o444 == 0o444 & ~_umask()
-    assert ImageTransform(12, resize=12).mask(masks[0], images.test[0].path).any()
+    assert ImageTransform(12, fit="crop", resize=12).mask(masks[0], images.test[0].path).any()
 
     before = [mask.stat().st_mtime_ns for mask in masks]
     masks[1].unlink()

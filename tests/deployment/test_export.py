@@ -52,7 +52,7 @@ def test_the_folder_holds_detector_preprocessing_and_card(exported):
     files = {"image.png", "detector.pt2", "preprocessing.json", "model_card.md"}
     assert {path.name for path in exported.iterdir()} == files
     assert json.loads((exported / "preprocessing.json").read_text()) == {
-        "size": 32, "resize": None, "interpolation": "bicubic", "crop": None, "mode": "RGB", "range": [0, 1]
+        "size": 32, "fit": "squeeze", "resize": None, "interpolation": "bicubic", "mode": "RGB", "range": [0, 1]
     }  # fmt: skip
 
 

@@ -64,14 +64,14 @@ def by_hand_slots(maps, memory, t):
 
 @pytest.mark.parametrize("t", [1, 2, 7])
 def test_position_reduce_is_equations_14_to_16(maps, memory, t):
-    result, counts, _ = reduced(PositionReduce(), maps, memory, t=t)
+    result, counts, *_ = reduced(PositionReduce(), maps, memory, t=t)
     np.testing.assert_allclose(result.numpy(), by_hand_positions(maps, memory, t), rtol=1e-5, atol=1e-7)
     assert counts.tolist() == [11] * 6
 
 
 def test_position_reduce_is_the_plain_mean_in_round_zero(maps, memory):
     for ignored in (None, memory):
-        result, counts, _ = reduced(PositionReduce(), maps, ignored, t=0)
+        result, counts, *_ = reduced(PositionReduce(), maps, ignored, t=0)
         np.testing.assert_allclose(result.numpy(), maps.double().numpy().mean(0), rtol=1e-6, atol=1e-7)
         assert counts.tolist() == [11] * 6
 
@@ -79,7 +79,7 @@ def test_position_reduce_is_the_plain_mean_in_round_zero(maps, memory):
 @pytest.mark.parametrize("t", [1, 2, 7])
 def test_slot_reduce_follows_the_recipe(maps, memory, t):
     memory[5] = 50  # far from every patch: stays empty
-    result, counts, _ = reduced(SlotReduce(), maps, memory, t=t)
+    result, counts, *_ = reduced(SlotReduce(), maps, memory, t=t)
     expected, expected_counts = by_hand_slots(maps, memory, t)
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-7)
     assert counts.tolist() == expected_counts.tolist()
@@ -97,9 +97,9 @@ def test_maps_equal_to_the_memory_return_it_exactly(rule, memory, t):
 @pytest.mark.parametrize("rule", [PositionReduce, SlotReduce])
 @pytest.mark.parametrize("t", [0, 3])
 def test_neither_batch_size_nor_image_order_matter_after_round_zero(rule, maps, memory, t):
-    reference, counts, _ = reduced(rule(), maps, memory, t=t, batch=11)
+    reference, counts, *_ = reduced(rule(), maps, memory, t=t, batch=11)
     for batch in (1, 4):
-        result, same_counts, _ = reduced(rule(), maps, memory, t=t, batch=batch)
+        result, same_counts, *_ = reduced(rule(), maps, memory, t=t, batch=batch)
         torch.testing.assert_close(result, reference, rtol=1e-6, atol=1e-7)
         assert torch.equal(counts, same_counts)
     if t > 0 or rule is PositionReduce:
@@ -108,7 +108,7 @@ def test_neither_batch_size_nor_image_order_matter_after_round_zero(rule, maps, 
 
 
 def test_slot_reduce_clusters_all_patches_in_round_zero(maps):
-    result, counts, _ = reduced(SlotReduce(), maps)
+    result, counts, *_ = reduced(SlotReduce(), maps)
     expected = kmeans(maps.flatten(0, 1), 6, generator=generator(), max_steps=10, tolerance=0)
     assert torch.equal(result, expected.centroids)
     assert torch.equal(counts, expected.counts)
@@ -141,14 +141,14 @@ def test_the_reservoir_samples_the_stream_uniformly():
 
 def test_fewer_patches_than_slots_fill_the_memory_with_copies():
     maps = torch.randn(1, 4, 3, generator=generator())
-    result, counts, _ = reduced(SlotReduce(), maps, slots=10)
+    result, counts, *_ = reduced(SlotReduce(), maps, slots=10)
     assert torch.equal(result[:4], maps[0])
     assert counts.tolist() == [1] * 4 + [0] * 6
 
 
 @pytest.mark.parametrize("t", [0, 1, 4])
 def test_position_radii_are_the_root_mean_square_distances_to_the_slot(maps, memory, t):
-    result, _, radii = reduced(PositionReduce(), maps, memory, t=t)
+    result, _, radii, _ = reduced(PositionReduce(), maps, memory, t=t)
     centre = (memory if t else result).double().numpy()
     expected = np.sqrt(((maps.double().numpy() - centre) ** 2).sum(2).mean(0))
     np.testing.assert_allclose(radii.numpy(), expected, rtol=1e-5)
@@ -157,7 +157,7 @@ def test_position_radii_are_the_root_mean_square_distances_to_the_slot(maps, mem
 @pytest.mark.parametrize("t", [0, 1, 4])
 def test_slot_radii_are_the_root_mean_square_distances_to_the_slot(maps, memory, t):
     memory[5] = 50
-    result, counts, radii = reduced(SlotReduce(), maps, memory, t=t)
+    result, counts, radii, _ = reduced(SlotReduce(), maps, memory, t=t)
     centre = (memory if t else result).double().numpy()
     distances = cdist(maps.flatten(0, 1).double().numpy(), centre)
     nearest, squares = distances.argmin(1), distances.min(1) ** 2
@@ -170,7 +170,7 @@ def test_sample_reduce_returns_distinct_patches_of_the_stream_uniformly():
     maps = torch.arange(60.0).view(10, 6, 1)
     kept = torch.zeros(60)
     for seed in range(600):
-        result, counts, radii = reduced(SampleReduce(), maps, slots=12, seed=seed, batch=4)
+        result, counts, radii, _ = reduced(SampleReduce(), maps, slots=12, seed=seed, batch=4)
         assert torch.equal(result, reduced(SampleReduce(), maps, slots=12, seed=seed, batch=10).memory)
         assert len(result.unique()) == 12
         assert (counts.tolist(), radii.tolist()) == ([1] * 12, [0] * 12)
@@ -193,9 +193,9 @@ def test_sample_reduce_repeats_patches_to_fill_its_slots_and_keeps_single_precis
 def test_a_round_without_images_keeps_the_memory_but_round_zero_needs_one(rule, memory):
     reduce = rule()
     reduce.start(memory, round=2, slots=6, generator=generator())
-    result, counts, radii = reduce.finish()
+    result, counts, radii, images = reduce.finish()
     assert torch.equal(result, memory)
-    assert counts.tolist() == radii.tolist() == [0] * 6
+    assert counts.tolist() == radii.tolist() == images.tolist() == [0] * 6
     reduce.start(None, round=0, slots=6, generator=generator())
     with pytest.raises(UserError, match="no image in round 0"):
         reduce.finish()
@@ -224,3 +224,47 @@ def test_bad_sizes_are_refused(maps):
         reduced(PositionReduce(), maps, slots=9)
     with pytest.raises(UserError, match="max_patches=0"):
         SlotReduce(max_patches=0)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 11])
+def test_slots_count_the_different_images_behind_them(maps, memory, batch):
+    _, counts, _, images = reduced(SlotReduce(), maps, memory, t=1, batch=batch)
+    at = torch.cdist(maps.flatten(0, 1), memory).argmin(1).view(maps.shape[:2])
+    assert images.tolist() == [int((at == k).any(1).sum()) for k in range(6)]
+    assert (images <= counts).all()
+
+
+def test_radii_are_of_the_values_that_come_with_patches(maps, memory):
+    values = torch.rand(maps.shape[:2], generator=generator())
+    reduce = SlotReduce()
+    reduce.start(memory, 1, 6, generator())
+    reduce.update(maps, values)
+    at = torch.cdist(maps.flatten(0, 1), memory).argmin(1)
+    for slot, radius in enumerate(reduce.finish().radii.tolist()):
+        own = values.flatten()[at == slot]
+        assert radius == pytest.approx(float(own.square().mean().sqrt()) if len(own) else 0.0, rel=1e-5)
+
+
+def test_plain_means_are_one_lloyd_step(maps, memory):
+    reduce = SlotReduce(weights="none", average=False)
+    reduce.start(memory, 5, 6, generator())
+    reduce.update(maps)
+    at = torch.cdist(maps.flatten(0, 1), memory).argmin(1)
+    for slot, mean in enumerate(reduce.finish().memory):
+        own = maps.flatten(0, 1)[at == slot]
+        torch.testing.assert_close(mean, own.mean(0) if len(own) else memory[slot], rtol=1e-5, atol=1e-6)
+
+
+def test_a_clipped_weight_keeps_an_outlier_from_pulling_a_slot_away():
+    memory, maps = torch.tensor([[0.0], [2.0]]), torch.tensor([[[-1.0], [-50.0]]])
+
+    def moved(weights):
+        reduce = SlotReduce(weights=weights, average=False)
+        reduce.start(memory, 1, 2, generator())
+        reduce.update(maps)
+        return reduce.finish().memory.flatten().tolist()
+
+    assert moved("distance") == pytest.approx([-(1 + 50 * 50) / 51, 2.0])
+    assert moved("clipped") == pytest.approx([-(1 + 2 * 50) / 3, 2.0])
+    with pytest.raises(UserError, match="task.reduce.weights=far: give distance, clipped, none"):
+        SlotReduce(weights="far")

@@ -7,9 +7,10 @@ from helpers import feddm, fedvck
 from lit_fedad.contracts import Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.message_check import check
+from lit_fedad.memory.merge import KMeansAggregation
 from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer, ShareDensities
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, KMeansAggregation
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
 from lit_fedad.methods.fedvck import SIZES
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES
 

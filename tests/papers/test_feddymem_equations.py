@@ -7,8 +7,9 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.federation.local_training import fit
+from lit_fedad.memory.merge import KMeansAggregation
 from lit_fedad.memory.reduce import PositionReduce
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, KMeansAggregation
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
 from lit_fedad.tasks.slot_distances import HingeLoss, Softmin
 
 GRID, CHANNELS = 4, 8
@@ -114,7 +115,9 @@ def test_equations_14_to_16(literal, make_loader, round):
 def test_algorithm_3_ends_where_lloyd_stands_still(make_task):
     draw = torch.Generator().manual_seed(0)
     memories = torch.randn(3, GRID * GRID, CHANNELS, generator=draw)
-    merged = KMeansAggregation(max_steps=200)(memories, torch.ones(3, GRID * GRID), None, draw).numpy()
+    merged = KMeansAggregation(max_steps=200)(
+        memories, torch.ones(3, GRID * GRID), GRID * GRID, None, draw
+    ).numpy()
     vectors = memories.flatten(0, 1).numpy()
     nearest = ((vectors[:, None] - merged) ** 2).sum(2).argmin(1)
     for slot in range(GRID * GRID):

@@ -55,9 +55,11 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
 
     Attributes:
         vectors_per_image: Number of feature vectors of an image.
+        shrinkage: See `channel_scale`.
     """
 
     vectors_per_image: int
+    shrinkage: float
     name = "statistics"
 
     def send(self, client: Client, loader: DataLoader) -> Message:
@@ -81,7 +83,7 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
 
     def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""
-        server.statistics = pool_statistics(updates)
+        server.statistics = pool_statistics(updates, self.shrinkage)
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Prepare(Exchange[Client, HoldsStatistics]):
 def pool_channels(task: Task) -> PooledStatistics:
     """Builds the exchange that pools the channels of a task's features."""
     assert isinstance(task, StandardisedTask)
-    return PooledStatistics(task.vectors_per_image)
+    return PooledStatistics(task.vectors_per_image, task.shrinkage)
 
 
 def statistics_spec(task: Task) -> MessageSpec:

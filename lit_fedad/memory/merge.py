@@ -1,0 +1,196 @@
+"""The merging of several clients' memories to one: the server's side of a memory bank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.memory.knn import nearest
+
+
+class Aggregation(Protocol):
+    """The aggregation of N uploaded memories to one."""
+
+    def __call__(
+        self,
+        memories: Sequence[Tensor],
+        counts: Sequence[Tensor],
+        slots: int,
+        previous: Tensor | None,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Aggregates memories [n_i, C] with numbers of patches [n_i] to one memory [slots, C].
+
+        Args:
+            memories: Uploaded memories, each [n_i, C].
+            counts: Number of patches of each vector, each [n_i].
+            slots: Size of the memory.
+            previous: The last shared memory [slots, C]; None for the first.
+            generator: Draws initial centroids.
+        """
+
+
+class KMeansAggregation:
+    """A clustering of all uploaded vectors to a new memory by k-means (FedDyMem Alg. 3).
+
+    Args:
+        weighted: Whether vectors are weighted by their numbers of patches; not so in the paper.
+        continued: Whether the last memory initialises Lloyd's algorithm, so that slots correspond between rounds; the
+            paper draws new initial centroids in each round.
+        max_steps: Number of Lloyd steps.
+    """
+
+    def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
+        at_least("method.server.aggregation", 1, max_steps=max_steps)
+        self.weighted, self.continued, self.max_steps = weighted, continued, max_steps
+
+    def __call__(
+        self,
+        memories: Sequence[Tensor],
+        counts: Sequence[Tensor],
+        slots: int,
+        previous: Tensor | None,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Aggregates memories; see `Aggregation`."""
+        return kmeans(
+            torch.cat(list(memories)),
+            slots,
+            weights=torch.cat(list(counts)) if self.weighted else None,
+            initial=previous if self.continued else None,
+            generator=generator,
+            max_steps=self.max_steps,
+        ).centroids
+
+
+class MeanAggregation:
+    """The mean of the memories slot by slot: the ablation without k-means (FedDyMem Table III)."""
+
+    def __call__(
+        self,
+        memories: Sequence[Tensor],
+        counts: Sequence[Tensor],
+        slots: int,
+        previous: Tensor | None,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Aggregates memories; see `Aggregation`."""
+        return torch.stack(list(memories)).mean(0)
+
+
+class LloydAggregation:
+    """Federated Lloyd: the mean of all patches of each slot, as a sum over clients.
+
+    Clients assign their patches to the slots of the last memory and send each slot's mean m_ik and count n_ik::
+
+        m_k = sum_i n_ik m_ik / sum_i n_ik
+
+    That is one step of Lloyd's algorithm on the union of all patches, whatever their partition. A slot without a patch
+    stays as it is. The first memory is clustered from what clients send, weighted by counts.
+    """
+
+    def __init__(self) -> None:
+        self.first = KMeansAggregation(weighted=True)
+
+    def __call__(
+        self,
+        memories: Sequence[Tensor],
+        counts: Sequence[Tensor],
+        slots: int,
+        previous: Tensor | None,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Aggregates memories; see `Aggregation`."""
+        if previous is None:
+            return self.first(memories, counts, slots, None, generator)
+        mass = torch.stack(list(counts)).double()
+        total = mass.sum(0)[:, None]
+        sums = (mass[..., None] * torch.stack(list(memories)).double()).sum(0)
+        return torch.where(total > 0, sums / total.clamp(min=1), previous.double()).float()
+
+
+def only_shared(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
+    """Replaces the slots that too few images lie behind by the nearest other slot.
+
+    Args:
+        memory: Slots [slots, C].
+        images: Number of different images with a patch in each slot [slots].
+        min_images: Fewest images.
+
+    Returns:
+        A memory of the same shape in which every vector is a mean over patches of at least `min_images` images.
+
+    Raises:
+        UserError: If no slot has enough.
+    """
+    enough = images >= min_images
+    if enough.all():
+        return memory
+    if not enough.any():
+        raise UserError(
+            f"no slot of the memory has patches of {min_images} different images: lower"
+            " method.client.min_images, or give fewer task.slots"
+        )
+    shared = memory[enough]
+    merged = memory.clone()
+    merged[~enough] = shared[nearest(memory[~enough], shared, 1)[1][:, 0]]
+    return merged
+
+
+def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:
+    """Computes the root mean square distance of all clients' patches to their merged slot.
+
+    Uploaded vectors are means of their patches: the mean square distance of patches to a merged slot is their mean
+    square distance to the vector plus the square distance from the vector to the slot.
+
+    Args:
+        memories: Uploaded vectors of all clients [n, C].
+        counts: Number of patches of each vector [n].
+        radii: Root mean square distance of these patches to their vector [n].
+        merged: The merged memory [slots, C].
+
+    Returns:
+        Radii [slots]; those of slots without a patch are the root mean square of the others.
+    """
+    offsets, at = nearest(memories, merged, 1)
+    squares = radii.double().square() + offsets[:, 0].double().square()
+    return pooled_radii(counts, squares, at[:, 0], len(merged))
+
+
+def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> Tensor:
+    """Computes the root mean square of patch values by slot.
+
+    Args:
+        counts: Number of patches behind each entry [n].
+        squares: Their mean square value [n].
+        slots: Their slot [n].
+        size: Number of slots.
+
+    Returns:
+        Radii [size]; those of slots without a patch are the root mean square of the others.
+    """
+    weights = counts.double()
+    mass = torch.bincount(slots, weights, minlength=size)
+    total = torch.bincount(slots, weights * squares, minlength=size)
+    typical = total.sum() / mass.sum().clamp(min=1e-12)
+    return torch.where(mass > 0, total / mass.clamp(min=1e-12), typical).sqrt().float()
+
+
+def agreement(memories: Tensor, merged: Tensor) -> float:
+    """Computes the agreement of the clients: 1 if every upload lies in the merged memory, 0 if unrelated.
+
+    It is the mean cosine between uploaded vectors and their nearest merged slots, both minus the merged memory's mean.
+
+    Args:
+        memories: Uploaded vectors of all clients [n, C].
+        merged: The merged memory [slots, C].
+    """
+    centre = merged.mean(0)
+    _, at = nearest(memories, merged, 1)
+    return float(torch.cosine_similarity(memories - centre, merged[at[:, 0]] - centre, dim=1).mean())

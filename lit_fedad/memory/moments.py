@@ -1,0 +1,111 @@
+"""Second moments of feature vectors: sums that add up over batches, clients and stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number, mean and covariance of a set of vectors.
+
+    Attributes:
+        count: Number of vectors n.
+        mean: Their mean, float64 [C].
+        covariance: Their covariance, divided by n, float64 [C, C].
+    """
+
+    count: int
+    mean: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def of(cls, batches: Iterable[Tensor], channels: int) -> Moments:
+        """Computes the moments of all rows of batches [n, C], in one pass; zeros of no row."""
+        count, device = 0, None
+        for batch in batches:
+            if count == 0:
+                device = batch.device
+                # Sums around the first batch's mean keep small variances of channels that lie far from zero.
+                shift = batch.mean(0, dtype=torch.float64).float()
+                total = torch.zeros(channels, dtype=torch.float64, device=device)
+                square = torch.zeros(channels, channels, dtype=torch.float64, device=device)
+            rows = batch.float() - shift
+            count += len(rows)
+            total += rows.sum(0, dtype=torch.float64)
+            square += rows.T @ rows
+        if count == 0:
+            zeros = torch.zeros(channels, channels, dtype=torch.float64)
+            return cls(0, zeros[0], zeros)
+        offset = total / count
+        covariance = square / count - torch.outer(offset, offset)
+        return cls(count, (shift.double() + offset).cpu(), covariance.cpu())
+
+    @classmethod
+    def union(cls, parts: Iterable[Moments]) -> Moments:
+        """Computes the moments of the union of disjoint sets, exactly: their order does not matter.
+
+        With shares p_i = n_i / n, mean m = sum_i p_i m_i, covariance sum_i p_i (S_i + (m_i - m) (m_i - m)^T).
+
+        Raises:
+            ValueError: If there is no part.
+        """
+        held = list(parts)
+        if not held:
+            raise ValueError("the union of no moments")
+        count = sum(part.count for part in held)
+        if count == 0:
+            return held[0]
+        mean = torch.stack([part.count * part.mean for part in held]).sum(0) / count
+        covariance = torch.zeros_like(held[0].covariance)
+        for part in held:
+            offset = part.mean - mean
+            covariance += (part.count / count) * (part.covariance + torch.outer(offset, offset))
+        return cls(count, mean, covariance)
+
+    def scaled(self, scale: Tensor) -> Moments:
+        """Returns the moments of the vectors divided by a scale [C]."""
+        divisor = scale.double()
+        return Moments(self.count, self.mean / divisor, self.covariance / torch.outer(divisor, divisor))
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each channel, float64 [C]."""
+        return self.covariance.diagonal().clamp(min=0)
+
+
+def upper_triangle(matrix: Tensor) -> Tensor:
+    """Packs a symmetric matrix [C, C] as its upper triangle, row by row [C (C + 1) / 2]."""
+    return matrix[tuple(torch.triu_indices(*matrix.shape))]
+
+
+def symmetric(triangle: Tensor, channels: int) -> Tensor:
+    """Unpacks `upper_triangle` to the symmetric matrix [C, C]."""
+    rows, columns = torch.triu_indices(channels, channels)
+    matrix = torch.empty(channels, channels, dtype=triangle.dtype)
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix
+
+
+def check_covariance(covariance: Tensor, tolerance: float = 1e-4) -> None:
+    """Checks that a symmetric matrix can be a covariance: no direction has a negative variance, beyond rounding.
+
+    Args:
+        covariance: The matrix [C, C].
+        tolerance: Negative variance that counts as rounding, as a share of the largest variance of a direction.
+
+    Raises:
+        UserError: If a direction has a negative variance.
+    """
+    variances = torch.linalg.eigvalsh(covariance)
+    if variances[0] < -tolerance * variances[-1].clamp(min=torch.finfo(variances.dtype).tiny):
+        raise UserError(
+            f"the covariance has a negative variance ({float(variances[0]):.3g}) in some direction"
+        )

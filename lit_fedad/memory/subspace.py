@@ -1,0 +1,153 @@
+"""The subspace of normal vectors: what of a vector lies outside it is anomalous (PCA residual)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, within
+from lit_fedad.memory.moments import Moments
+
+LIKELIHOOD = "likelihood"
+"""In place of a share of variance: the number of dimensions under which normal vectors held out are likeliest."""
+
+Share = float | str
+
+
+def check_share(section: str, **shares: Share | None) -> None:
+    """Checks shares of variance.
+
+    Args:
+        section: Section of the configuration that has the keys, for the message.
+        **shares: Shares by key; None for no subspace.
+
+    Raises:
+        UserError: If one is neither in (0, 1] nor `LIKELIHOOD`.
+    """
+    for key, share in shares.items():
+        if isinstance(share, str):
+            if share != LIKELIHOOD:
+                raise UserError(f"{section}.{key}='{share}' must be a number or '{LIKELIHOOD}'")
+        else:
+            above(section, 0, **{key: share})
+            within(section, 0, 1, **{key: share})
+
+
+def folds_of(share: Share | None) -> int:
+    """Returns into how many sets normal images are divided, to choose the number of dimensions."""
+    return 2 if isinstance(share, str) else 1
+
+
+def fit_basis(folds: Sequence[Moments], share: Share) -> Tensor:
+    """Computes a basis [C, R] of what lies outside the subspace of normal vectors.
+
+    Args:
+        folds: Moments of as many disjoint sets of normal vectors as `folds_of` says.
+        share: Share of variance of the subspace, or `LIKELIHOOD`.
+    """
+    if isinstance(share, str):
+        return likeliest_basis(folds)
+    return residual_basis(Moments.union(folds), share)
+
+
+def fit_subspace(
+    folds: Sequence[Moments], share: Share, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Fits the subspace of normal vectors after standardisation.
+
+    Args:
+        folds: See `fit_basis`; moments of the vectors before standardisation.
+        share: See `fit_basis`.
+        mean: Mean [C] that standardisation subtracts.
+        scale: Scale [C] that it divides by.
+
+    Returns:
+        The mean [C] of standardised vectors, and a basis [C, R] of what lies outside their subspace, float32.
+    """
+    scaled = [fold.scaled(scale) for fold in folds]
+    centre = Moments.union(scaled).mean - mean.double() / scale.double()
+    return centre.float(), fit_basis(scaled, share)
+
+
+def residual_basis(moments: Moments, share: float) -> Tensor:
+    """Computes an orthonormal basis of the directions in which normal vectors hardly vary.
+
+    Args:
+        moments: Moments of the normal vectors.
+        share: Share of their variance that the other directions hold at least, in (0, 1].
+
+    Returns:
+        Directions of the least variance, float32 [C, R]; R is at least 1.
+    """
+    variances, directions = _directions(moments)
+    held = variances.cumsum(0)
+    dimensions = int((held < share * held[-1]).sum()) + 1
+    return directions[:, min(dimensions, len(variances) - 1) :].float().contiguous()
+
+
+def likeliest_basis(folds: Sequence[Moments]) -> Tensor:
+    """Computes `residual_basis` with the number of dimensions under which vectors held out are likeliest.
+
+    Each fold in turn is held out, and scored by probabilistic PCA (Tipping and Bishop, 1999, Eq. 4 and 8) of the
+    others, whose log-likelihood needs no more of the fold than its moments::
+
+        -n/2 (C log 2 pi + log |M| + tr(M^-1 S))    with S the fold's second moment around the others' mean
+
+    Args:
+        folds: Moments of disjoint sets of normal vectors, two or more.
+
+    Returns:
+        Directions of the least variance, float32 [C, R].
+    """
+    total = torch.zeros(len(folds[0].mean) - 1, dtype=torch.float64)
+    for held, fold in enumerate(folds):
+        others = Moments.union([other for number, other in enumerate(folds) if number != held])
+        total += fold.count * log_likelihoods(others, fold)
+    dimensions = int(total.argmax()) + 1
+    _, directions = _directions(Moments.union(folds))
+    return directions[:, dimensions:].float().contiguous()
+
+
+def log_likelihoods(fitted: Moments, scored: Moments) -> Tensor:
+    """Computes the mean log-likelihood of vectors under probabilistic PCA with 1 to C - 1 dimensions.
+
+    Args:
+        fitted: Moments of the vectors that the model is fitted to.
+        scored: Moments of the vectors that are scored.
+
+    Returns:
+        Log-likelihoods by number of dimensions, float64 [C - 1].
+    """
+    variances, directions = _directions(fitted)
+    channels = len(variances)
+    offset = scored.mean - fitted.mean
+    second = scored.covariance + torch.outer(offset, offset)
+    seen = (directions * (second @ directions)).sum(0)  # second moment of the scored along each direction
+    variances = variances.clamp(min=1e-9 * variances[0])
+    dimensions = torch.arange(1, channels)
+    left = channels - dimensions
+    noise = (variances.sum() - variances.cumsum(0))[:-1] / left
+    unexplained = (seen.sum() - seen.cumsum(0))[:-1]
+    log_determinant = variances.log().cumsum(0)[:-1] + left * noise.log()
+    trace = (seen / variances).cumsum(0)[:-1] + unexplained / noise
+    return -(channels * math.log(2 * math.pi) + log_determinant + trace) / 2
+
+
+def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Computes how far centred vectors [n, C] lie outside the subspace of normal ones [n].
+
+    Args:
+        vectors: Vectors minus the normal mean.
+        basis: Orthonormal directions outside the subspace [C, R].
+    """
+    return torch.linalg.vector_norm(vectors @ basis, dim=1)
+
+
+def _directions(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Returns variances, descending [C], and directions [C, C], one a column."""
+    variances, directions = torch.linalg.eigh(moments.covariance)
+    return variances.flip(0).clamp(min=0), directions.flip(1)

@@ -1,0 +1,248 @@
+"""Federated subspace: clients send second moments of features once; what lies outside their subspace is anomalous.
+
+The score is that of SubspaceAD (arXiv 2602.23013), on the features of all clients. Moments add up over clients and
+stages: the result is that of one client with all data, whatever the partition. Nothing is trained, and rounds send
+nothing but the moments of data that have come since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import (
+    Client,
+    Exchange,
+    Exchanges,
+    Free,
+    Message,
+    MessageSpec,
+    Predictors,
+    Server,
+    TensorSpec,
+    Update,
+)
+from lit_fedad.errors import UserError
+from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.subspace import fit_subspace, folds_of
+from lit_fedad.methods.parts.pooled_moments import (
+    PooledMoments,
+    add_moments,
+    check_moments,
+    held_moments,
+    moments_spec,
+    new_moments,
+    statistics_of,
+)
+from lit_fedad.methods.parts.pooled_statistics import check_count, load_statistics, statistics_spec
+from lit_fedad.tasks.subspace import Subspace, usual_residuals
+
+
+class FederatedSubspaceClient(Client):
+    """A client that sends the moments of its features, and scores by the residual outside the common subspace.
+
+    Args:
+        task: Features and subspace.
+    """
+
+    needs = Subspace
+    kept = ("measured",)
+    task: Subspace
+
+    def __init__(self, task: Subspace) -> None:
+        super().__init__(task)
+        self.folds, self.measured = folds_of(task.share), 0
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
+        clusters = (Centres(), Residuals()) if self.task.clusters else ()
+        return Exchanges((PooledMoments(self.folds, self.task.vectors_per_image), *clusters), (NewMoments(),))
+
+    @property
+    def predictors(self) -> Predictors:
+        """One model for all clients."""
+        return Predictors(shared=True)
+
+    def receive(self, message: Message) -> None:
+        """Loads statistics, subspace and clusters, as far as the message holds them."""
+        load_statistics(self.task, message)
+        self.task.load_subspace(message["centre"], message["basis"])
+        if "memory" in message:
+            self.task.load_memory(message["memory"], message.get("radii"))
+
+    def broadcast_spec(self, *clusters: str) -> MessageSpec:
+        """Declares statistics and subspace, and those of the named values of clusters that there are."""
+        channels, rows = self.task.num_features, self.task.clusters
+        basis = TensorSpec((channels, Free("directions", channels)), low=-1.001, high=1.001)
+        known = {
+            "memory": TensorSpec((rows, channels), unordered=True),
+            "radii": TensorSpec((rows,), low=0),
+        }
+        own = {name: known[name] for name in clusters} if rows else {}
+        return {
+            **statistics_spec(self.task),
+            "centre": TensorSpec((channels,)),
+            "basis": basis,
+            **own,
+        }
+
+
+class FederatedSubspaceServer(Server):
+    """The server, which adds moments up and computes the subspace.
+
+    Args:
+        client: A client, for sizes.
+    """
+
+    kept = ("moments", "known", "clusters")
+
+    def __init__(self, client: FederatedSubspaceClient) -> None:
+        super().__init__()
+        task = client.task
+        self.share, self.folds, self.rows = task.share, client.folds, task.clusters
+        self.standardise, self.shrinkage = task.standardise, task.shrinkage
+        self.vectors_per_image = task.vectors_per_image
+        self.moments: Message = {}
+        self.known: Message = {}
+        self.clusters: Message = {}
+
+    def learn(self) -> None:
+        """Computes statistics and subspace of all features that clients have measured so far."""
+        folds = held_moments(self.moments)
+        total = Moments.union(folds)
+        statistics = statistics_of(total, self.shrinkage) if self.standardise and not self.clusters else {}
+        # Clusters live in features that the first statistics standardise.
+        statistics = statistics or {n: self.known[n] for n in ("mean", "scale") if n in self.known}
+        mean = statistics.get("mean", torch.zeros_like(total.mean))
+        scale = statistics.get("scale", torch.ones_like(total.mean))
+        centre, basis = fit_subspace(folds, self.share, mean, scale)
+        self.known = {**statistics, "centre": centre, "basis": basis}
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns statistics, subspace and clusters, the same to every client."""
+        return {**self.known, **self.clusters}
+
+    def diagnostics(self) -> dict[str, float]:
+        """Returns the number of directions inside and outside the subspace."""
+        if not self.known:
+            return {}
+        channels, outside = self.known["basis"].shape
+        return {"dimensions": float(channels - outside), "residual_dimensions": float(outside)}
+
+
+class _SendState(Exchange[FederatedSubspaceClient, FederatedSubspaceServer]):
+    """An exchange in which clients receive all that the server has so far.
+
+    Attributes:
+        clusters: Names of the values of clusters that are among it.
+    """
+
+    clusters: tuple[str, ...] = ()
+
+    def broadcast(self, server: FederatedSubspaceServer, client_id: int) -> Message:
+        """Returns the server's message."""
+        return server.broadcast(client_id)
+
+    def broadcast_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
+        """Declares the server's message."""
+        return client.broadcast_spec(*self.clusters)
+
+    def receive(self, client: FederatedSubspaceClient, message: Message) -> None:
+        """Loads the message."""
+        client.receive(message)
+
+
+class Centres(_SendState):
+    """The set-up exchange in which clients send centres of clusters of their patches; the server clusters these."""
+
+    name = "clusters"
+
+    def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
+        """Returns centres and the number of patches behind each, of a sample."""
+        found = client.task.cluster(loader, client.context)
+        return {"memory": found.centroids.float().cpu(), "counts": found.counts.float().cpu()}
+
+    def upload_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
+        """Declares the form of `send`."""
+        rows = client.task.clusters
+        return {
+            "memory": TensorSpec((rows, client.task.num_features), unordered=True),
+            "counts": TensorSpec((rows,), low=0, counted=True),
+        }
+
+    def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
+        """Checks that not all counts are 0."""
+        if not update.message["counts"].any():
+            raise UserError("the client's clusters count no patch")
+
+    def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
+        """Clusters the centres, each client weighted by its number of images."""
+        weights = [
+            update.message["counts"] / update.message["counts"].sum() * update.num_samples
+            for update in updates.values()
+        ]
+        found = kmeans(
+            torch.cat([update.message["memory"] for update in updates.values()]),
+            server.rows,
+            weights=torch.cat(weights),
+            generator=server.context.generator("clusters"),
+        )
+        server.clusters = {"memory": found.centroids.contiguous()}
+
+
+class Residuals(_SendState):
+    """The set-up exchange in which clients send sums of squared residuals by cluster."""
+
+    name = "residuals"
+    clusters = ("memory",)
+
+    def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
+        """Returns ``squares`` and ``counts`` [K]."""
+        squares, counts = client.task.residuals_by_cluster(loader)
+        return {"squares": squares.float(), "counts": counts.float()}
+
+    def upload_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
+        """Declares the form of `send`."""
+        sums = TensorSpec((client.task.clusters,), low=0, counted=True)
+        return {"squares": sums, "counts": sums}
+
+    def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
+        """Checks the counts."""
+        total = float(update.message["counts"].double().sum())
+        check_count(total, update.num_samples * server.vectors_per_image)
+
+    def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
+        """Computes the usual residual of each cluster."""
+
+        def summed(name: str) -> Tensor:
+            return torch.stack([update.message[name].double() for update in updates.values()]).sum(0)
+
+        server.clusters["radii"] = usual_residuals(summed("squares"), summed("counts"))
+
+
+class NewMoments(_SendState):
+    """The exchange of a round, in which clients send the moments of a stage that has begun, if any."""
+
+    name = "moments"
+    clusters = ("memory", "radii")
+
+    def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
+        """Returns new moments."""
+        return new_moments(client, loader)
+
+    def upload_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
+        """Declares new moments."""
+        return moments_spec(client)
+
+    def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
+        """Checks counts and covariance."""
+        check_moments(update, server.folds, server.vectors_per_image, needed=False)
+
+    def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
+        """Adds the moments up."""
+        add_moments(server, updates)

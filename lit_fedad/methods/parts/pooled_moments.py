@@ -1,0 +1,163 @@
+"""Second moments of features, which clients send once for each stage of their data and the server adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Exchange, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.task import channel_scale
+from lit_fedad.errors import UserError
+from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
+from lit_fedad.methods.parts.pooled_statistics import check_count
+from lit_fedad.tasks.patches import PatchTask
+
+
+class MeasuresOnce(Protocol):
+    """A client that sends the moments of each of its stages once.
+
+    Attributes:
+        context: The client's stage.
+        folds: Number of sets that its images are divided into.
+        measured: Number of stages whose moments it has sent.
+    """
+
+    context: Context
+    folds: int
+    measured: int
+
+    @property
+    def task(self) -> PatchTask:
+        """Features."""
+
+
+class HoldsMoments(Protocol):
+    """A server with the moments of all that clients have sent so far: ``count``, ``mean``, ``covariance``, or empty."""
+
+    moments: Message
+
+    def learn(self) -> None:
+        """Computes what follows from the moments, after they have changed."""
+
+
+def new_moments(client: MeasuresOnce, loader: DataLoader) -> Message:
+    """Returns ``count`` [n], ``mean`` [n, C] and ``covariance`` [n, C (C + 1) / 2] of a client's patches.
+
+    n is the number of folds in the first message of each stage, and 0 later: what was sent before is not added twice.
+    The covariance divides by the count, and is packed by `upper_triangle`.
+    """
+    channels, stage = client.task.num_features, client.context.stage
+    folds = [] if client.measured > stage else client.task.second_moments(loader, client.folds)
+    client.measured = max(client.measured, stage + 1)
+    message = {
+        "count": torch.zeros(len(folds), dtype=torch.int64),
+        "mean": torch.zeros(len(folds), channels),
+        "covariance": torch.zeros(len(folds), channels * (channels + 1) // 2),
+    }
+    for number, fold in enumerate(folds):
+        message["count"][number] = fold.count
+        message["mean"][number] = fold.mean
+        message["covariance"][number] = upper_triangle(fold.covariance)
+    return message
+
+
+def moments_spec(client: MeasuresOnce) -> MessageSpec:
+    """Declares the form of `new_moments`."""
+    sent, channels = Free("folds", client.folds), client.task.num_features
+    return {
+        "count": TensorSpec((sent,), torch.int64, low=0, counted=True),
+        "mean": TensorSpec((sent, channels)),
+        "covariance": TensorSpec((sent, channels * (channels + 1) // 2)),
+    }
+
+
+def check_moments(update: Update, folds: int, vectors_per_image: int, needed: bool) -> None:
+    """Checks what the form of `new_moments` cannot say.
+
+    Args:
+        update: A client's message.
+        folds: Number of sets, if any are sent.
+        vectors_per_image: Number of feature vectors of an image.
+        needed: Whether moments must be in it.
+
+    Raises:
+        UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
+    """
+    parts = _folds(update.message)
+    if len(parts) != folds and (needed or parts):
+        raise UserError(f"the client sent moments of {len(parts)} sets of images, instead of {folds}")
+    if parts:
+        total = sum(part.count for part in parts)
+        check_count(total, update.num_samples * vectors_per_image)
+        if not total:
+            raise UserError("the client sent moments of no image")
+    for part in parts:
+        check_covariance(part.covariance)
+
+
+def add_moments(server: HoldsMoments, updates: Mapping[int, Update]) -> None:
+    """Adds the clients' new moments to the server's, which learns from them if there are any."""
+    new = [parts for update in updates.values() if (parts := _folds(update.message))]
+    if new:
+        known = [held_moments(server.moments)] if server.moments else []
+        total = [Moments.union(parts) for parts in zip(*known, *new, strict=True)]
+        server.moments = {
+            "count": torch.tensor([fold.count for fold in total]),
+            "mean": torch.stack([fold.mean for fold in total]),
+            "covariance": torch.stack([fold.covariance for fold in total]),
+        }
+        server.learn()
+
+
+def held_moments(moments: Message) -> list[Moments]:
+    """Returns a server's moments by fold, which are kept as tensors."""
+    rows = zip(moments["count"].tolist(), moments["mean"], moments["covariance"], strict=True)
+    return [Moments(count, mean, covariance) for count, mean, covariance in rows]
+
+
+def statistics_of(moments: Moments, shrinkage: float) -> Message:
+    """Computes the ``mean`` and ``scale`` [C] that features are standardised by."""
+    return {"mean": moments.mean.float(), "scale": channel_scale(moments.variance, shrinkage).float()}
+
+
+@dataclass(frozen=True)
+class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
+    """The exchange in which clients send the moments of their patches, which the server adds up.
+
+    Attributes:
+        folds: See `MeasuresOnce`.
+        vectors_per_image: Number of feature vectors of an image.
+    """
+
+    folds: int
+    vectors_per_image: int
+    name = "moments"
+
+    def send(self, client: MeasuresOnce, loader: DataLoader) -> Message:
+        """Returns new moments."""
+        return new_moments(client, loader)
+
+    def upload_spec(self, client: MeasuresOnce) -> MessageSpec:
+        """Declares new moments."""
+        return moments_spec(client)
+
+    def validate(self, server: HoldsMoments, client_id: int, update: Update) -> None:
+        """Checks count and covariance."""
+        check_moments(update, self.folds, self.vectors_per_image, needed=not server.moments)
+
+    def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
+        """Adds the moments up."""
+        add_moments(server, updates)
+
+
+def _folds(message: Mapping[str, Tensor]) -> list[Moments]:
+    """Returns a client's moments by fold."""
+    rows = zip(
+        message["count"].tolist(), message["mean"].double(), message["covariance"].double(), strict=True
+    )
+    return [Moments(count, mean, symmetric(triangle, len(mean))) for count, mean, triangle in rows]

@@ -1,0 +1,157 @@
+"""Anomaly detection by the distance of patch features to the linear subspace of normal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.memory.kmeans import KMeansResult, kmeans
+from lit_fedad.memory.knn import nearest
+from lit_fedad.memory.reduce import SampleReduce
+from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
+from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.tasks.patches import PatchTask
+from lit_fedad.tasks.slot_distances import LocalScale
+
+PATCHES_PER_CLUSTER = 256
+"""Local patches that are clustered, for each cluster."""
+
+
+class Subspace(PatchTask):
+    """The task whose patch score is the residual of a principal component analysis of normal patches.
+
+    Image scores may be taken relative to what is usual near the same cluster of normal patches: some products vary more
+    than others.
+
+    A method may set the subspace and the clusters; otherwise the task fits them to local data. There is nothing to
+    train.
+
+    Args:
+        backbone: Frozen feature extractor.
+        share: Share of the variance of normal features that the subspace holds, or ``"likelihood"`` (`fit_basis`).
+        clusters: Number of clusters of normal patches; 0 for none.
+        image_score: Patch score relative to the usual residual of the nearest cluster, for image scores.
+        grid: See `PatchTask`, also for the other arguments that are not listed here.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    prepares = True
+    local_buffers = ("mean", "scale", "centre", "basis", "memory", "radii")
+
+    centre: Tensor
+    basis: Tensor
+    memory: Tensor
+    radii: Tensor
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        share: Share = 0.99,
+        clusters: int = 0,
+        image_score: LocalScale | None = None,
+        grid: int = 56,
+        image_size: int = 224,
+        standardise: bool = True,
+        shrinkage: float = 1.0,
+        average_pool: bool = True,
+        sigma: float = 4.0,
+        rim: int = 1,
+        top: float = 0.0,
+    ) -> None:
+        super().__init__(backbone, grid, image_size, standardise, shrinkage, average_pool, sigma, rim, top)
+        check_share("task", share=share)
+        at_least("task", 0, clusters=clusters)
+        self.share, self.clusters, self.image_score = share, clusters, image_score
+        self.register_buffer("centre", torch.zeros(self.num_features))
+        self.register_buffer("basis", torch.empty(self.num_features, 0))
+        self.register_buffer("memory", torch.zeros(clusters, self.num_features))
+        self.register_buffer("radii", torch.ones(clusters))
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes standardised frozen features [B, grid * grid, C]."""
+        return self.standardised(self.embed(batch))
+
+    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
+        """Loads the mean [C] of standardised features, and a basis [C, R] of what lies outside their subspace."""
+        self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
+
+    def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
+        """Loads centres of clusters [K, C] and, where known, the usual residual of their patches [K]."""
+        self.memory = memory.to(self.memory)
+        if radii is not None:
+            self.radii = radii.to(self.radii)
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Fits subspace and clusters to local data."""
+        self.measure(loader)
+        folds = self.second_moments(loader, folds_of(self.share))
+        self.load_subspace(*fit_subspace(folds, self.share, self.mean.cpu(), self.scale.cpu()))
+        if self.clusters:
+            self.load_memory(self.cluster(loader, context).centroids)
+            squares, counts = self.residuals_by_cluster(loader)
+            self.radii = usual_residuals(squares, counts).to(self.radii)
+
+    @torch.no_grad()
+    def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:
+        """Clusters a sample of local patches by k-means."""
+        reservoir = SampleReduce()
+        reservoir.start(None, 0, PATCHES_PER_CLUSTER * self.clusters, context.generator("clusters"))
+        for features in map_batches(self, loader, self):
+            reservoir.update(features.float())
+        return kmeans(reservoir.finish().memory, self.clusters, generator=context.generator("k-means"))
+
+    @torch.no_grad()
+    def residuals_by_cluster(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
+        """Computes the sum of squared residuals, and the number, of local patches by cluster, both [K] float64."""
+        squares = torch.zeros(self.clusters, dtype=torch.float64)
+        counts = torch.zeros_like(squares)
+        for features in map_batches(self, loader, self):
+            patches = features.flatten(0, 1).float()
+            at = nearest(patches, self.memory, 1)[1][:, 0].cpu()
+            residuals = residual_norms(patches - self.centre, self.basis).double().cpu()
+            squares += torch.bincount(at, residuals.square(), minlength=self.clusters)
+            counts += torch.bincount(at, minlength=self.clusters)
+        return squares, counts
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images by the residuals of their patches."""
+        patches = features.flatten(0, 1).float()
+        scores = judged = residual_norms(patches - self.centre, self.basis)
+        if self.clusters and self.image_score is not None:
+            judged = self.image_score(scores, self.radii, nearest(patches, self.memory, 1)[1][:, 0])
+        return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Refuses to train.
+
+        Raises:
+            UserError: Always: there is nothing to train.
+        """
+        raise UserError(
+            "task Subspace has nothing to train: give METHOD=federated_subspace, local or centralised"
+        )
+
+    def on_fit_start(self) -> None:
+        """Refuses a plain Trainer; see `objective`."""
+        self.objective(self.mean, {})
+
+
+def usual_residuals(squares: Tensor, counts: Tensor) -> Tensor:
+    """Computes the root mean square residual of each cluster [K]; of clusters without a patch, that of all patches.
+
+    Args:
+        squares: Sums of squared residuals by cluster [K].
+        counts: Numbers of patches by cluster [K].
+    """
+    typical = squares.sum() / counts.sum().clamp(min=1)
+    return torch.where(counts > 0, squares / counts.clamp(min=1), typical).sqrt().float()

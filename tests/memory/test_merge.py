@@ -1,0 +1,80 @@
+"""Merging memories: federated Lloyd against a central step of k-means, and slots that enough images share."""
+
+import pytest
+import torch
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.merge import LloydAggregation, only_shared, pooled_radii
+from lit_fedad.memory.reduce import SlotReduce
+
+
+def lloyd_step(patches, bank):
+    """One central step, row by row in double precision."""
+    at = torch.cdist(patches.double(), bank.double()).argmin(1)
+    return torch.stack(
+        [patches[at == k].double().mean(0) if (at == k).any() else bank[k].double() for k in range(len(bank))]
+    )
+
+
+@pytest.fixture
+def maps():
+    return torch.randn(12, 9, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def bank():
+    return torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("sizes", [[12], [4, 8], [1] * 12])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_federated_lloyd_is_central_lloyd_whatever_the_partition(maps, bank, sizes, backwards):
+    memory = bank
+    for _ in range(3):
+        uploads = []
+        for own in maps.split(sizes)[:: -1 if backwards else 1]:
+            reduce = SlotReduce(weights="none", average=False)
+            reduce.start(memory, 1, len(bank), torch.Generator())
+            reduce.update(own)
+            uploads.append(reduce.finish())
+        merged = LloydAggregation()(
+            [upload.memory for upload in uploads],
+            [upload.counts for upload in uploads],
+            len(bank),
+            memory,
+            torch.Generator(),
+        )
+        expected = lloyd_step(maps.flatten(0, 1), memory)
+        torch.testing.assert_close(merged.double(), expected, rtol=1e-6, atol=1e-6)
+        memory = merged
+
+
+def test_the_first_memory_is_clustered_by_weight():
+    first = LloydAggregation()(
+        [torch.tensor([[0.0], [1.0]]), torch.tensor([[10.0]])],
+        [torch.tensor([3.0, 1.0]), torch.tensor([1.0])],
+        2,
+        None,
+        torch.Generator().manual_seed(0),
+    )
+    assert sorted(first.flatten().tolist()) == [0.25, 10.0]
+
+
+def test_slots_of_too_few_images_become_the_nearest_other():
+    memory = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
+    merged = only_shared(memory, torch.tensor([5, 1, 2, 5]), min_images=3)
+    assert merged.flatten().tolist() == [0.0, 0.0, 11.0, 11.0]
+    assert torch.equal(only_shared(memory, torch.tensor([5, 1, 2, 5]), min_images=1), memory)
+
+
+def test_a_memory_without_a_shared_slot_is_refused():
+    with pytest.raises(UserError, match="patches of 9 different images: lower method.client.min_images"):
+        only_shared(torch.zeros(2, 1), torch.tensor([5, 1]), min_images=9)
+
+
+def test_radii_are_root_mean_squares_over_all_patches_of_a_slot():
+    found = pooled_radii(
+        torch.tensor([1.0, 3.0, 2.0]), torch.tensor([4.0, 0.0, 9.0]), torch.tensor([0, 0, 2]), 3
+    )
+    overall = ((1 * 4 + 3 * 0 + 2 * 9) / 6) ** 0.5
+    torch.testing.assert_close(found, torch.tensor([1.0, overall, 3.0]))

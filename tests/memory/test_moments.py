@@ -1,0 +1,70 @@
+"""Second moments: equal to NumPy's on all rows, whatever the batches and the parts."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
+
+
+@pytest.fixture
+def rows():
+    """Correlated vectors far from zero, with channels of very different variance."""
+    draw = torch.Generator().manual_seed(0)
+    mix = torch.randn(6, 6, generator=draw)
+    scale = torch.tensor([1e-3, 0.1, 1.0, 3.0, 10.0, 0.0])
+    return (torch.randn(500, 6, generator=draw) @ mix) * scale + 5
+
+
+def close(found, rows, rtol=1e-6):
+    expected = np.cov(rows.double().numpy().T, bias=True)
+    assert found.count == len(rows)
+    np.testing.assert_allclose(found.mean, rows.double().mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.covariance, expected, atol=rtol * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 500])
+def test_are_those_of_all_rows_whatever_the_batches(rows, batch):
+    close(Moments.of(rows.split(batch), 6), rows)
+
+
+@pytest.mark.parametrize("sizes", [[500], [1, 499], [100] * 5, [0, 300, 200]])
+def test_the_union_is_that_of_all_rows_in_any_order(rows, sizes):
+    parts = [Moments.of([part] if len(part) else [], 6) for part in rows.split(sizes)]
+    close(Moments.union(parts), rows)
+    close(Moments.union(parts[::-1]), rows)
+
+
+def test_partial_sums_add_up(rows):
+    parts = [Moments.of([part], 6) for part in rows.split(100)]
+    nested = Moments.union([Moments.union(parts[:2]), Moments.union(parts[2:])])
+    close(nested, rows)
+
+
+def test_scaling_is_that_of_the_rows(rows):
+    scale = torch.tensor([0.5, 2.0, 1.0, 3.0, 10.0, 0.1])
+    close(Moments.of([rows], 6).scaled(scale), rows / scale)
+
+
+def test_no_row_counts_nothing():
+    nothing = Moments.of([], 3)
+    assert nothing.count == 0
+    assert not nothing.covariance.any()
+    with pytest.raises(ValueError, match="no moments"):
+        Moments.union([])
+
+
+def test_the_upper_triangle_holds_all_of_a_symmetric_matrix(rows):
+    covariance = Moments.of([rows], 6).covariance
+    triangle = upper_triangle(covariance)
+    assert triangle.shape == (21,)
+    assert torch.equal(symmetric(triangle, 6), (covariance + covariance.T) / 2) or torch.allclose(
+        symmetric(triangle, 6), covariance
+    )
+
+
+def test_a_matrix_with_a_negative_direction_is_no_covariance():
+    check_covariance(torch.diag(torch.tensor([1.0, 0.0, -1e-6])).double())
+    with pytest.raises(UserError, match="negative variance"):
+        check_covariance(torch.diag(torch.tensor([1.0, 0.0, -0.1])).double())

@@ -1,0 +1,142 @@
+"""Federated subspace: equal to one client with all data, whatever the partition; what crosses; what is refused."""
+
+import pytest
+import torch
+from conftest import TinyPyramid
+from torch.utils.data import ConcatDataset, DataLoader
+
+from lit_fedad.contracts import Update
+from lit_fedad.errors import UserError
+from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.subspace import residual_basis
+from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
+from lit_fedad.tasks.slot_distances import LocalScale
+from lit_fedad.tasks.subspace import Subspace
+
+CHANNELS = 8
+
+
+@pytest.fixture
+def make_subspace():
+    def make(**overrides):
+        torch.manual_seed(0)
+        return Subspace(**{"backbone": TinyPyramid(), "grid": 4, "image_size": 32, "share": 0.9, **overrides})
+
+    return make
+
+
+@pytest.fixture
+def play(federate, make_subspace):
+    def play(data, rounds=0, **task):
+        return federate(
+            FederatedSubspaceClient,
+            FederatedSubspaceServer,
+            task=make_subspace(**task),
+            data=data,
+            rounds=rounds,
+        )
+
+    return play
+
+
+def patches(task, *loaders):
+    return torch.cat([task.embed(batch).flatten(0, 1) for loader in loaders for batch in loader])
+
+
+def outside(known):
+    """What the subspace leaves out, as a projection: its basis is defined up to rotations."""
+    return known["basis"] @ known["basis"].T
+
+
+@pytest.mark.parametrize("sizes", [(12,), (1, 11), (3, 4, 5)])
+def test_is_the_central_fit_whatever_the_partition(play, make_subspace, make_loader, sizes):
+    data = {client: make_loader(size, client) for client, size in enumerate(sizes)}
+    central = {0: DataLoader(ConcatDataset([loader.dataset for loader in data.values()]), batch_size=5)}
+    one, many = play(central).server.known, play(data).server.known
+    for name in ("mean", "scale"):
+        torch.testing.assert_close(many[name], one[name], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(outside(many), outside(one), rtol=1e-4, atol=1e-4)
+    rows = patches(make_subspace(), *data.values())
+    standardised = (rows - one["mean"]) / one["scale"]
+    expected = residual_basis(Moments.of([standardised], CHANNELS), 0.9)
+    torch.testing.assert_close(outside(many), expected @ expected.T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_order_of_clients_does_not_matter(play, make_loader):
+    loaders = [make_loader(3 + number, number) for number in range(3)]
+    found = [play(dict(enumerate(order))).server.moments for order in (loaders, loaders[::-1])]
+    torch.testing.assert_close(found[0]["covariance"], found[1]["covariance"], rtol=1e-9, atol=1e-12)
+
+
+def test_a_client_sends_its_moments_once(play, make_loader):
+    played = play({0: make_loader(), 1: make_loader(4, 1)}, rounds=2)
+    sent = 1 + CHANNELS + CHANNELS * (CHANNELS + 1) // 2
+    assert [report.elements_up for report in played.history] == [
+        {0: sent, 1: sent},
+        {0: 0, 1: 0},
+        {0: 0, 1: 0},
+    ]
+    assert int(played.server.moments["count"].sum()) == 10 * 16
+
+
+def test_dimensions_may_be_chosen_by_likelihood_on_other_images(play, make_loader):
+    known = play({0: make_loader(6), 1: make_loader(5, 1)}, share="likelihood").server
+    assert known.moments["count"].tolist() == [(3 + 3) * 16, (3 + 2) * 16]
+    assert 1 <= known.known["basis"].shape[1] < CHANNELS
+
+
+def test_clusters_scale_image_scores_and_leave_maps(play, make_loader):
+    data = {0: make_loader(6), 1: make_loader(5, 1)}
+    plain = play(data).client
+    scaled = play(data, clusters=3, image_score=LocalScale(1.0)).client
+    batch = next(iter(data[0]))
+    with torch.no_grad():
+        (score, maps, *_), (other, same, *_) = (client.predict_step(batch) for client in (plain, scaled))
+    torch.testing.assert_close(maps, same, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(score, other)
+
+
+def test_residuals_of_clusters_are_those_of_all_patches(play, make_loader):
+    data = {0: make_loader(6), 1: make_loader(5, 1)}
+    played = play(data, clusters=3, image_score=LocalScale(1.0))
+    task = played.client.task
+    rows = task.standardised(patches(task, *data.values()))
+    residuals = ((rows - task.centre) @ task.basis).norm(dim=1)
+    at = torch.cdist(rows, task.memory).argmin(1)
+    for cluster, radius in enumerate(played.server.clusters["radii"].tolist()):
+        assert radius == pytest.approx(float(residuals[at == cluster].square().mean().sqrt()), rel=1e-4)
+
+
+def moments(update=None, images=6):
+    message = {
+        "count": torch.tensor([images * 16]),
+        "mean": torch.zeros(1, CHANNELS),
+        "covariance": torch.eye(CHANNELS)[tuple(torch.triu_indices(CHANNELS, CHANNELS))][None],
+    }
+    return Update({**message, **(update or {})}, images)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"count": torch.tensor([7 * 16])}, "counts 112 vectors, but its images have 96"),
+        ({"count": torch.tensor([0])}, "moments of no image"),
+        ({"covariance": -torch.ones(1, 36)}, "negative variance"),
+        (
+            {"count": torch.zeros(0), "mean": torch.zeros(0, 8), "covariance": torch.zeros(0, 36)},
+            "0 sets of images, instead of 1",
+        ),
+    ],
+)
+def test_impossible_moments_are_refused(make_subspace, changed, said):
+    client = FederatedSubspaceClient(make_subspace())
+    server = FederatedSubspaceServer(client)
+    exchange = client.exchanges.setup[0]
+    exchange.validate(server, 0, moments())
+    with pytest.raises(UserError, match=said):
+        exchange.validate(server, 0, moments(changed))
+
+
+def test_nothing_can_be_trained(make_subspace):
+    with pytest.raises(UserError, match="nothing to train"):
+        make_subspace().on_fit_start()
