@@ -1,7 +1,7 @@
 """Transforms of image files, and of their masks by the same geometry, to tensors."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -144,6 +144,16 @@ class ImageTransform:
         else:
             image = tvf.resize(image, square, interpolation)
         return torch.from_numpy(np.array(image))
+
+
+def emptied_masks(pairs: Iterable[tuple[Path, Path]], transform: ImageTransform) -> list[Path]:
+    """Lists the images whose defect a transform leaves out.
+
+    Args:
+        pairs: Mask and image of anomalous samples.
+        transform: The transform.
+    """
+    return [image for mask, image in pairs if not transform.mask(mask, image).any()]
 
 
 def each_channel(

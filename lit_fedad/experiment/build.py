@@ -25,7 +25,7 @@ from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.data.transform import ImageTransform
+from lit_fedad.data.transform import ImageTransform, emptied_masks
 from lit_fedad.errors import UserError, first_line
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
@@ -311,6 +311,13 @@ def _image_data(
     config: Config, images: ImageSet, backbone: FeaturePyramid | None, fabric: Fabric, display: Display
 ) -> tuple[ImageTransform, Dataset, Dataset]:
     transform = image_transform(config)
+    if transform.fit == "crop" and fabric.is_global_zero:
+        marked = [(sample.mask, sample.path) for sample in images.test if sample.mask is not None]
+        if lost := emptied_masks(marked, transform):
+            display.warn(
+                f"image.fit=crop leaves out all of the defect in {len(lost)} of {len(marked)} test images, such as"
+                f" {lost[0]}; they still count as anomalous; image.fit=squeeze keeps the whole image"
+            )
     train: Dataset = ImageDataset(images.train, transform, with_masks=False)
     test: Dataset = ImageDataset(images.test, transform, with_masks=images.has_masks)
     if backbone is not None and config["cache"]["enabled"]:

@@ -70,6 +70,19 @@ class MemoryReduce(ABC):
             UserError: Round 0 saw no image.
         """
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether memories are plain means of patches, which counts add up to those of a union."""
+        return False
+
+    def remember(self, past: Reduced) -> None:
+        """Adds vectors that stand for patches seen in earlier stages.
+
+        Raises:
+            NotImplementedError: If memories do not add up.
+        """
+        raise NotImplementedError
+
 
 class PositionReduce(MemoryReduce):
     """Weighted mean over images, position by position.
@@ -213,6 +226,26 @@ class SlotReduce(MemoryReduce):
         self._counts += torch.bincount(assignment, minlength=self._slots)
         held = torch.zeros(len(maps), self._slots, dtype=torch.bool, device=maps.device)
         self._images += held.scatter_(1, assignment.view(len(maps), -1), True).sum(0)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether memories are plain means of patches."""
+        return self.weights == "none" and not self.average
+
+    @torch.no_grad()
+    def remember(self, past: Reduced) -> None:
+        """Adds each vector to its nearest slot, as so many patches as it counts."""
+        assert self._memory is not None, "the first memory has no past"
+        device = self._memory.device
+        vectors, counts, radii, images = (part.to(device) for part in past)
+        slots, mass = nearest(vectors, self._memory, k=1)[1][:, 0], counts.double()
+        add_by_slot(self._sums, vectors, slots, mass)
+        self._weights += torch.bincount(slots, mass, minlength=self._slots)
+        self._squares += torch.bincount(slots, mass * radii.double().square(), minlength=self._slots)
+        self._counts += torch.bincount(slots, mass, minlength=self._slots).long()
+        # An image may lie behind several vectors of a slot: the largest number is surely of different ones.
+        seen = torch.zeros_like(self._images).scatter_reduce_(0, slots, images, "amax")
+        self._images += seen
 
     def _weigh(self, distances: Tensor, assignment: Tensor) -> Tensor:
         if self.weights == "none":

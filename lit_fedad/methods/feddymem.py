@@ -33,6 +33,7 @@ from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, only_shared, pooled_radii
 from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.reduce import Reduced
 from lit_fedad.memory.subspace import fit_subspace, folds_of
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
@@ -75,7 +76,7 @@ class FedDyMemClient(Client):
     """
 
     needs = MemoryBank
-    kept = ("head", "drew_head", "measured")
+    kept = ("head", "drew_head", "measured", "sent", "past")
     task: MemoryBank
 
     def __init__(
@@ -95,6 +96,9 @@ class FedDyMemClient(Client):
         self.oversampling, self.min_images = oversampling, min_images
         self.folds, self.measured = folds_of(task.subspace), 0
         self.first_vectors = task.slots
+        # Of data that come in stages: what was sent last, and the last of earlier stages.
+        self.sent: dict[str, Tensor] = {}
+        self.past: dict[str, Tensor] = {}
         self.send_counts = send_counts
         self.independent_init = independent_init
         self.drew_head = False
@@ -159,7 +163,12 @@ class FedDyMemClient(Client):
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
-        reduced = self.task.reduce_memory(loader, self.context, self.task.memory)
+        if int(self.sent.get("stage", 0)) < self.context.stage:
+            self.past = {name: entry for name, entry in self.sent.items() if name != "stage"}
+        past = Reduced(**self.past) if self.past else None
+        reduced = self.task.reduce_memory(loader, self.context, self.task.memory, past=past)
+        if self.task.reduce.adds_up:
+            self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
         moments = {} if self.task.subspace is None else new_moments(self, loader)
         per_slot = {"counts": reduced.counts, "radii": reduced.radii, "images": reduced.images}
         own = {name: per_slot[name] for name in self._sent_per_slot()}
@@ -201,7 +210,7 @@ class FedDyMemServer(AttackableServer):
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept = ("moments", "statistics", "subspace", "known", "first_spread", "latest")
+    kept = ("moments", "measured", "statistics", "subspace", "known", "first_spread", "latest")
 
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
         super().__init__()
@@ -216,6 +225,7 @@ class FedDyMemServer(AttackableServer):
         self.oversampling, self.clients = client.oversampling, 1
         self.aggregation, self.collapse = aggregation, collapse
         self.moments: Message = {}
+        self.measured: dict[int, int] = {}
         self.statistics: Message = {}
         self.subspace: Message = {}
         self.known: Message = {}
@@ -253,6 +263,8 @@ class FedDyMemServer(AttackableServer):
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what slots count, and new moments."""
         message, images = update.message, update.num_samples
+        if self.share is not None:  # sums hold the images of earlier stages too
+            images = self.measured.get(client_id, 0) + (images if len(message.get("count", ())) else 0)
         if self.counted:
             total = float(message["counts"].double().sum())
             check_count(total, images * self.counts_per_image)

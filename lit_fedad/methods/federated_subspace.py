@@ -99,7 +99,7 @@ class FederatedSubspaceServer(Server):
         client: A client, for sizes.
     """
 
-    kept = ("moments", "known", "clusters")
+    kept = ("moments", "measured", "known", "clusters")
 
     def __init__(self, client: FederatedSubspaceClient) -> None:
         super().__init__()
@@ -108,6 +108,7 @@ class FederatedSubspaceServer(Server):
         self.standardise, self.shrinkage = task.standardise, task.shrinkage
         self.vectors_per_image = task.vectors_per_image
         self.moments: Message = {}
+        self.measured: dict[int, int] = {}
         self.known: Message = {}
         self.clusters: Message = {}
 

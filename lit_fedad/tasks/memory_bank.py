@@ -182,7 +182,12 @@ class MemoryBank(PatchTask):
 
     @torch.no_grad()
     def reduce_memory(
-        self, loader: DataLoader, context: Context, previous: Tensor | None, slots: int | None = None
+        self,
+        loader: DataLoader,
+        context: Context,
+        previous: Tensor | None,
+        slots: int | None = None,
+        past: Reduced | None = None,
     ) -> Reduced:
         """Compresses all local patches to one bank, batch by batch (`MemoryReduce`).
 
@@ -191,6 +196,7 @@ class MemoryBank(PatchTask):
             context: Round and randomness; the round is t in FedDyMem Eq. 16.
             previous: Previous memory M'^{t-1} [slots, C]; None for the first memory.
             slots: Size of the bank; None for the task's.
+            past: What patches of earlier stages were compressed to.
         """
         round = 0 if previous is None else max(context.round, 0)
         self.reduce.start(previous, round, slots or self.slots, context.generator("memory-reduce"))
@@ -203,6 +209,8 @@ class MemoryBank(PatchTask):
 
         for _ in map_batches(self, loader, add):
             pass
+        if past is not None:
+            self.reduce.remember(past)
         return Reduced(*(tensor.cpu() for tensor in self.reduce.finish()))
 
     @torch.no_grad()

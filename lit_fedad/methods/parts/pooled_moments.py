@@ -37,9 +37,15 @@ class MeasuresOnce(Protocol):
 
 
 class HoldsMoments(Protocol):
-    """A server with the moments of all that clients have sent so far: ``count``, ``mean``, ``covariance``, or empty."""
+    """A server that adds moments up.
+
+    Attributes:
+        moments: ``count``, ``mean`` and ``covariance`` by fold of all that was sent so far; empty before.
+        measured: Number of each client's images behind them, over all of its stages.
+    """
 
     moments: Message
+    measured: dict[int, int]
 
     def learn(self) -> None:
         """Computes what follows from the moments, after they have changed."""
@@ -111,6 +117,9 @@ def add_moments(server: HoldsMoments, updates: Mapping[int, Update]) -> None:
             "mean": torch.stack([fold.mean for fold in total]),
             "covariance": torch.stack([fold.covariance for fold in total]),
         }
+        for client, update in updates.items():
+            images = update.num_samples if len(update.message["count"]) else 0
+            server.measured[client] = server.measured.get(client, 0) + images
         server.learn()
 
 
