@@ -115,8 +115,8 @@ class LloydAggregation:
         return torch.where(total > 0, sums / total.clamp(min=1), previous.double()).float()
 
 
-def only_shared(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
-    """Replaces the slots that too few images lie behind by the nearest other slot.
+def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
+    """Finds, for every slot, the one that takes its place: the nearest that enough images lie behind.
 
     Args:
         memory: Slots [slots, C].
@@ -124,23 +124,21 @@ def only_shared(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
         min_images: Fewest images.
 
     Returns:
-        A memory of the same shape in which every vector is a mean over patches of at least `min_images` images.
+        Numbers of slots [slots]; a slot that enough images lie behind keeps its place.
 
     Raises:
         UserError: If no slot has enough.
     """
     enough = images >= min_images
-    if enough.all():
-        return memory
     if not enough.any():
         raise UserError(
             f"no slot of the memory has patches of {min_images} different images: lower"
             " method.client.min_images, or give fewer task.slots"
         )
-    shared = memory[enough]
-    merged = memory.clone()
-    merged[~enough] = shared[nearest(memory[~enough], shared, 1)[1][:, 0]]
-    return merged
+    place = torch.arange(len(memory))
+    if not enough.all():
+        place[~enough] = place[enough][nearest(memory[~enough], memory[enough], 1)[1][:, 0]]
+    return place
 
 
 def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:

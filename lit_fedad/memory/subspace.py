@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, within
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, upper_triangle
 
 LIKELIHOOD = "likelihood"
 """In place of a share of variance: the number of dimensions under which normal vectors held out are likeliest."""
@@ -54,23 +55,53 @@ def fit_basis(folds: Sequence[Moments], share: Share) -> Tensor:
     return residual_basis(Moments.union(folds), share)
 
 
-def fit_subspace(
-    folds: Sequence[Moments], share: Share, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Fits the subspace of normal vectors after standardisation.
+def statistics_of(
+    moments: Moments, standardise: bool, shrinkage: float, whiten: float | None
+) -> dict[str, Tensor]:
+    """Computes what features are standardised and whitened by.
 
     Args:
-        folds: See `fit_basis`; moments of the vectors before standardisation.
-        share: See `fit_basis`.
-        mean: Mean [C] that standardisation subtracts.
-        scale: Scale [C] that it divides by.
+        moments: Moments of the features.
+        standardise: Whether each channel is divided by its scale.
+        shrinkage: See `channel_scale`.
+        whiten: Share of the mean variance, of standardised features, that is added to the variance of every
+            direction; None for no whitening.
 
     Returns:
-        The mean [C] of standardised vectors, and a basis [C, R] of what lies outside their subspace, float32.
+        ``mean`` and ``scale`` [C] and, to whiten by, ``whitening``: the upper triangle of the symmetric matrix
+        ``(S + whiten * mean variance * I)^(-1/2)``, with S the covariance of standardised features [C (C + 1) / 2].
+        All are float32.
     """
-    scaled = [fold.scaled(scale) for fold in folds]
-    centre = Moments.union(scaled).mean - mean.double() / scale.double()
-    return centre.float(), fit_basis(scaled, share)
+    mean = moments.mean.float()
+    scale = channel_scale(moments.variance, shrinkage).float() if standardise else torch.ones_like(mean)
+    if whiten is None:
+        return {"mean": mean, "scale": scale}
+    variances, directions = _directions(moments.scaled(scale))
+    root = (variances + whiten * variances.mean()).sqrt()
+    return {
+        "mean": mean,
+        "scale": scale,
+        "whitening": upper_triangle((directions / root) @ directions.T).float(),
+    }
+
+
+def fit_subspace(folds: Sequence[Moments], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:
+    """Fits the subspace of normal features, each channel divided by its scale s.
+
+    What is returned is for features f as they are: ``|B^T (f - c) / s| = |(B / s)^T (f - c)|``.
+
+    Args:
+        folds: See `fit_basis`.
+        share: See `fit_basis`.
+        shrinkage: See `channel_scale`; None for no scale.
+
+    Returns:
+        The mean c of the features [C], and directions [C, R] whose products with a centred feature are its residual.
+    """
+    total = Moments.union(folds)
+    scale = torch.ones_like(total.mean) if shrinkage is None else channel_scale(total.variance, shrinkage)
+    basis = fit_basis([fold.scaled(scale) for fold in folds], share)
+    return total.mean.float(), (basis.double() / scale[:, None]).float().contiguous()
 
 
 def residual_basis(moments: Moments, share: float) -> Tensor:
@@ -92,7 +123,7 @@ def residual_basis(moments: Moments, share: float) -> Tensor:
 def likeliest_basis(folds: Sequence[Moments]) -> Tensor:
     """Computes `residual_basis` with the number of dimensions under which vectors held out are likeliest.
 
-    Each fold in turn is held out, and scored by probabilistic PCA (Tipping and Bishop, 1999, Eq. 4 and 8) of the
+    Each fold in turn is held out, and scored by probabilistic PCA (Tipping and Bishop, 1999, section 3) of the
     others, whose log-likelihood needs no more of the fold than its moments::
 
         -n/2 (C log 2 pi + log |M| + tr(M^-1 S))    with S the fold's second moment around the others' mean
@@ -141,8 +172,8 @@ def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
     """Computes how far centred vectors [n, C] lie outside the subspace of normal ones [n].
 
     Args:
-        vectors: Vectors minus the normal mean.
-        basis: Orthonormal directions outside the subspace [C, R].
+        vectors: Features minus the normal mean.
+        basis: Directions outside the subspace [C, R], as of `fit_subspace`.
     """
     return torch.linalg.vector_norm(vectors @ basis, dim=1)
 

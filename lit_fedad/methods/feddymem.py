@@ -31,10 +31,8 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import at_least
-from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, only_shared, pooled_radii
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
-from lit_fedad.memory.subspace import fit_subspace, folds_of
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     add_moments,
@@ -42,12 +40,12 @@ from lit_fedad.methods.parts.pooled_moments import (
     held_moments,
     moments_spec,
     new_moments,
-    statistics_of,
 )
 from lit_fedad.methods.parts.pooled_statistics import (
     check_count,
     load_statistics,
     pool_channels,
+    standardised,
     statistics_spec,
 )
 from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
@@ -94,7 +92,7 @@ class FedDyMemClient(Client):
         if not send_counts and (min_images > 1 or task.subspace is not None):
             raise UserError("method.client.min_images and task.subspace need method.client.send_counts=true")
         self.oversampling, self.min_images = oversampling, min_images
-        self.folds, self.measured = folds_of(task.subspace), 0
+        self.sets, self.measured = task.moment_sets, 0
         self.first_vectors = task.slots
         # Of data that come in stages: what was sent last, and the last of earlier stages.
         self.sent: dict[str, Tensor] = {}
@@ -107,12 +105,17 @@ class FedDyMemClient(Client):
     def exchanges(self) -> Exchanges:
         """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
         task, statistics = self.task, list[Exchange]()
-        if task.subspace is not None:
-            statistics = [PooledMoments(self.folds, task.vectors_per_image)]
+        if self.measures:
+            statistics = [PooledMoments(self.sets, task.vectors_per_image)]
         elif task.standardise:
             statistics = [pool_channels(task)]
         threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
         return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
+
+    @property
+    def measures(self) -> bool:
+        """Whether second moments of features are needed."""
+        return self.task.subspace is not None or self.task.whiten is not None
 
     @property
     def pools_threshold(self) -> bool:
@@ -157,7 +160,7 @@ class FedDyMemClient(Client):
     def features_spec(self) -> MessageSpec:
         """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
         channels = self.task.num_features
-        basis = TensorSpec((channels, Free("directions", channels)), low=-1.001, high=1.001)
+        basis = TensorSpec((channels, Free("directions", channels)))
         subspace = {"centre": TensorSpec((channels,)), "basis": basis}
         return {**statistics_spec(self.task), **(subspace if self.task.subspace is not None else {})}
 
@@ -169,14 +172,14 @@ class FedDyMemClient(Client):
         reduced = self.task.reduce_memory(loader, self.context, self.task.memory, past=past)
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
-        moments = {} if self.task.subspace is None else new_moments(self, loader)
+        moments = new_moments(self, loader) if self.measures else {}
         per_slot = {"counts": reduced.counts, "radii": reduced.radii, "images": reduced.images}
         own = {name: per_slot[name] for name in self._sent_per_slot()}
         return {"memory": reduced.memory.float(), **own, **moments}
 
     def upload_spec(self) -> MessageSpec:
         """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
-        moments = {} if self.task.subspace is None else moments_spec(self)
+        moments = moments_spec(self) if self.measures else {}
         return {**self.memory_spec(*self._sent_per_slot()), **moments}
 
     def first_memory(self, loader: DataLoader) -> Message:
@@ -217,8 +220,8 @@ class FedDyMemServer(AttackableServer):
         at_least("method.server", 0, collapse=collapse)
         task = client.task
         self.counted, self.min_images = client.send_counts, client.min_images
-        self.share, self.folds = task.subspace, client.folds
-        self.standardise, self.shrinkage = task.standardise, task.shrinkage
+        self.task, self.share, self.sets = task, task.subspace, client.sets
+        self.standardised, self.measures = standardised(task), client.measures
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
@@ -245,16 +248,12 @@ class FedDyMemServer(AttackableServer):
 
     def learn(self) -> None:
         """Computes statistics, once, and the subspace of all features that clients have measured so far."""
-        folds = held_moments(self.moments)
-        if self.standardise and not self.statistics:
+        moments = held_moments(self.moments)
+        if self.standardised and not self.statistics:
             # Statistics stay what they were first: the memory is kept in features that they standardise.
-            self.statistics = statistics_of(Moments.union(folds), self.shrinkage)
-        channels = folds[0].mean
-        mean = self.statistics.get("mean", torch.zeros_like(channels))
-        scale = self.statistics.get("scale", torch.ones_like(channels))
-        assert self.share is not None
-        centre, basis = fit_subspace(folds, self.share, mean, scale)
-        self.subspace = {"centre": centre, "basis": basis}
+            self.statistics = self.task.statistics_of(moments[0])
+        if self.share is not None:
+            self.subspace = dict(zip(("centre", "basis"), self.task.fit_subspace(moments), strict=True))
 
     def broadcast(self, client_id: int) -> Message:
         """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
@@ -263,7 +262,7 @@ class FedDyMemServer(AttackableServer):
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what slots count, and new moments."""
         message, images = update.message, update.num_samples
-        if self.share is not None:  # sums hold the images of earlier stages too
+        if self.measures:  # sums hold the images of earlier stages too
             images = self.measured.get(client_id, 0) + (images if len(message.get("count", ())) else 0)
         if self.counted:
             total = float(message["counts"].double().sum())
@@ -273,18 +272,20 @@ class FedDyMemServer(AttackableServer):
         if "images" in message and (message["images"] > message["counts"].clamp(max=images)).any():
             raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
         if "covariance" in message:
-            check_moments(update, self.folds, self.vectors_per_image, needed=False)
+            check_moments(update, self.sets, self.vectors_per_image, needed=False)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges memories, and adds new moments up."""
         messages = [update.message for update in updates.values()]
         previous = self.known.get("memory")
         memory = self._merge(messages, previous)
+        place = torch.arange(self.slots)
         if self.min_images > 1 and previous is not None:
-            memory = only_shared(memory, torch.stack([m["images"] for m in messages]).sum(0), self.min_images)
+            place = shared_slots(memory, torch.stack([m["images"] for m in messages]).sum(0), self.min_images)
+            memory = memory[place]
         if self.counted:
-            self.known["radii"] = self._merge_radii(messages, memory, first=previous is None)
-        if self.share is not None and previous is not None:
+            self.known["radii"] = self._merge_radii(messages, memory, None if previous is None else place)
+        if self.measures and previous is not None:
             add_moments(self, updates)
         self.known["memory"] = memory
 
@@ -299,16 +300,18 @@ class FedDyMemServer(AttackableServer):
         self.latest = {"memory_spread": spread, "client_agreement": agreement(moved, memory)}
         return memory
 
-    def _merge_radii(self, messages: list[Message], memory: Tensor, first: bool) -> Tensor:
+    def _merge_radii(self, messages: list[Message], memory: Tensor, place: Tensor | None) -> Tensor:
         vectors, counts, radii = (
             torch.cat([m[name] for m in messages]) for name in ("memory", "counts", "radii")
         )
         if self.share is None:
             return merge_radii(vectors, counts, radii, memory)
-        if first:  # radii are residuals here, which clients do not group by slots before they know these
+        if (
+            place is None
+        ):  # radii are residuals here, which clients do not group by slots before they know these
             return torch.ones(self.slots)
-        slots = torch.arange(self.slots).repeat(len(messages))
-        return pooled_radii(counts, radii.double().square(), slots, self.slots)
+        merged = pooled_radii(counts, radii.double().square(), place.repeat(len(messages)), self.slots)
+        return merged[place]
 
     def adversary_view(self, update: Update, client: Client) -> None:
         """Loads the uploaded bank with the initial head of clients: trained heads are never sent."""

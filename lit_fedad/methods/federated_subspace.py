@@ -27,8 +27,6 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.memory.moments import Moments
-from lit_fedad.memory.subspace import fit_subspace, folds_of
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     add_moments,
@@ -36,9 +34,10 @@ from lit_fedad.methods.parts.pooled_moments import (
     held_moments,
     moments_spec,
     new_moments,
-    statistics_of,
 )
-from lit_fedad.methods.parts.pooled_statistics import check_count, load_statistics, statistics_spec
+from lit_fedad.methods.parts.pooled_statistics import (
+    check_count,
+)
 from lit_fedad.tasks.subspace import Subspace, usual_residuals
 
 
@@ -55,13 +54,13 @@ class FederatedSubspaceClient(Client):
 
     def __init__(self, task: Subspace) -> None:
         super().__init__(task)
-        self.folds, self.measured = folds_of(task.share), 0
+        self.sets, self.measured = task.moment_sets, 0
 
     @property
     def exchanges(self) -> Exchanges:
         """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
         clusters = (Centres(), Residuals()) if self.task.clusters else ()
-        return Exchanges((PooledMoments(self.folds, self.task.vectors_per_image), *clusters), (NewMoments(),))
+        return Exchanges((PooledMoments(self.sets, self.task.vectors_per_image), *clusters), (NewMoments(),))
 
     @property
     def predictors(self) -> Predictors:
@@ -69,23 +68,23 @@ class FederatedSubspaceClient(Client):
         return Predictors(shared=True)
 
     def receive(self, message: Message) -> None:
-        """Loads statistics, subspace and clusters, as far as the message holds them."""
-        load_statistics(self.task, message)
+        """Loads the subspace and, as far as the message holds them, clusters."""
         self.task.load_subspace(message["centre"], message["basis"])
         if "memory" in message:
             self.task.load_memory(message["memory"], message.get("radii"))
 
     def broadcast_spec(self, *clusters: str) -> MessageSpec:
-        """Declares statistics and subspace, and those of the named values of clusters that there are."""
+        """Declares the subspace, and those of the named values of clusters that there are."""
         channels, rows = self.task.num_features, self.task.clusters
-        basis = TensorSpec((channels, Free("directions", channels)), low=-1.001, high=1.001)
+        basis = TensorSpec(
+            (channels, Free("directions", channels)),
+        )
         known = {
             "memory": TensorSpec((rows, channels), unordered=True),
             "radii": TensorSpec((rows,), low=0),
         }
         own = {name: known[name] for name in clusters} if rows else {}
         return {
-            **statistics_spec(self.task),
             "centre": TensorSpec((channels,)),
             "basis": basis,
             **own,
@@ -99,40 +98,31 @@ class FederatedSubspaceServer(Server):
         client: A client, for sizes.
     """
 
-    kept = ("moments", "measured", "known", "clusters")
+    kept = ("moments", "measured", "subspace", "clusters")
 
     def __init__(self, client: FederatedSubspaceClient) -> None:
         super().__init__()
-        task = client.task
-        self.share, self.folds, self.rows = task.share, client.folds, task.clusters
-        self.standardise, self.shrinkage = task.standardise, task.shrinkage
-        self.vectors_per_image = task.vectors_per_image
+        self.task, self.sets, self.rows = client.task, client.sets, client.task.clusters
+        self.vectors_per_image = client.task.vectors_per_image
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
-        self.known: Message = {}
+        self.subspace: Message = {}
         self.clusters: Message = {}
 
     def learn(self) -> None:
-        """Computes statistics and subspace of all features that clients have measured so far."""
-        folds = held_moments(self.moments)
-        total = Moments.union(folds)
-        statistics = statistics_of(total, self.shrinkage) if self.standardise and not self.clusters else {}
-        # Clusters live in features that the first statistics standardise.
-        statistics = statistics or {n: self.known[n] for n in ("mean", "scale") if n in self.known}
-        mean = statistics.get("mean", torch.zeros_like(total.mean))
-        scale = statistics.get("scale", torch.ones_like(total.mean))
-        centre, basis = fit_subspace(folds, self.share, mean, scale)
-        self.known = {**statistics, "centre": centre, "basis": basis}
+        """Computes the subspace of all features that clients have measured so far."""
+        found = self.task.fit_subspace(held_moments(self.moments))
+        self.subspace = dict(zip(("centre", "basis"), found, strict=True))
 
     def broadcast(self, client_id: int) -> Message:
-        """Returns statistics, subspace and clusters, the same to every client."""
-        return {**self.known, **self.clusters}
+        """Returns subspace and clusters, the same to every client."""
+        return {**self.subspace, **self.clusters}
 
     def diagnostics(self) -> dict[str, float]:
         """Returns the number of directions inside and outside the subspace."""
-        if not self.known:
+        if not self.subspace:
             return {}
-        channels, outside = self.known["basis"].shape
+        channels, outside = self.subspace["basis"].shape
         return {"dimensions": float(channels - outside), "residual_dimensions": float(outside)}
 
 
@@ -242,7 +232,7 @@ class NewMoments(_SendState):
 
     def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
         """Checks counts and covariance."""
-        check_moments(update, server.folds, server.vectors_per_image, needed=False)
+        check_moments(update, server.sets, server.vectors_per_image, needed=False)
 
     def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""

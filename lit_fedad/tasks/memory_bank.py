@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.knn import nearest, neighbour_distances
+from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
 from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
 from lit_fedad.models.backbones import FeaturePyramid
@@ -55,7 +56,7 @@ class MemoryBank(PatchTask):
     """
 
     prepares = True
-    local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "threshold")
+    local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "whitening", "threshold")
 
     memory: Tensor
     radii: Tensor
@@ -77,7 +78,8 @@ class MemoryBank(PatchTask):
         slots: int | None = None,
         standardise: bool = False,
         shrinkage: float = 1.0,
-        average_pool: bool = False,
+        whiten: float | None = None,
+        average_pool: bool | str = False,
         patches_per_image: int | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 5e-4,
@@ -85,7 +87,9 @@ class MemoryBank(PatchTask):
         rim: int = 0,
         top: float = 0.0,
     ) -> None:
-        super().__init__(backbone, grid, image_size, standardise, shrinkage, average_pool, sigma, rim, top)
+        super().__init__(
+            backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top
+        )
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
         check_share("task", subspace=subspace)
@@ -176,8 +180,27 @@ class MemoryBank(PatchTask):
         if radii is not None:
             self.radii = radii.to(self.radii)
 
+    @property
+    def moment_sets(self) -> int:
+        """Number of sets of moments: one to standardise by, and the folds of the subspace."""
+        measured = self.standardise or self.whiten is not None
+        return int(measured) + (0 if self.subspace is None else folds_of(self.subspace))
+
+    def moments(self, loader: DataLoader) -> list[Moments]:
+        """Computes the moments of the bank's features, to standardise by, and those of the subspace by fold."""
+        measured = self.standardise or self.whiten is not None
+        own = self.second_moments(loader) if measured else []
+        folds = 0 if self.subspace is None else folds_of(self.subspace)
+        return [*own, *self.second_moments(loader, folds, average_pool=True)]
+
+    def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
+        """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspace`."""
+        assert self.subspace is not None
+        folds = moments[-folds_of(self.subspace) :]
+        return fit_subspace(folds, self.subspace, self.shrinkage if self.standardise else None)
+
     def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
-        """Loads the mean [C] of standardised features, and a basis [C, R] of what lies outside their subspace."""
+        """Loads the mean [C] of frozen features, and directions [C, R] outside their subspace."""
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
 
     @torch.no_grad()
@@ -204,7 +227,7 @@ class MemoryBank(PatchTask):
 
         def add(batch: Mapping[str, Any]) -> None:
             features = self(batch)
-            values = self.outside(features, batch).view(features.shape[:2]) if measured else None
+            values = self.outside(batch).view(features.shape[:2]) if measured else None
             self.reduce.update(features.float(), values)
 
         for _ in map_batches(self, loader, add):
@@ -228,8 +251,7 @@ class MemoryBank(PatchTask):
         """Builds subspace, bank and threshold from local data, and statistics unless some were loaded."""
         self.measure(loader)
         if self.subspace is not None:
-            folds = self.second_moments(loader, folds_of(self.subspace))
-            self.load_subspace(*fit_subspace(folds, self.subspace, self.mean.cpu(), self.scale.cpu()))
+            self.load_subspace(*self.fit_subspace(self.moments(loader)))
         self._build(loader, context)
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader)
@@ -248,16 +270,19 @@ class MemoryBank(PatchTask):
 
     # ------------------------------------------------------------------------------------------------ scoring
 
-    def outside(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """Computes how far images' standardised frozen features lie outside the subspace [B * grid * grid]."""
-        frozen = features if self.head is None else self.standardised(self.embed(batch))
-        return residual_norms(frozen.flatten(0, 1).float() - self.centre, self.basis)
+    def outside(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes how far patches lie outside the subspace of normal features [B * grid * grid].
+
+        All layers are averaged over 3x3 positions: that blurs maps, but makes image scores better.
+        """
+        patches = self.embed(batch, average_pool=True).flatten(0, 1)
+        return residual_norms(patches.float() - self.centre, self.basis)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank, or to the subspace of normal features."""
         distances, slots = nearest(features.flatten(0, 1).float(), self.memory, self.score.neighbours)
         scores = self.score(distances)
-        judged = scores if self.subspace is None else self.outside(features, batch)
+        judged = scores if self.subspace is None else self.outside(batch)
         if self.image_score is not None:
             near = distances[:, 0] if self.subspace is None else judged
             judged = self.image_score(near, self.radii, slots[:, 0])

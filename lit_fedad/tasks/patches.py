@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.precision import full_precision
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least, within
-from lit_fedad.memory.moments import Moments
+from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
 
@@ -33,7 +35,10 @@ class PatchTask(StandardisedTask):
         image_size: Side of the images, in pixels.
         standardise: Whether channels are standardised over the training patches.
         shrinkage: See `channel_scale`.
-        average_pool: Whether each layer is averaged over 3x3 neighbouring positions, as in CFA and PatchCore.
+        whiten: Share of the mean variance that is added to the variance of every direction, before standardised
+            features are whitened; None for no whitening.
+        average_pool: Which layers are averaged over 3x3 neighbouring positions: True for all, as in CFA and PatchCore;
+            ``"last"`` for the last, which keeps small defects sharp in maps; False for none.
         sigma: Standard deviation of the Gaussian smoothing of the map, in pixels.
         rim: Patches at each side of the grid that image scores leave out: features there depend on what the backbone
             pads its input with.
@@ -43,10 +48,11 @@ class PatchTask(StandardisedTask):
         UserError: If a number is out of range.
     """
 
-    local_buffers: tuple[str, ...] = ("mean", "scale")
+    local_buffers: tuple[str, ...] = ("mean", "scale", "whitening")
 
     mean: Tensor
     scale: Tensor
+    whitening: Tensor
     places: Tensor
 
     def __init__(
@@ -56,7 +62,8 @@ class PatchTask(StandardisedTask):
         image_size: int,
         standardise: bool,
         shrinkage: float,
-        average_pool: bool,
+        whiten: float | None,
+        average_pool: bool | str,
         sigma: float,
         rim: int,
         top: float,
@@ -64,36 +71,45 @@ class PatchTask(StandardisedTask):
         super().__init__()
         at_least("task", 1, grid=grid, image_size=image_size)
         at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage)
+        above("task", 0, whiten=whiten)
         within("task", 0, 1, top=top)
+        if average_pool not in (True, False, "last"):
+            raise UserError(f"task.average_pool={average_pool} must be true, false or 'last'")
         if 2 * rim >= grid:
             raise UserError(f"task.rim={rim} leaves nothing of a grid of {grid} patches a side")
         self.backbone = backbone
         self.num_features = sum(backbone.channels)
         self.grid, self.vectors_per_image = grid, grid * grid
         self.standardise, self.shrinkage, self.average_pool = standardise, shrinkage, average_pool
+        self.whiten = whiten
         self.rim, self.top = rim, top
         self.draw_map = AnomalyMap(grid, image_size, sigma)
         # Values that are not yet set are NaN.
-        self.register_buffer("mean", torch.full((self.num_features,), torch.nan if standardise else 0.0))
+        known = not standardise and whiten is None
+        self.register_buffer("mean", torch.full((self.num_features,), 0.0 if known else torch.nan))
         self.register_buffer("scale", torch.ones(self.num_features))
+        whitening = 0 if whiten is None else self.num_features
+        self.register_buffer("whitening", torch.eye(whitening))
         side = (torch.arange(grid) + 0.5) / grid * 2 - 1
         y, x = torch.meshgrid(side, side, indexing="ij")
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
-    def embed(self, batch: Mapping[str, Any]) -> Tensor:
+    def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
         """Computes frozen features on the grid (FedDyMem Eq. 8).
 
         Args:
             batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
+            average_pool: Layers that are averaged; None for those of the task.
 
         Returns:
             Patch features [B, grid * grid, C], not standardised.
         """
         with full_precision(self.mean):  # as cached features are computed
             pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
+        pooled = self.average_pool if average_pool is None else average_pool
         layers = []
-        for layer in pyramid:
-            if self.average_pool:
+        for place, layer in enumerate(pyramid, start=1):
+            if pooled is True or (pooled == "last" and place == len(pyramid)):
                 layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
             if layer.shape[-1] != self.grid:
                 layer = F.interpolate(
@@ -103,8 +119,18 @@ class PatchTask(StandardisedTask):
         return torch.cat(layers, dim=1).transpose(1, 2)
 
     def standardised(self, patches: Tensor) -> Tensor:
-        """Standardises patch features [..., C] by the statistics that are loaded; before, they stay as they are."""
-        return (patches - self.mean) / self.scale
+        """Standardises and whitens patch features [..., C] by the statistics that are loaded."""
+        patches = (patches - self.mean) / self.scale
+        return patches if self.whiten is None else patches @ self.whitening
+
+    @property
+    def moment_sets(self) -> int:
+        """Number of sets of moments that `moments` computes."""
+        raise NotImplementedError
+
+    def moments(self, loader: DataLoader) -> list[Moments]:
+        """Computes the moments of local features that standardisation and subspace depend on."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
@@ -121,36 +147,60 @@ class PatchTask(StandardisedTask):
         return count, (shift + mean).float(), (square / count - mean**2).clamp(min=0).float()
 
     @torch.no_grad()
-    def second_moments(self, loader: DataLoader, folds: int = 1) -> list[Moments]:
+    def second_moments(
+        self, loader: DataLoader, folds: int = 1, average_pool: bool | None = None
+    ) -> list[Moments]:
         """Computes the moments of all local frozen patch features.
 
         Args:
             loader: Local batches.
             folds: Number of sets that images are dealt to in turn.
+            average_pool: See `embed`.
 
         Returns:
             Number, mean and covariance of each set's patches.
         """
-        return [Moments.of(self._fold(loader, fold, folds), self.num_features) for fold in range(folds)]
+        embed = partial(self.embed, average_pool=average_pool)
+        return [
+            Moments.of(self._fold(loader, embed, fold, folds), self.num_features) for fold in range(folds)
+        ]
 
-    def _fold(self, loader: DataLoader, fold: int, folds: int) -> Iterator[Tensor]:
+    def _fold(
+        self, loader: DataLoader, embed: Callable[[Mapping[str, Any]], Tensor], fold: int, folds: int
+    ) -> Iterator[Tensor]:
         """Yields the patches [n, C] of every image whose number, in the loader's order, is that of a fold."""
         seen = 0
-        for features in map_batches(self, loader, self.embed):
+        for features in map_batches(self, loader, embed):
             own = features[(fold - seen) % folds :: folds]
             seen += len(features)
             if len(own):
                 yield own.flatten(0, 1)
 
-    def load_statistics(self, mean: Tensor, scale: Tensor) -> None:
-        """Loads the mean [C] and the scale [C] that channels are standardised by."""
+    def load_statistics(self, mean: Tensor, scale: Tensor, whitening: Tensor | None = None) -> None:
+        """Loads what features are standardised by.
+
+        Args:
+            mean: Mean of each channel [C].
+            scale: Scale of each channel [C].
+            whitening: Upper triangle of the symmetric matrix that whitens [C (C + 1) / 2].
+        """
         self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
+        if whitening is not None:
+            self.whitening = symmetric(whitening, self.num_features).to(self.whitening)
+
+    def statistics_of(self, moments: Moments) -> dict[str, Tensor]:
+        """Computes what `load_statistics` loads from the moments of frozen features."""
+        return statistics_of(moments, self.standardise, self.shrinkage, self.whiten)
 
     def measure(self, loader: DataLoader) -> None:
-        """Computes the mean and the scale of local features, unless some were loaded."""
-        if self.mean.isnan().any():
-            _, mean, variance = self.channel_moments(loader)
-            self.load_statistics(mean, channel_scale(variance, self.shrinkage))
+        """Computes statistics of local features, unless some were loaded."""
+        if not self.mean.isnan().any():
+            return
+        if self.whiten is not None:
+            self.load_statistics(**self.statistics_of(self.second_moments(loader)[0]))
+            return
+        _, mean, variance = self.channel_moments(loader)
+        self.load_statistics(mean, channel_scale(variance, self.shrinkage))
 
     def draw(self, scores: Tensor) -> Tensor:
         """Draws patch scores [B * grid * grid] as anomaly maps [B, S, S]."""

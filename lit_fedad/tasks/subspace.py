@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.kmeans import KMeansResult, kmeans
 from lit_fedad.memory.knn import nearest
+from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
 from lit_fedad.models.backbones import FeaturePyramid
@@ -46,7 +47,7 @@ class Subspace(PatchTask):
     """
 
     prepares = True
-    local_buffers = ("mean", "scale", "centre", "basis", "memory", "radii")
+    local_buffers = ("mean", "scale", "whitening", "centre", "basis", "memory", "radii")
 
     centre: Tensor
     basis: Tensor
@@ -63,12 +64,14 @@ class Subspace(PatchTask):
         image_size: int = 224,
         standardise: bool = True,
         shrinkage: float = 1.0,
-        average_pool: bool = True,
+        average_pool: bool | str = True,
         sigma: float = 4.0,
         rim: int = 1,
         top: float = 0.0,
     ) -> None:
-        super().__init__(backbone, grid, image_size, standardise, shrinkage, average_pool, sigma, rim, top)
+        super().__init__(
+            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top
+        )
         check_share("task", share=share)
         at_least("task", 0, clusters=clusters)
         self.share, self.clusters, self.image_score = share, clusters, image_score
@@ -78,11 +81,24 @@ class Subspace(PatchTask):
         self.register_buffer("radii", torch.ones(clusters))
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes standardised frozen features [B, grid * grid, C]."""
-        return self.standardised(self.embed(batch))
+        """Computes frozen features [B, grid * grid, C]."""
+        return self.embed(batch)
+
+    @property
+    def moment_sets(self) -> int:
+        """Number of sets of moments: the folds of the subspace."""
+        return folds_of(self.share)
+
+    def moments(self, loader: DataLoader) -> list[Moments]:
+        """Computes the moments of frozen features by fold."""
+        return self.second_moments(loader, folds_of(self.share))
+
+    def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
+        """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspace`."""
+        return fit_subspace(moments, self.share, self.shrinkage if self.standardise else None)
 
     def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
-        """Loads the mean [C] of standardised features, and a basis [C, R] of what lies outside their subspace."""
+        """Loads the mean [C] of frozen features, and directions [C, R] outside their subspace."""
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
 
     def load_memory(self, memory: Tensor, radii: Tensor | None = None) -> None:
@@ -94,8 +110,7 @@ class Subspace(PatchTask):
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Fits subspace and clusters to local data."""
         self.measure(loader)
-        folds = self.second_moments(loader, folds_of(self.share))
-        self.load_subspace(*fit_subspace(folds, self.share, self.mean.cpu(), self.scale.cpu()))
+        self.load_subspace(*self.fit_subspace(self.moments(loader)))
         if self.clusters:
             self.load_memory(self.cluster(loader, context).centroids)
             squares, counts = self.residuals_by_cluster(loader)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.errors import UserError
-from lit_fedad.memory.merge import LloydAggregation, only_shared, pooled_radii
+from lit_fedad.memory.merge import LloydAggregation, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import SlotReduce
 
 
@@ -62,14 +62,13 @@ def test_the_first_memory_is_clustered_by_weight():
 
 def test_slots_of_too_few_images_become_the_nearest_other():
     memory = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
-    merged = only_shared(memory, torch.tensor([5, 1, 2, 5]), min_images=3)
-    assert merged.flatten().tolist() == [0.0, 0.0, 11.0, 11.0]
-    assert torch.equal(only_shared(memory, torch.tensor([5, 1, 2, 5]), min_images=1), memory)
+    assert shared_slots(memory, torch.tensor([5, 1, 2, 5]), min_images=3).tolist() == [0, 0, 3, 3]
+    assert shared_slots(memory, torch.tensor([5, 1, 2, 5]), min_images=1).tolist() == [0, 1, 2, 3]
 
 
 def test_a_memory_without_a_shared_slot_is_refused():
     with pytest.raises(UserError, match="patches of 9 different images: lower method.client.min_images"):
-        only_shared(torch.zeros(2, 1), torch.tensor([5, 1]), min_images=9)
+        shared_slots(torch.zeros(2, 1), torch.tensor([5, 1]), min_images=9)
 
 
 def test_radii_are_root_mean_squares_over_all_patches_of_a_slot():

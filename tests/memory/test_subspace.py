@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
+from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
-from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import (
     check_share,
     fit_subspace,
@@ -15,6 +16,7 @@ from lit_fedad.memory.subspace import (
     log_likelihoods,
     residual_basis,
     residual_norms,
+    statistics_of,
 )
 
 
@@ -66,14 +68,25 @@ def test_the_likeliest_dimensions_are_those_that_the_vectors_have():
     assert basis.shape == (8, 5)
 
 
-def test_a_fit_is_made_in_standardised_features(rows):
-    mean, scale = torch.arange(8.0), torch.linspace(0.5, 2, 8)
-    centre, basis = fit_subspace([moments(rows)], 0.99, mean, scale)
-    scaled = (rows - mean) / scale
-    torch.testing.assert_close(centre, scaled.mean(0), rtol=1e-4, atol=1e-5)
-    expected = residual_basis(moments(scaled), 0.99)
+def test_a_fit_divides_channels_by_their_scale(rows):
+    scale = channel_scale(rows.var(0, correction=0), 1.0)
+    centre, basis = fit_subspace([moments(rows)], 0.99, shrinkage=1.0)
+    new = draw(50, 1, noise=0.5)
+    expected = residual_norms((new - rows.mean(0)) / scale, residual_basis(moments(rows / scale), 0.99))
+    torch.testing.assert_close(residual_norms(new - centre, basis), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_without_a_scale_the_basis_is_that_of_the_features(rows):
+    _, basis = fit_subspace([moments(rows)], 0.99, shrinkage=None)
+    expected = residual_basis(moments(rows), 0.99)
     # The basis is defined up to rotations: what it projects to is not.
     torch.testing.assert_close(basis @ basis.T, expected @ expected.T, rtol=1e-3, atol=1e-4)
+
+
+def test_whitened_features_have_equal_variance_up_to_the_ridge(rows):
+    found = statistics_of(moments(rows), standardise=True, shrinkage=0.0, whiten=1e-6)
+    white = ((rows - found["mean"]) / found["scale"]) @ symmetric(found["whitening"], 8)
+    np.testing.assert_allclose(np.cov(white.double().numpy().T, bias=True), np.eye(8), atol=2e-2)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, "most"])

@@ -16,7 +16,7 @@ MENTION = re.compile(r"(\w+) Eq\. (\d+)")
 IMPLEMENTED = {
     "FedDyMem": {
         4: ["evaluation/anomaly.py"],
-        8: ["tasks/memory_bank.py"],
+        8: ["tasks/patches.py"],
         9: ["models/memory_generator.py"],
         10: ["models/memory_generator.py"],
         11: ["models/memory_generator.py"],

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Exchange, Free, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.pooled_statistics import check_count
@@ -23,12 +22,12 @@ class MeasuresOnce(Protocol):
 
     Attributes:
         context: The client's stage.
-        folds: Number of sets that its images are divided into.
+        sets: Number of sets of moments that the task needs.
         measured: Number of stages whose moments it has sent.
     """
 
     context: Context
-    folds: int
+    sets: int
     measured: int
 
     @property
@@ -40,7 +39,7 @@ class HoldsMoments(Protocol):
     """A server that adds moments up.
 
     Attributes:
-        moments: ``count``, ``mean`` and ``covariance`` by fold of all that was sent so far; empty before.
+        moments: ``count``, ``mean`` and ``covariance`` by set, of all that was sent so far; empty before.
         measured: Number of each client's images behind them, over all of its stages.
     """
 
@@ -54,27 +53,27 @@ class HoldsMoments(Protocol):
 def new_moments(client: MeasuresOnce, loader: DataLoader) -> Message:
     """Returns ``count`` [n], ``mean`` [n, C] and ``covariance`` [n, C (C + 1) / 2] of a client's patches.
 
-    n is the number of folds in the first message of each stage, and 0 later: what was sent before is not added twice.
+    n is the number of sets in the first message of each stage, and 0 later: what was sent before is not added twice.
     The covariance divides by the count, and is packed by `upper_triangle`.
     """
     channels, stage = client.task.num_features, client.context.stage
-    folds = [] if client.measured > stage else client.task.second_moments(loader, client.folds)
+    sets = [] if client.measured > stage else client.task.moments(loader)
     client.measured = max(client.measured, stage + 1)
     message = {
-        "count": torch.zeros(len(folds), dtype=torch.int64),
-        "mean": torch.zeros(len(folds), channels),
-        "covariance": torch.zeros(len(folds), channels * (channels + 1) // 2),
+        "count": torch.zeros(len(sets), dtype=torch.int64),
+        "mean": torch.zeros(len(sets), channels),
+        "covariance": torch.zeros(len(sets), channels * (channels + 1) // 2),
     }
-    for number, fold in enumerate(folds):
-        message["count"][number] = fold.count
-        message["mean"][number] = fold.mean
-        message["covariance"][number] = upper_triangle(fold.covariance)
+    for number, part in enumerate(sets):
+        message["count"][number] = part.count
+        message["mean"][number] = part.mean
+        message["covariance"][number] = upper_triangle(part.covariance)
     return message
 
 
 def moments_spec(client: MeasuresOnce) -> MessageSpec:
     """Declares the form of `new_moments`."""
-    sent, channels = Free("folds", client.folds), client.task.num_features
+    sent, channels = Free("sets", client.sets), client.task.num_features
     return {
         "count": TensorSpec((sent,), torch.int64, low=0, counted=True),
         "mean": TensorSpec((sent, channels)),
@@ -82,40 +81,38 @@ def moments_spec(client: MeasuresOnce) -> MessageSpec:
     }
 
 
-def check_moments(update: Update, folds: int, vectors_per_image: int, needed: bool) -> None:
+def check_moments(update: Update, sets: int, vectors_per_image: int, needed: bool) -> None:
     """Checks what the form of `new_moments` cannot say.
 
     Args:
         update: A client's message.
-        folds: Number of sets, if any are sent.
+        sets: Number of sets, if any are sent.
         vectors_per_image: Number of feature vectors of an image.
         needed: Whether moments must be in it.
 
     Raises:
         UserError: If they are missing, count more vectors than the client's images have, or are no covariance.
     """
-    parts = _folds(update.message)
-    if len(parts) != folds and (needed or parts):
-        raise UserError(f"the client sent moments of {len(parts)} sets of images, instead of {folds}")
-    if parts:
-        total = sum(part.count for part in parts)
-        check_count(total, update.num_samples * vectors_per_image)
-        if not total:
-            raise UserError("the client sent moments of no image")
+    parts = _sets(update.message)
+    if len(parts) != sets and (needed or parts):
+        raise UserError(f"the client sent {len(parts)} sets of moments, instead of {sets}")
+    if parts and not any(part.count for part in parts):
+        raise UserError("the client sent moments of no image")
     for part in parts:
+        check_count(part.count, update.num_samples * vectors_per_image)
         check_covariance(part.covariance)
 
 
 def add_moments(server: HoldsMoments, updates: Mapping[int, Update]) -> None:
     """Adds the clients' new moments to the server's, which learns from them if there are any."""
-    new = [parts for update in updates.values() if (parts := _folds(update.message))]
+    new = [parts for update in updates.values() if (parts := _sets(update.message))]
     if new:
         known = [held_moments(server.moments)] if server.moments else []
         total = [Moments.union(parts) for parts in zip(*known, *new, strict=True)]
         server.moments = {
-            "count": torch.tensor([fold.count for fold in total]),
-            "mean": torch.stack([fold.mean for fold in total]),
-            "covariance": torch.stack([fold.covariance for fold in total]),
+            "count": torch.tensor([part.count for part in total]),
+            "mean": torch.stack([part.mean for part in total]),
+            "covariance": torch.stack([part.covariance for part in total]),
         }
         for client, update in updates.items():
             images = update.num_samples if len(update.message["count"]) else 0
@@ -124,14 +121,9 @@ def add_moments(server: HoldsMoments, updates: Mapping[int, Update]) -> None:
 
 
 def held_moments(moments: Message) -> list[Moments]:
-    """Returns a server's moments by fold, which are kept as tensors."""
+    """Returns a server's moments by set, which are kept as tensors."""
     rows = zip(moments["count"].tolist(), moments["mean"], moments["covariance"], strict=True)
     return [Moments(count, mean, covariance) for count, mean, covariance in rows]
-
-
-def statistics_of(moments: Moments, shrinkage: float) -> Message:
-    """Computes the ``mean`` and ``scale`` [C] that features are standardised by."""
-    return {"mean": moments.mean.float(), "scale": channel_scale(moments.variance, shrinkage).float()}
 
 
 @dataclass(frozen=True)
@@ -139,11 +131,11 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     """The exchange in which clients send the moments of their patches, which the server adds up.
 
     Attributes:
-        folds: See `MeasuresOnce`.
+        sets: See `MeasuresOnce`.
         vectors_per_image: Number of feature vectors of an image.
     """
 
-    folds: int
+    sets: int
     vectors_per_image: int
     name = "moments"
 
@@ -157,15 +149,15 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
 
     def validate(self, server: HoldsMoments, client_id: int, update: Update) -> None:
         """Checks count and covariance."""
-        check_moments(update, self.folds, self.vectors_per_image, needed=not server.moments)
+        check_moments(update, self.sets, self.vectors_per_image, needed=not server.moments)
 
     def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""
         add_moments(server, updates)
 
 
-def _folds(message: Mapping[str, Tensor]) -> list[Moments]:
-    """Returns a client's moments by fold."""
+def _sets(message: Mapping[str, Tensor]) -> list[Moments]:
+    """Returns a client's moments by part."""
     rows = zip(
         message["count"].tolist(), message["mean"].double(), message["covariance"].double(), strict=True
     )

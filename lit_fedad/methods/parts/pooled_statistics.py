@@ -21,6 +21,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
+from lit_fedad.tasks.patches import PatchTask
 
 
 class HoldsStatistics(Protocol):
@@ -44,9 +45,14 @@ def check_count(count: float, most: int) -> None:
         raise UserError(f"the client counts {count:g} vectors, but its images have {most}")
 
 
+def whitened(task: Task) -> bool:
+    """Returns whether a task's features are whitened."""
+    return isinstance(task, PatchTask) and task.whiten is not None
+
+
 def standardised(task: Task) -> bool:
-    """Returns whether a task's features are standardised."""
-    return isinstance(task, StandardisedTask) and task.standardise
+    """Returns whether a task's features are standardised or whitened."""
+    return (isinstance(task, StandardisedTask) and task.standardise) or whitened(task)
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,14 @@ class Prepare(Exchange[Client, HoldsStatistics]):
 
 
 def pool_channels(task: Task) -> PooledStatistics:
-    """Builds the exchange that pools the channels of a task's features."""
+    """Builds the exchange that pools the channels of a task's features.
+
+    Raises:
+        UserError: If the task needs second moments, which this exchange does not pool.
+    """
     assert isinstance(task, StandardisedTask)
+    if whitened(task):
+        raise UserError("task.whiten needs second moments: give METHOD=feddymem, federated_subspace or local")
     return PooledStatistics(task.vectors_per_image, task.shrinkage)
 
 
@@ -128,11 +140,17 @@ def statistics_spec(task: Task) -> MessageSpec:
     channels = (task.num_features,)
     # A scale below the smallest normal number turns features into infinities.
     scale = TensorSpec(channels, low=torch.finfo(torch.float32).tiny)
-    return {"mean": TensorSpec(channels), "scale": scale} if standardised(task) else {}
+    if not standardised(task):
+        return {}
+    triangle = {"whitening": TensorSpec((task.num_features * (task.num_features + 1) // 2,))}
+    return {"mean": TensorSpec(channels), "scale": scale, **(triangle if whitened(task) else {})}
 
 
 def load_statistics(task: Task, message: Message) -> None:
     """Loads a message's statistics, if any, into a task."""
-    if "mean" in message:
+    if "whitening" in message:
+        assert isinstance(task, PatchTask)
+        task.load_statistics(message["mean"], message["scale"], message["whitening"])
+    elif "mean" in message:
         assert isinstance(task, StandardisedTask)
         task.load_statistics(message["mean"], message["scale"])
