@@ -93,10 +93,15 @@ class LloydAggregation:
 
     That is one step of Lloyd's algorithm on the union of all patches, whatever their partition. A slot without a patch
     stays as it is. The first memory is clustered from what clients send, weighted by counts.
+
+    Args:
+        patches_per_slot: Fewest patches for each slot of the first memory, on average. Where there are fewer, slots are
+            copies of others.
     """
 
-    def __init__(self) -> None:
-        self.first = KMeansAggregation(weighted=True)
+    def __init__(self, patches_per_slot: int = 8) -> None:
+        at_least("method.server.aggregation", 1, patches_per_slot=patches_per_slot)
+        self.first, self.patches_per_slot = KMeansAggregation(weighted=True), patches_per_slot
 
     def __call__(
         self,
@@ -108,7 +113,10 @@ class LloydAggregation:
     ) -> Tensor:
         """Aggregates memories; see `Aggregation`."""
         if previous is None:
-            return self.first(memories, counts, slots, None, generator)
+            patches = sum(float(own.double().sum()) for own in counts)
+            filled = min(slots, max(1, int(patches / self.patches_per_slot)))
+            memory = self.first(memories, counts, filled, None, generator)
+            return memory[torch.arange(slots) % filled]
         mass = torch.stack(list(counts)).double()
         total = mass.sum(0)[:, None]
         sums = (mass[..., None] * torch.stack(list(memories)).double()).sum(0)

@@ -134,7 +134,7 @@ def test_what_is_made_from_local_data_never_crosses(federate, make_task, make_lo
 def test_standardised_features_are_those_of_all_clients_data(federate, make_task, make_loader, tap):
     """Only channel moments cross for it, once, before everything else."""
     data = {0: make_loader(5), 1: make_loader(3, seed=1)}
-    task = make_task(standardise=True)
+    task = make_task(standardise=True, shrinkage=0.0)
     played = federate(FedAvgClient, task=task, data=data, channel=tap)
     with torch.no_grad():
         patches = [task.embed(batch) for loader in data.values() for batch in loader]
