@@ -210,8 +210,8 @@ class _Attack:
         known, bank = self._enter(number), self._send(number)["memory"]
         if "memory" in known:
             # Undoes FedDyMem Eq. 16: m = own / (t + 1) + (1 - 1 / (t + 1)) m'. Slots without patches stay m'.
-            moved = (bank != known["memory"]).any(1)
-            bank = (known["memory"] + (self.round + 1) * (bank - known["memory"]))[moved]
+            moved, steps = (bank != known["memory"]).any(1), 1 if task.reduce.adds_up else self.round + 1
+            bank = (known["memory"] + steps * (bank - known["memory"]))[moved]
         if self.options.knowledge == "shared":
             # The weights that all began with, be it with those of another run (`start`).
             first = build_model(self.run.config, self.run.result["partition"]["products"]).task

@@ -33,10 +33,16 @@ def differences(config: Config, other: Config) -> dict[str, str]:
     Example:
         >>> differences({"seed": 1, "image": {"size": 32}}, {"seed": 0, "image": {"size": 64}, "grid": 4})
         {'grid': '~grid', 'image.size': 'image.size=32'}
+        >>> differences({"head": None}, {"head": {"hidden": 4}})
+        {'head': 'head=null'}
     """
     ours, theirs = _comparable(config), _comparable(other)
-    overrides = {key: f"~{key}" for key in theirs.keys() - ours.keys()}
-    overrides |= {key: f"+{key}={_text(ours[key])}" for key in ours.keys() - theirs.keys()}
+    new = ours.keys() - theirs.keys()
+    # A value in place of a section overrides the section, all of whose keys go with it.
+    sections = {key for key in new if any(their.startswith(f"{key}.") for their in theirs)}
+    gone = {key for key in theirs.keys() - ours.keys() if not any(key.startswith(f"{s}.") for s in sections)}
+    overrides = {key: f"~{key}" for key in gone}
+    overrides |= {key: f"{'' if key in sections else '+'}{key}={_text(ours[key])}" for key in new}
     overrides |= {
         key: f"{key}={_text(ours[key])}" for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]
     }

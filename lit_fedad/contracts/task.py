@@ -39,6 +39,7 @@ class Task(L.LightningModule):
     Attributes:
         kind: Kind of task, which selects the metrics.
         prepares: Whether `prepare` computes something from local data.
+        trains: Whether there are weights to train.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
         output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
@@ -47,6 +48,7 @@ class Task(L.LightningModule):
 
     kind: Literal["anomaly", "classification"] = "anomaly"
     prepares: bool = False
+    trains: bool = True
     local_buffers: tuple[str, ...] = ()
     output_modules: tuple[str, ...] = ()
     num_features: int

@@ -25,6 +25,7 @@ from lit_fedad.contracts import (
     nothing_to_attack,
     spec_of,
 )
+from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
@@ -43,9 +44,13 @@ class FedAvgClient(Client):
         local_epochs: Passes over the client's data per round (E).
         keep_optimizer: Whether the optimiser's state is kept between rounds; the server still overwrites the weights.
         aggregate_buffers: Whether running statistics of normalisation layers are averaged, or stay local.
+
+    Attributes:
+        shares_weights: Whether a task without weights leaves the method nothing to do.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
+    shares_weights: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -58,6 +63,15 @@ class FedAvgClient(Client):
         self.aggregate_buffers = aggregate_buffers
         self.refreshed_in = 1
         """The round of the weights that the task's bank was computed with; `Prepare` uses the initial weights."""
+
+    @classmethod
+    def check_task(cls, task: type[Task]) -> None:
+        """Checks that a class of task has weights, where the method shares them."""
+        super().check_task(task)
+        if cls.shares_weights and not task.trains:
+            raise UserError(
+                f"task {task.__name__} has no weights to share; give METHOD=federated_subspace or METHOD=local"
+            )
 
     @property
     def exchanges(self) -> Exchanges:

@@ -173,7 +173,7 @@ class FedDyMemClient(Client):
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
         moments = new_moments(self, loader) if self.measures else {}
-        per_slot = {"counts": reduced.counts, "radii": reduced.radii, "images": reduced.images}
+        per_slot = {"counts": reduced.counts, "radii": reduced.radii, "image_counts": reduced.images}
         own = {name: per_slot[name] for name in self._sent_per_slot()}
         return {"memory": reduced.memory.float(), **own, **moments}
 
@@ -189,7 +189,7 @@ class FedDyMemClient(Client):
         return {**message, "counts": reduced.counts, "radii": reduced.radii} if self.send_counts else message
 
     def _sent_per_slot(self) -> list[str]:
-        images = ["images"] if self.min_images > 1 else []
+        images = ["image_counts"] if self.min_images > 1 else []
         return ["counts", "radii", *images] if self.send_counts else []
 
     def memory_spec(self, *per_slot: str, slots: int | Free | None = None) -> MessageSpec:
@@ -198,7 +198,7 @@ class FedDyMemClient(Client):
         known = {
             "counts": TensorSpec((rows,), low=0, counted=True),
             "radii": TensorSpec((rows,), low=0),
-            "images": TensorSpec((rows,), torch.int64, low=0, counted=True),
+            "image_counts": TensorSpec((rows,), torch.int64, low=0, counted=True),
         }
         own = {name: known[name] for name in per_slot} if self.send_counts else {}
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **own}
@@ -269,7 +269,10 @@ class FedDyMemServer(AttackableServer):
             check_count(total, images * self.counts_per_image)
             if total < 0.999 * min(self.slots, images * self.vectors_per_image):
                 raise UserError(f"the client's slots count {total:g} patches, too few for its images")
-        if "images" in message and (message["images"] > message["counts"].clamp(max=images)).any():
+        if (
+            "image_counts" in message
+            and (message["image_counts"] > message["counts"].clamp(max=images)).any()
+        ):
             raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
         if "covariance" in message:
             check_moments(update, self.sets, self.vectors_per_image, needed=False)
@@ -281,7 +284,9 @@ class FedDyMemServer(AttackableServer):
         memory = self._merge(messages, previous)
         place = torch.arange(self.slots)
         if self.min_images > 1 and previous is not None:
-            place = shared_slots(memory, torch.stack([m["images"] for m in messages]).sum(0), self.min_images)
+            place = shared_slots(
+                memory, torch.stack([m["image_counts"] for m in messages]).sum(0), self.min_images
+            )
             memory = memory[place]
         if self.counted:
             self.known["radii"] = self._merge_radii(messages, memory, None if previous is None else place)

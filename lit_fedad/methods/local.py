@@ -18,6 +18,8 @@ class LocalClient(FedAvgClient):
         keep_optimizer: Whether the optimiser's state is kept between rounds; the server does not overwrite the weights.
     """
 
+    shares_weights = False
+
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
 

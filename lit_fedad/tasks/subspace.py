@@ -47,6 +47,7 @@ class Subspace(PatchTask):
     """
 
     prepares = True
+    trains = False
     local_buffers = ("mean", "scale", "whitening", "centre", "basis", "memory", "radii")
 
     centre: Tensor

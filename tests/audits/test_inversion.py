@@ -53,6 +53,18 @@ def copied(tiny_run, tmp_path):
 
 
 @pytest.fixture
+def with_heads(tmp_path):
+    """A FedDyMem run whose clients train heads."""
+    settings = [
+        "method=feddymem_trained",
+        "debug=seconds",
+        "cache.enabled=false",
+        f"data.root={tmp_path / 'data'}",
+    ]
+    return played(tmp_path / "heads", *settings, *SETTINGS)
+
+
+@pytest.fixture
 def asked(monkeypatch):
     """What the attacks are asked, one call a client; they answer with noise."""
     calls = []
@@ -140,13 +152,13 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
 
 
 @pytest.mark.parametrize("knowledge", ["own", "shared"])
-def test_the_attackers_features_are_those_of_the_task(asked, copied, knowledge):
-    invert(reopen(str(copied)), InversionOptions(knowledge=knowledge, images=3))
+def test_the_attackers_features_are_those_of_the_task(asked, with_heads, knowledge):
+    invert(reopen(str(with_heads)), InversionOptions(knowledge=knowledge, images=3))
     assert [call["discrepancy"] for call in asked] == [as_sets, as_sets]
-    pixels = private(copied, 1).requires_grad_()
+    pixels = private(with_heads, 1).requires_grad_()
     generated = asked[1]["encode"](pixels)  # the control's: the live model is still that client
     assert torch.autograd.grad(generated.sum(), pixels)[0].abs().max() > 0
-    run = reopen(str(copied))
+    run = reopen(str(with_heads))
     task, head = run.model.task, run.model.task.head.state_dict()
     first = {name: entry.clone() for name, entry in head.items()}
     federation = run.federation

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.forking import Forking
-from helpers.pairs import IN_STAGES, OWN, STREAM
+from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from helpers.small_tasks import small_tasks
 from PIL import Image
 
@@ -168,7 +168,7 @@ def pair_overrides(small_tasks):
         stream = STREAM if method in IN_STAGES else []
         own = [*stream, *OWN.get(method, [])]
         return [
-            f"method={method}", *small_tasks[task], *clients, *rounds, *own, "federation=partial",
+            f"method={method}", *of_method(method, small_tasks[task]), *clients, *rounds, *own, "federation=partial",
             "federation.sampler.fraction=0.75", "federation.sampler.min_clients=1",
             "evaluation.pictures=0",
         ]  # fmt: skip

@@ -27,6 +27,8 @@ def test_pairs_are_what_methods_and_tasks_declare():
     assert "works with task MemoryBank" in PAIRS["feddymem", "classifier"]
     assert "works with task Classifier" in PAIRS["gldp", "contrastive"]
     assert "keeps heads personal" in PAIRS["fedrep", "memory_bank"]
+    assert "has no weights to share" in PAIRS["fedavg", "subspace"]
+    assert PAIRS["federated_subspace", "subspace"] is PAIRS["local", "subspace"] is None
     assert all(None in {PAIRS[method, task] for task in TASKS} for method in choices("method"))
 
 

@@ -24,7 +24,10 @@ def target(group, name, *keys):
     return target(group, base, *keys)
 
 
-TASKS = {name: target("task", name) for name in ("memory_bank", "classifier", "autoencoder", "contrastive")}
+TASKS = {
+    name: target("task", name)
+    for name in ("memory_bank", "classifier", "autoencoder", "contrastive", "subspace")
+}
 
 
 @functools.cache
@@ -39,6 +42,12 @@ def refusal(method, task):
     except UserError as error:
         return str(error)
     return None
+
+
+def of_method(method, given):
+    """Overrides with the form of a task that is a method's own, in place of the form that suits all."""
+    own = {("feddymem", "task=memory_bank"): "task=memory_bank_sums"}
+    return [own.get((method, override), override) for override in given]
 
 
 # Derived from what methods and tasks declare: a new method is played through all of its pairs by being there.

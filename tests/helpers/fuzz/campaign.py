@@ -91,8 +91,9 @@ def stage(method: str, task: str, variant: str, folder: Path, *own: str) -> Stag
     """Records a small honest run of `plays`; the folder may be shared by many."""
     tasks = small_tasks(folder)
     small = ["data.train_per_product=4"] if "data=textures" in tasks[task] else []
-    if task == "memory_bank":
+    if task in ("memory_bank", "subspace"):
         small += ["backbone.name=test_resnet", "backbone.layers=[1,2]"]
+    if task == "memory_bank":
         small += ["task.head.hidden=16", "task.head.grid_size=2"] if _has_head(method) else []
     given = overrides(method, task, tasks, folder, *small, *SHORT.get(method, []), *GIVEN[variant], *own)
     return Stage(record(", ".join(filter(None, (method, task, variant))), given))
@@ -111,7 +112,7 @@ def skewed(method: str, task: str, seed: int, folder: Path) -> list[str]:
 
 
 def _has_head(method: str) -> bool:
-    return method not in ("federated_patchcore", "nearest_neighbour")
+    return method not in ("feddymem", "federated_patchcore", "nearest_neighbour")
 
 
 def play(stage: Stage, number: int, seed: int) -> Trial:

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from helpers.pairs import IN_STAGES, OWN, STREAM
+from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from lit_fedad.config import call, compose
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
@@ -111,7 +111,7 @@ def overrides(method: str, task: str, tasks: dict[str, list[str]], folder, *own:
     root = [] if any("motif" in o or ".root" in o for o in data) else [f"data.root={folder}"]
     return [
         "debug=seconds", f"out={folder / 'run'}", f"cache.folder={folder}", *root, "tracking=off",
-        "fabric.accelerator=cpu", f"method={method}", *tasks[task], *clients, "rounds=3", *stream,
+        "fabric.accelerator=cpu", f"method={method}", *of_method(method, tasks[task]), *clients, "rounds=3", *stream,
         *OWN.get(method, []), "evaluation.pictures=0", *own,
     ]  # fmt: skip
 
