@@ -68,6 +68,9 @@ def larger_counts(run: Run, received: Message, honest: Message) -> Message:
 
 def statistics(run: Run, received: Message, honest: Message) -> Message:
     """Moves the means of channels by ten deviations either way, and widens the deviations ten times."""
+    if "covariance" in honest:
+        far = 100 * honest["covariance"].abs().amax().sqrt() * torch.ones_like(honest["mean"])
+        return {**honest, "mean": honest["mean"] + far, "covariance": 100 * honest["covariance"]}
     if "variance" not in honest:
         return honest
     draw = torch.Generator().manual_seed(0)

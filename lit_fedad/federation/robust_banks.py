@@ -66,7 +66,7 @@ class BankSupport:
         liars: Share of clients that may be left out, at least one; if more have no support, see `standing_out`.
     """
 
-    far: float = 1.08
+    far: float = 1.15
     far_without_counts: float = 1.15
     reach: float = 1.25
     reach_first: float = 3.0

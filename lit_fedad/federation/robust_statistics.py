@@ -13,6 +13,9 @@ from lit_fedad.federation.aggregation import STATISTICS
 from lit_fedad.federation.robust import tolerated
 from lit_fedad.guards.bounds import above, within
 
+MOMENTS = ("count", "mean", "covariance")
+"""Names of the second moments that a client sends, each in several sets."""
+
 FLOOR = 0.3
 """Share of the mean deviation to which smaller deviations of channels are raised."""
 
@@ -45,10 +48,13 @@ class StatisticsCheck:
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
     ) -> tuple[dict[int, Update], list[str]]:
         """Leaves clients out; see `RobustAggregation`."""
-        if not set(STATISTICS) <= set(spec) or len(updates) < 3:
+        if not (set(STATISTICS) <= set(spec) or set(MOMENTS) <= set(spec)):
             return dict(updates), []
-        means = torch.stack([update.message["mean"].double() for update in updates.values()])
-        deviations = torch.stack([update.message["variance"].double().sqrt() for update in updates.values()])
+        found = {client: _channels(update.message) for client, update in updates.items()}
+        judged = [client for client, (mean, _) in found.items() if len(mean)]
+        if len(judged) < 3:
+            return dict(updates), []
+        means, deviations = (torch.stack([found[client][i] for client in judged]) for i in (0, 1))
         # Channels that hardly vary have large ratios, which say nothing.
         usual = deviations.median(0).values
         floor = (FLOOR * usual.mean()).clamp(min=torch.finfo(torch.float32).tiny)
@@ -56,7 +62,7 @@ class StatisticsCheck:
         shifts = _root_mean_square((means - means.median(0).values) / usual)
         ratios = _root_mean_square((deviations / usual).log()).exp()
         far = {}
-        for client, shift, ratio in zip(updates, shifts.tolist(), ratios.tolist(), strict=True):
+        for client, shift, ratio in zip(judged, shifts.tolist(), ratios.tolist(), strict=True):
             if shift > self.means:
                 far[client] = (
                     f"client {client} lies far out: its channels' means are {shift:.3g} deviations off"
@@ -65,10 +71,21 @@ class StatisticsCheck:
                 far[client] = (
                     f"client {client} lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
                 )
-        if len(far) > tolerated(self.liars, len(updates)):
+        if len(far) > tolerated(self.liars, len(judged)):
             return dict(updates), [f"{line}; too many do to leave them out" for line in far.values()]
         kept = {client: update for client, update in updates.items() if client not in far}
         return kept, [f"{line}; left out" for line in far.values()]
+
+
+def _channels(message: Message) -> tuple[Tensor, Tensor]:
+    """Returns means and deviations of a message's channels, both [n], over all sets of moments; n = 0 without any."""
+    if "variance" in message:
+        return message["mean"].double(), message["variance"].double().sqrt()
+    channels = message["mean"].shape[-1]
+    rows = torch.arange(channels)
+    # The diagonal within an upper triangle that is packed row by row.
+    variances = message["covariance"][:, rows * (2 * channels - rows + 1) // 2]
+    return message["mean"].double().flatten(), variances.double().clamp(min=0).sqrt().flatten()
 
 
 def _root_mean_square(rows: Tensor) -> Tensor:

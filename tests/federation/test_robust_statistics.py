@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.contracts import TensorSpec, Update
+from lit_fedad.contracts import Free, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.robust_statistics import StatisticsCheck
 
@@ -101,3 +101,30 @@ def test_other_messages_stay():
 def test_senseless_settings_are_refused(settings):
     with pytest.raises(UserError, match="federation.robust.statistics"):
         StatisticsCheck(**settings)
+
+
+def packed(update):
+    """The same statistics as the diagonal of covariances, in two sets."""
+    message = update.message
+    triangle = torch.diag(message["variance"])[tuple(torch.triu_indices(8, 8))]
+    entries = {"count": message["count"], "mean": message["mean"], "covariance": triangle}
+    return Update({name: torch.stack([entry, entry]) for name, entry in entries.items()}, update.num_samples)
+
+
+def test_second_moments_are_judged_by_their_channels():
+    free = Free("sets", 2)
+    spec = {
+        "count": TensorSpec((free,), torch.int64),
+        "mean": TensorSpec((free, 8)),
+        "covariance": TensorSpec((free, 36)),
+    }
+    updates = {client: packed(update) for client, update in updates_of(5).items()}
+    assert StatisticsCheck()(updates, spec, {})[0].keys() == updates.keys()
+    lying = {**updates[2].message, "mean": updates[2].message["mean"] + 100}
+    kept, warnings = StatisticsCheck()({**updates, 2: Update(lying, 10)}, spec, {})
+    assert list(kept) == [0, 1, 3, 4]
+    assert "client 2 lies far out" in warnings[0]
+    # Clients that send no moments in a round have nothing to be judged by.
+    silent = {name: entry[:0] for name, entry in updates[0].message.items()}
+    kept, _ = StatisticsCheck()({**updates, 0: Update(silent, 10), 2: Update(lying, 10)}, spec, {})
+    assert list(kept) == [0, 1, 3, 4]
