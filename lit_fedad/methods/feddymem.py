@@ -263,7 +263,8 @@ class FedDyMemServer(AttackableServer):
         """Checks what slots count, and new moments."""
         message, images = update.message, update.num_samples
         if self.measures:  # sums hold the images of earlier stages too
-            images = self.measured.get(client_id, 0) + (images if len(message.get("count", ())) else 0)
+            new = images if len(message.get("count", ())) else 0
+            images = max(images, self.measured.get(client_id, 0) + new)
         if self.counted:
             total = float(message["counts"].double().sum())
             check_count(total, images * self.counts_per_image)
