@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, within
-from lit_fedad.memory.moments import Moments, upper_triangle
+from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 
 LIKELIHOOD = "likelihood"
 """In place of a share of variance: the number of dimensions under which normal vectors held out are likeliest."""
@@ -83,6 +83,20 @@ def statistics_of(
         "scale": scale,
         "whitening": upper_triangle((directions / root) @ directions.T).float(),
     }
+
+
+def typical_norm(moments: Moments, statistics: Mapping[str, Tensor]) -> Tensor:
+    """Computes the root mean square length of features after standardisation and whitening, a scalar.
+
+    Args:
+        moments: Moments of the features before.
+        statistics: See `statistics_of`; empty where features stay as they are.
+    """
+    covariance = moments.scaled(statistics["scale"]).covariance if statistics else moments.covariance
+    if "whitening" in statistics:
+        whitening = symmetric(statistics["whitening"], len(covariance)).double()
+        return (whitening * (covariance @ whitening)).sum().sqrt().float()
+    return covariance.trace().sqrt().float()
 
 
 def fit_subspace(folds: Sequence[Moments], share: Share, shrinkage: float | None) -> tuple[Tensor, Tensor]:

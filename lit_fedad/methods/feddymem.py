@@ -146,7 +146,7 @@ class FedDyMemClient(Client):
         self.drew_head = True
         load_statistics(task, message)
         if "basis" in message:
-            task.load_subspace(message["centre"], message["basis"])
+            task.load_subspace(message["centre"], message["basis"], message["norm"])
         if "memory" in message:
             task.load_memory(message["memory"], message.get("radii"))
         if "threshold" in message:
@@ -161,7 +161,7 @@ class FedDyMemClient(Client):
         """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
         channels = self.task.num_features
         basis = TensorSpec((channels, Free("directions", channels)))
-        subspace = {"centre": TensorSpec((channels,)), "basis": basis}
+        subspace = {"centre": TensorSpec((channels,)), "basis": basis, "norm": TensorSpec((), low=0)}
         return {**statistics_spec(self.task), **(subspace if self.task.subspace is not None else {})}
 
     def send(self, loader: DataLoader) -> Message:
@@ -253,7 +253,7 @@ class FedDyMemServer(AttackableServer):
             # Statistics stay what they were first: the memory is kept in features that they standardise.
             self.statistics = self.task.statistics_of(moments[0])
         if self.share is not None:
-            self.subspace = dict(zip(("centre", "basis"), self.task.fit_subspace(moments), strict=True))
+            self.subspace = self.task.fit_subspace(moments, self.statistics)
 
     def broadcast(self, client_id: int) -> Message:
         """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""

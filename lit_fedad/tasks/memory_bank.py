@@ -16,7 +16,7 @@ from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import MemoryReduce, Reduced
-from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
+from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms, typical_norm
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
@@ -56,12 +56,13 @@ class MemoryBank(PatchTask):
     """
 
     prepares = True
-    local_buffers = ("memory", "radii", "centre", "basis", "mean", "scale", "whitening", "threshold")
+    local_buffers = ("memory", "radii", "centre", "basis", "norm", "mean", "scale", "whitening", "threshold")
 
     memory: Tensor
     radii: Tensor
     centre: Tensor
     basis: Tensor
+    norm: Tensor
     threshold: Tensor
 
     def __init__(
@@ -109,6 +110,7 @@ class MemoryBank(PatchTask):
         self.register_buffer("radii", torch.ones(self.slots))
         self.register_buffer("centre", torch.zeros(self.num_features))
         self.register_buffer("basis", torch.empty(self.num_features, 0))
+        self.register_buffer("norm", torch.ones(()))
         fixed = loss.threshold if not isinstance(loss.threshold, str) else torch.nan
         self.register_buffer("threshold", torch.tensor(float(fixed)))
 
@@ -193,15 +195,28 @@ class MemoryBank(PatchTask):
         folds = 0 if self.subspace is None else folds_of(self.subspace)
         return [*own, *self.second_moments(loader, folds, average_pool=True)]
 
-    def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
-        """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspace`."""
+    def fit_subspace(self, moments: Sequence[Moments], statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Computes what `load_subspace` loads.
+
+        Args:
+            moments: Those of `moments`, of all clients.
+            statistics: What the bank's features are standardised by (`statistics_of`), or empty.
+        """
         assert self.subspace is not None
         folds = moments[-folds_of(self.subspace) :]
-        return fit_subspace(folds, self.subspace, self.shrinkage if self.standardise else None)
+        centre, basis = fit_subspace(folds, self.subspace, self.shrinkage if self.standardise else None)
+        return {"centre": centre, "basis": basis, "norm": typical_norm(moments[0], statistics)}
 
-    def load_subspace(self, centre: Tensor, basis: Tensor) -> None:
-        """Loads the mean [C] of frozen features, and directions [C, R] outside their subspace."""
+    def load_subspace(self, centre: Tensor, basis: Tensor, norm: Tensor) -> None:
+        """Loads the subspace of normal features.
+
+        Args:
+            centre: Mean of frozen features [C].
+            basis: Directions outside their subspace [C, R].
+            norm: Typical length of the bank's features, a scalar: image scores get the unit of anomaly maps by it.
+        """
         self.centre, self.basis = centre.to(self.centre), basis.to(self.basis)
+        self.norm = norm.to(self.norm)
 
     @torch.no_grad()
     def reduce_memory(
@@ -251,7 +266,9 @@ class MemoryBank(PatchTask):
         """Builds subspace, bank and threshold from local data, and statistics unless some were loaded."""
         self.measure(loader)
         if self.subspace is not None:
-            self.load_subspace(*self.fit_subspace(self.moments(loader)))
+            moments = self.moments(loader)
+            statistics = self.statistics_of(moments[0]) if self.moment_sets > folds_of(self.subspace) else {}
+            self.load_subspace(**self.fit_subspace(moments, statistics))
         self._build(loader, context)
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader)
@@ -286,6 +303,8 @@ class MemoryBank(PatchTask):
         if self.image_score is not None:
             near = distances[:, 0] if self.subspace is None else judged
             judged = self.image_score(near, self.radii, slots[:, 0])
+        if self.subspace is not None:
+            judged = judged * (self.norm / self.radii.mean())  # one unit for image scores and maps
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
 
     # ----------------------------------------------------------------------------- under a plain Trainer

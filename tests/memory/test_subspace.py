@@ -17,6 +17,7 @@ from lit_fedad.memory.subspace import (
     residual_basis,
     residual_norms,
     statistics_of,
+    typical_norm,
 )
 
 
@@ -87,6 +88,18 @@ def test_whitened_features_have_equal_variance_up_to_the_ridge(rows):
     found = statistics_of(moments(rows), standardise=True, shrinkage=0.0, whiten=1e-6)
     white = ((rows - found["mean"]) / found["scale"]) @ symmetric(found["whitening"], 8)
     np.testing.assert_allclose(np.cov(white.double().numpy().T, bias=True), np.eye(8), atol=2e-2)
+
+
+@pytest.mark.parametrize("whiten", [None, 0.1])
+def test_the_typical_norm_is_that_of_the_features(rows, whiten):
+    found = statistics_of(moments(rows), standardise=True, shrinkage=1.0, whiten=whiten)
+    features = (rows - found["mean"]) / found["scale"]
+    if whiten is not None:
+        features = features @ symmetric(found["whitening"], 8)
+    expected = features.square().sum(1).mean().sqrt()
+    torch.testing.assert_close(typical_norm(moments(rows), found), expected, rtol=1e-4, atol=0)
+    plain = (rows - rows.mean(0)).square().sum(1).mean().sqrt()
+    torch.testing.assert_close(typical_norm(moments(rows), {}), plain, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, "most"])
