@@ -183,9 +183,13 @@ def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> T
     """
     weights = counts.double()
     mass = torch.bincount(slots, weights, minlength=size)
-    total = torch.bincount(slots, weights * squares, minlength=size)
-    typical = total.sum() / mass.sum().clamp(min=1e-12)
-    return torch.where(mass > 0, total / mass.clamp(min=1e-12), typical).sqrt().float()
+    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass)
+
+
+def root_mean_squares(totals: Tensor, counts: Tensor) -> Tensor:
+    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all."""
+    typical = totals.sum() / counts.sum().clamp(min=1e-12)
+    return torch.where(counts > 0, totals / counts.clamp(min=1e-12), typical).sqrt().float()
 
 
 def agreement(memories: Tensor, merged: Tensor) -> float:

@@ -176,9 +176,11 @@ class SlotReduce(MemoryReduce):
         >>> reduce = SlotReduce()
         >>> reduce.start(torch.tensor([[0.0], [10.0]]), round=1, slots=2, generator=torch.Generator())
         >>> reduce.update(torch.tensor([[[1.0], [3.0]]]))
-        >>> memory, counts, radii = reduce.finish()
+        >>> memory, counts, radii, images = reduce.finish()
         >>> memory.flatten().tolist(), counts.tolist(), [round(radius, 4) for radius in radii.tolist()]
         ([1.25, 10.0], [2.0, 0.0], [2.2361, 0.0])
+        >>> images.tolist()
+        [1, 0]
     """
 
     def __init__(

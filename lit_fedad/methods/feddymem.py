@@ -1,9 +1,8 @@
 """FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
-Measured on real images (ResNet-18, 128 pixels, 3 seeds; docs/results.md, docs/feddymem.md): the shared memory is far
-better than local training, and close to, or better than, a centralised nearest-neighbour bank. The method as printed in
-the paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by
-position, but k-means returns them in arbitrary order; and training after the first shared memory changes little.
+The default shares sums over all patches, and trains nothing; `feddymem_trained` has heads (docs/feddymem.md). The
+method as printed in the paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem
+Eq. 16 average slots by position, but k-means returns them in arbitrary order.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from lit_fedad.methods.parts.pooled_moments import (
     held_moments,
     moments_spec,
     new_moments,
+    subspace_spec,
 )
 from lit_fedad.methods.parts.pooled_statistics import (
     check_count,
@@ -53,7 +53,7 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 class FedDyMemClient(Client):
-    """A client that trains its own head against the shared memory, and uploads its patches compressed to a memory.
+    """A client that uploads its patches compressed to a memory, and trains a head, if any, against the shared one.
 
     Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5).
 
@@ -105,17 +105,12 @@ class FedDyMemClient(Client):
     def exchanges(self) -> Exchanges:
         """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
         task, statistics = self.task, list[Exchange]()
-        if self.measures:
+        if task.measures:
             statistics = [PooledMoments(self.sets, task.vectors_per_image)]
         elif task.standardise:
             statistics = [pool_channels(task)]
         threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
         return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
-
-    @property
-    def measures(self) -> bool:
-        """Whether second moments of features are needed."""
-        return self.task.subspace is not None or self.task.whiten is not None
 
     @property
     def pools_threshold(self) -> bool:
@@ -159,10 +154,10 @@ class FedDyMemClient(Client):
 
     def features_spec(self) -> MessageSpec:
         """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
-        channels = self.task.num_features
-        basis = TensorSpec((channels, Free("directions", channels)))
-        subspace = {"centre": TensorSpec((channels,)), "basis": basis, "norm": TensorSpec((), low=0)}
-        return {**statistics_spec(self.task), **(subspace if self.task.subspace is not None else {})}
+        statistics = statistics_spec(self.task)
+        if self.task.subspace is None:
+            return statistics
+        return {**statistics, **subspace_spec(self.task.num_features), "norm": TensorSpec((), low=0)}
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
@@ -172,14 +167,14 @@ class FedDyMemClient(Client):
         reduced = self.task.reduce_memory(loader, self.context, self.task.memory, past=past)
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
-        moments = new_moments(self, loader) if self.measures else {}
+        moments = new_moments(self, loader) if self.task.measures else {}
         per_slot = {"counts": reduced.counts, "radii": reduced.radii, "image_counts": reduced.images}
         own = {name: per_slot[name] for name in self._sent_per_slot()}
         return {"memory": reduced.memory.float(), **own, **moments}
 
     def upload_spec(self) -> MessageSpec:
         """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
-        moments = moments_spec(self) if self.measures else {}
+        moments = moments_spec(self) if self.task.measures else {}
         return {**self.memory_spec(*self._sent_per_slot()), **moments}
 
     def first_memory(self, loader: DataLoader) -> Message:
@@ -221,7 +216,7 @@ class FedDyMemServer(AttackableServer):
         task = client.task
         self.counted, self.min_images = client.send_counts, client.min_images
         self.task, self.share, self.sets = task, task.subspace, client.sets
-        self.standardised, self.measures = standardised(task), client.measures
+        self.standardised, self.measures = standardised(task), task.measures
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)

@@ -17,7 +17,6 @@ from lit_fedad.contracts import (
     Client,
     Exchange,
     Exchanges,
-    Free,
     Message,
     MessageSpec,
     Predictors,
@@ -27,18 +26,14 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.memory.merge import root_mean_squares
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
-    add_moments,
-    check_moments,
     held_moments,
-    moments_spec,
-    new_moments,
+    subspace_spec,
 )
-from lit_fedad.methods.parts.pooled_statistics import (
-    check_count,
-)
-from lit_fedad.tasks.subspace import Subspace, usual_residuals
+from lit_fedad.methods.parts.pooled_statistics import check_count
+from lit_fedad.tasks.subspace import Subspace
 
 
 class FederatedSubspaceClient(Client):
@@ -60,7 +55,8 @@ class FederatedSubspaceClient(Client):
     def exchanges(self) -> Exchanges:
         """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
         clusters = (Centres(), Residuals()) if self.task.clusters else ()
-        return Exchanges((PooledMoments(self.sets, self.task.vectors_per_image), *clusters), (NewMoments(),))
+        sizes = self.sets, self.task.vectors_per_image
+        return Exchanges((PooledMoments(*sizes), *clusters), (NewMoments(*sizes),))
 
     @property
     def predictors(self) -> Predictors:
@@ -76,19 +72,12 @@ class FederatedSubspaceClient(Client):
     def broadcast_spec(self, *clusters: str) -> MessageSpec:
         """Declares the subspace, and those of the named values of clusters that there are."""
         channels, rows = self.task.num_features, self.task.clusters
-        basis = TensorSpec(
-            (channels, Free("directions", channels)),
-        )
         known = {
             "memory": TensorSpec((rows, channels), unordered=True),
             "radii": TensorSpec((rows,), low=0),
         }
         own = {name: known[name] for name in clusters} if rows else {}
-        return {
-            "centre": TensorSpec((channels,)),
-            "basis": basis,
-            **own,
-        }
+        return {**subspace_spec(channels), **own}
 
 
 class FederatedSubspaceServer(Server):
@@ -213,27 +202,10 @@ class Residuals(_SendState):
         def summed(name: str) -> Tensor:
             return torch.stack([update.message[name].double() for update in updates.values()]).sum(0)
 
-        server.clusters["radii"] = usual_residuals(summed("squares"), summed("counts"))
+        server.clusters["radii"] = root_mean_squares(summed("squares"), summed("counts"))
 
 
-class NewMoments(_SendState):
+class NewMoments(_SendState, PooledMoments):
     """The exchange of a round, in which clients send the moments of a stage that has begun, if any."""
 
-    name = "moments"
     clusters = ("memory", "radii")
-
-    def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
-        """Returns new moments."""
-        return new_moments(client, loader)
-
-    def upload_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
-        """Declares new moments."""
-        return moments_spec(client)
-
-    def validate(self, server: FederatedSubspaceServer, client_id: int, update: Update) -> None:
-        """Checks counts and covariance."""
-        check_moments(update, server.sets, server.vectors_per_image, needed=False)
-
-    def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
-        """Adds the moments up."""
-        add_moments(server, updates)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.knn import nearest, neighbour_distances
@@ -183,17 +184,25 @@ class MemoryBank(PatchTask):
             self.radii = radii.to(self.radii)
 
     @property
+    def measures(self) -> bool:
+        """Whether second moments of features are needed, and not only those of single channels."""
+        return self.subspace is not None or self.whiten is not None
+
+    @property
+    def _sets(self) -> tuple[int, int]:
+        """Numbers of sets of moments: to standardise by, and the folds of the subspace."""
+        own = int(self.standardise or self.whiten is not None)
+        return own, 0 if self.subspace is None else folds_of(self.subspace)
+
+    @property
     def moment_sets(self) -> int:
         """Number of sets of moments: one to standardise by, and the folds of the subspace."""
-        measured = self.standardise or self.whiten is not None
-        return int(measured) + (0 if self.subspace is None else folds_of(self.subspace))
+        return sum(self._sets)
 
     def moments(self, loader: DataLoader) -> list[Moments]:
         """Computes the moments of the bank's features, to standardise by, and those of the subspace by fold."""
-        measured = self.standardise or self.whiten is not None
-        own = self.second_moments(loader) if measured else []
-        folds = 0 if self.subspace is None else folds_of(self.subspace)
-        return [*own, *self.second_moments(loader, folds, average_pool=True)]
+        own, folds = self._sets
+        return [*self.second_moments(loader, own), *self.second_moments(loader, folds, average_pool=True)]
 
     def fit_subspace(self, moments: Sequence[Moments], statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes what `load_subspace` loads.
@@ -264,11 +273,15 @@ class MemoryBank(PatchTask):
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Builds subspace, bank and threshold from local data, and statistics unless some were loaded."""
-        self.measure(loader)
-        if self.subspace is not None:
+        if self.measures:
             moments = self.moments(loader)
-            statistics = self.statistics_of(moments[0]) if self.moment_sets > folds_of(self.subspace) else {}
-            self.load_subspace(**self.fit_subspace(moments, statistics))
+            if self.mean.isnan().any():
+                self.load_statistics(**self.statistics_of(moments[0]))
+            if self.subspace is not None:
+                self.load_subspace(**self.fit_subspace(moments, self.loaded_statistics()))
+        elif self.mean.isnan().any():
+            _, mean, variance = self.channel_moments(loader)
+            self.load_statistics(mean, channel_scale(variance, self.shrinkage))
         self._build(loader, context)
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader)

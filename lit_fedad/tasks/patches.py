@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import StandardisedTask
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.precision import full_precision
-from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least, within
-from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
@@ -192,15 +191,12 @@ class PatchTask(StandardisedTask):
         """Computes what `load_statistics` loads from the moments of frozen features."""
         return statistics_of(moments, self.standardise, self.shrinkage, self.whiten)
 
-    def measure(self, loader: DataLoader) -> None:
-        """Computes statistics of local features, unless some were loaded."""
-        if not self.mean.isnan().any():
-            return
-        if self.whiten is not None:
-            self.load_statistics(**self.statistics_of(self.second_moments(loader)[0]))
-            return
-        _, mean, variance = self.channel_moments(loader)
-        self.load_statistics(mean, channel_scale(variance, self.shrinkage))
+    def loaded_statistics(self) -> dict[str, Tensor]:
+        """Returns what `load_statistics` has loaded, on the CPU."""
+        loaded = {"mean": self.mean.cpu(), "scale": self.scale.cpu()}
+        return (
+            loaded if self.whiten is None else {**loaded, "whitening": upper_triangle(self.whitening.cpu())}
+        )
 
     def draw(self, scores: Tensor) -> Tensor:
         """Draws patch scores [B * grid * grid] as anomaly maps [B, S, S]."""

@@ -15,6 +15,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.kmeans import KMeansResult, kmeans
 from lit_fedad.memory.knn import nearest
+from lit_fedad.memory.merge import root_mean_squares
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of, residual_norms
@@ -110,12 +111,10 @@ class Subspace(PatchTask):
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Fits subspace and clusters to local data."""
-        self.measure(loader)
         self.load_subspace(*self.fit_subspace(self.moments(loader)))
         if self.clusters:
             self.load_memory(self.cluster(loader, context).centroids)
-            squares, counts = self.residuals_by_cluster(loader)
-            self.radii = usual_residuals(squares, counts).to(self.radii)
+            self.radii = root_mean_squares(*self.residuals_by_cluster(loader)).to(self.radii)
 
     @torch.no_grad()
     def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:
@@ -160,14 +159,3 @@ class Subspace(PatchTask):
     def on_fit_start(self) -> None:
         """Refuses a plain Trainer; see `objective`."""
         self.objective(self.mean, {})
-
-
-def usual_residuals(squares: Tensor, counts: Tensor) -> Tensor:
-    """Computes the root mean square residual of each cluster [K]; of clusters without a patch, that of all patches.
-
-    Args:
-        squares: Sums of squared residuals by cluster [K].
-        counts: Numbers of patches by cluster [K].
-    """
-    typical = squares.sum() / counts.sum().clamp(min=1)
-    return torch.where(counts > 0, squares / counts.clamp(min=1), typical).sqrt().float()

@@ -81,6 +81,12 @@ def moments_spec(client: MeasuresOnce) -> MessageSpec:
     }
 
 
+def subspace_spec(channels: int) -> MessageSpec:
+    """Declares the subspace of normal features: ``centre`` [C] and ``basis`` [C, R]."""
+    basis = TensorSpec((channels, Free("directions", channels)))
+    return {"centre": TensorSpec((channels,)), "basis": basis}
+
+
 def check_moments(update: Update, sets: int, vectors_per_image: int, needed: bool) -> None:
     """Checks what the form of `new_moments` cannot say.
 
@@ -157,7 +163,7 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
 
 
 def _sets(message: Mapping[str, Tensor]) -> list[Moments]:
-    """Returns a client's moments by part."""
+    """Returns a client's moments by set."""
     rows = zip(
         message["count"].tolist(), message["mean"].double(), message["covariance"].double(), strict=True
     )
