@@ -37,7 +37,7 @@ T = TypeVar("T")
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
-_JUDGEMENT = ("threshold_quantile", "pictures", "batch_size")
+_JUDGEMENT = ("alpha", "pictures", "batch_size")
 
 # Smallest and largest numbers; the largest sides are above any use, and below what fills the memory at once.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -49,11 +49,18 @@ _RANGES: dict[str, tuple[float, float]] = {
     "image.channels": (1, 3),
     "evaluation.every": (1, math.inf),
     "evaluation.batch_size": (1, math.inf),
-    "evaluation.threshold_quantile": (0, 1),
+    "calibration.share": (0, 0.9),
+    "calibration.folds": (2, 1000),
     "evaluation.pictures": (0, math.inf),
 }
 
-_ABSENT: dict[str, Any] = {"image.resize": int}
+# Types of keys whose default value does not tell them.
+_TYPES: dict[str, Any] = {
+    "image.resize": int | None,
+    "evaluation.alpha": float | list,
+    "calibration.share": float | None,
+    "calibration.by": typing.Literal["product", "client"],
+}
 
 _NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
 
@@ -298,16 +305,27 @@ def _check_root(config: Config) -> None:
             _check_keys(section, set(defaults), name)
         for key in defaults.keys() & section.keys():
             default = defaults[key]
-            # Where nothing is given, a path can be, or what `_ABSENT` says.
-            annotation = _ABSENT.get(prefix + key, str) | None if default is None else type(default)
-            _check_type(section[key], annotation, prefix + key)
+            # Where nothing is given, a path can be.
+            annotation = str | None if default is None else type(default)
+            _check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config["callbacks"])
+    _check_alpha(config["evaluation"]["alpha"])
     for key, (least, most) in _RANGES.items():
         section_name, _, leaf = key.rpartition(".")
         value = (config[section_name] if section_name else config).get(leaf)
         if value is not None and not least <= value <= most:
             bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
             raise UserError(f"{key}={value} must be {bound}")
+
+
+def _check_alpha(alpha: Any) -> None:
+    for rate in alpha if isinstance(alpha, list) else [alpha]:
+        if type(rate) is not float or not 0 < rate < 1:
+            raise UserError(
+                f"evaluation.alpha={alpha} must be a number above 0 and below 1, or a list of them"
+            )
+    if alpha == []:
+        raise UserError("evaluation.alpha=[] must hold a number")
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -280,7 +280,7 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert method == "feddymem_literal"
 
 
-@pytest.mark.parametrize("key", ["threshold_quantile=0.5", "pictures=2", "batch_size=3"])
+@pytest.mark.parametrize("key", ["alpha=0.5", "pictures=2", "batch_size=3"])
 def test_what_only_judges_a_run_is_no_part_of_what_it_trains(key):
     before, after = compose(["debug=seconds"]), compose(["debug=seconds", f"evaluation.{key}"])
     assert identity(before) == identity(after)

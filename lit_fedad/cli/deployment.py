@@ -28,12 +28,16 @@ class PredictOptions:
         images: Folder of images, or one image.
         client: Whose detector scores them; None for the client with most training images.
         out: Folder of the scores; None for ``predictions`` in the run's folder.
+        alpha: Promised rate of false alarms; None for the run's.
+        product: Product that all images show, where it is known.
     """
 
     run: str
     images: str
     client: int | None = None
     out: str | None = None
+    alpha: float | None = None
+    product: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class ExportOptions:
         format: ``onnx``, ``pt2`` (`torch.export`), or both.
         images: Folder of images that live and exported detector are compared on; None for random ones alone.
         out: Folder of the files; None for ``export/client_N`` in the run's folder.
+        product: Product that all images show, where it is known.
     """
 
     run: str
@@ -53,6 +58,7 @@ class ExportOptions:
     format: tuple[str, ...] = ("onnx", "pt2")
     images: str | None = None
     out: str | None = None
+    product: str | None = None
 
 
 def evaluate(options: Sequence[str]) -> None:
@@ -82,7 +88,9 @@ def predict(options: Sequence[str]) -> None:
     chosen, overrides = read(PredictOptions, options, "predict")
     from lit_fedad.deployment import predict
 
-    predict.predict(chosen.run, chosen.images, chosen.client, chosen.out, overrides)
+    predict.predict(
+        chosen.run, chosen.images, chosen.client, chosen.out, chosen.alpha, chosen.product, overrides
+    )
 
 
 def export(options: Sequence[str]) -> None:
@@ -97,4 +105,6 @@ def export(options: Sequence[str]) -> None:
     chosen, overrides = read(ExportOptions, options, "export")
     from lit_fedad.deployment import export
 
-    export.export(chosen.run, chosen.client, chosen.format, chosen.images, chosen.out, overrides)
+    export.export(
+        chosen.run, chosen.client, chosen.format, chosen.images, chosen.out, chosen.product, overrides
+    )

@@ -152,6 +152,16 @@ class Client(L.LightningModule):
             which: The client's own predictor, or the server's model.
         """
 
+    def leave_out(self, loader: DataLoader) -> None:
+        """Takes some of the client's images out of the model in the task's buffers, as if nobody had seen them.
+
+        Only of methods with `Exchanges.sums`, whose message the client has received.
+
+        Args:
+            loader: The images.
+        """
+        raise NotImplementedError
+
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Predicts a batch; by default with the task's prediction."""
         return self.task.predict_step(batch, batch_idx)

@@ -99,10 +99,13 @@ class Exchanges:
     Attributes:
         setup: Exchanges before round 1, each run once with every client; the last is round 0, the one before it -1.
         rounds: Exchanges of every round from 1, in order.
+        sums: The exchange whose message lets clients take images of their own out of the model again
+            (`Client.leave_out`); only its message down is sent, after rounds. None where that takes new training.
     """
 
     setup: tuple[Exchange, ...] = ()
     rounds: tuple[Exchange, ...] = (Exchange(),)
+    sums: Exchange | None = None
 
     @property
     def first_round(self) -> int:

@@ -174,6 +174,14 @@ class FederatedDataModule(L.LightningDataModule):
         """
         return self._loader(self.train, self._indices(client), self.batch_size, shuffle, generator)
 
+    def normal_loader(self, indices: Sequence[int]) -> DataLoader:
+        """Builds a loader of normal images in the given order.
+
+        Args:
+            indices: Positions in ``train``.
+        """
+        return self._loader(self.train, indices, self.eval_batch_size, False, torch.Generator())
+
     def test_dataloader(self) -> DataLoader:
         """Builds a loader of the test set in its order."""
         # A loader without a generator takes a number from the global one, even in a fixed order.

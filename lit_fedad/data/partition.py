@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,8 @@ class Partition:
             ``clients`` is their union. None where all images are there from the start.
         reserved: Ascending indices of images that the server keeps and no client holds.
         schedule: When the stages come, as in `StreamDataModule`.
+        calibration: For every client the ascending indices of images that it holds, and that nothing is trained with;
+            empty where there are none.
     """
 
     clients: tuple[tuple[int, ...], ...]
@@ -35,6 +37,7 @@ class Partition:
     stages: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     reserved: tuple[int, ...] = ()
     schedule: Schedule = "stage_major"
+    calibration: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of_clients(cls, clients: Iterable[Iterable[int]]) -> "Partition":
@@ -74,7 +77,7 @@ class Partition:
         return tuple((indices,) for indices in self.clients) if self.stages is None else self.stages
 
     def counts(self, image_set: Images) -> np.ndarray:
-        """Counts the images of every client and category.
+        """Counts the training images of every client and category.
 
         Returns:
             int64 [clients, categories], categories in the order of ``image_set.categories``.
@@ -98,6 +101,8 @@ class Partition:
         more = f', "reserved": {json.dumps(self.reserved)}' if self.reserved else ""
         if self.schedule != "stage_major":
             more += f', "schedule": {json.dumps(self.schedule)}'
+        if self.calibration:
+            more += f', "calibration": {json.dumps(self.calibration)}'
         Path(path).write_text(f'{{"{key}": [\n  {rows}\n]{more}}}\n')
 
     @classmethod
@@ -106,8 +111,9 @@ class Partition:
 
         The file holds ``{"clients": [[...], ...]}`` or the list of lists alone; for images that arrive in stages
         ``{"stages": [[[...], ...], ...]}``, one list a client with one list a stage. An object may have a list
-        ``"reserved"``, and with stages a ``"schedule"``. FedVCK's split files have ``"client_idx"`` in place of
-        ``"clients"``; their ``"client_classes"``, which follow from the images, are ignored.
+        ``"reserved"``, a list of lists ``"calibration"``, and with stages a ``"schedule"``. FedVCK's split files have
+        ``"client_idx"`` in place of ``"clients"``; their ``"client_classes"``, which follow from the images, are
+        ignored.
 
         Raises:
             UserError: The file is missing or does not hold one list of whole numbers a client, or a client and
@@ -133,15 +139,17 @@ class Partition:
         if not isinstance(clients, list):
             raise UserError(f"{path}: holds no list of clients; write one list of image indices a client")
         reserved = _whole_numbers(content.get("reserved", []), f"{path}: reserved")
+        calibration = _calibration(content, len(clients), path)
         if "clients" in content:
             own = [_whole_numbers(own, f"{path}: client {client}") for client, own in enumerate(clients)]
-            return cls(tuple(map(_ascending, own)), reserved=_ascending(reserved))
+            return cls(tuple(map(_ascending, own)), reserved=_ascending(reserved), calibration=calibration)
         for client, stages in enumerate(clients):
             if not isinstance(stages, list) or not stages:
                 raise UserError(f"{path}: client {client} has no list of stages; write one list a stage")
             for stage, indices in enumerate(stages):
                 _whole_numbers(indices, f"{path}: stage {stage} of client {client}")
-        return cls.in_stages(clients, reserved, content.get("schedule", "stage_major"))
+        partition = cls.in_stages(clients, reserved, content.get("schedule", "stage_major"))
+        return replace(partition, calibration=calibration)
 
     def index_lists(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields every list of indices with the name of its holder, such as ``"stage 1 of client 0"``."""
@@ -149,6 +157,9 @@ class Partition:
             for stage, indices in enumerate(stages):
                 owner = f"client {client}"
                 yield (owner if self.stages is None else f"stage {stage} of {owner}"), indices
+        for client, indices in enumerate(self.calibration):
+            if indices:
+                yield f"client {client} (calibration)", indices
         if self.reserved:
             yield "the server (reserved)", self.reserved
 
@@ -218,6 +229,15 @@ def check_clients(clients: int) -> None:
     """
     if clients < 1:
         raise UserError(f"partition clients={clients}: give at least 1")
+
+
+def _calibration(content: dict[str, Any], clients: int, path: str | Path) -> tuple[tuple[int, ...], ...]:
+    held_out = content.get("calibration", [])
+    if not isinstance(held_out, list) or len(held_out) not in (0, clients):
+        raise UserError(f"{path}: calibration is not one list a client; correct it or leave it out")
+    for client, own in enumerate(held_out):
+        _whole_numbers(own, f"{path}: calibration of client {client}")
+    return tuple(map(_ascending, held_out))
 
 
 def _ascending(indices: Iterable[int]) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ def difference(live: Mapping[str, Tensor], exported: Mapping[str, Tensor]) -> fl
     """Computes the difference of an exported detector from the live one.
 
     Args:
-        live: Outputs for one batch; whole numbers and decisions, which follow from the others, are not compared.
+        live: Outputs for one batch; whole numbers, decisions and p-values, which follow from the others by comparisons,
+            are not compared.
         exported: Outputs of the exported detector for the same batch.
 
     Returns:
@@ -79,6 +80,6 @@ def difference(live: Mapping[str, Tensor], exported: Mapping[str, Tensor]) -> fl
     shares = [
         (exported[name] - output).abs().max() / output.abs().max().clamp(min=torch.finfo(output.dtype).tiny)
         for name, output in live.items()
-        if output.is_floating_point()
+        if output.is_floating_point() and name != "p_value"
     ]
     return float(torch.stack(shares).max())

@@ -8,6 +8,7 @@ from torch.export import Dim, ExportedProgram
 
 from lit_fedad.contracts import Client, Prediction
 from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.errors import UserError, first_line
 
 Outputs = dict[str, Tensor]
@@ -19,22 +20,27 @@ class Detector(nn.Module):
     Args:
         client: A trained client, on the CPU.
         transform: Its mean and deviation normalise pixels.
-        threshold: Image score above which the client calls an image anomalous; None for classifiers.
+        rule: The client's decision rule; None for classifiers.
     """
 
     pixel_mean: Tensor
     pixel_std: Tensor
     threshold: Tensor
+    edges: Tensor
+    ranks: Tensor
 
-    def __init__(self, client: Client, transform: ImageTransform, threshold: float | None = None) -> None:
+    def __init__(self, client: Client, transform: ImageTransform, rule: DecisionRule | None = None) -> None:
         super().__init__()
         self.client = client
         self.register_buffer("pixel_mean", torch.tensor(transform.mean).view(-1, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(transform.std).view(-1, 1, 1))
-        # In double precision, as thresholds are kept: a score beside its threshold must fall on the same side.
-        self.register_buffer(
-            "threshold", None if threshold is None else torch.tensor(threshold, dtype=torch.float64)
-        )
+        if rule is not None:
+            self.register_buffer("threshold", torch.tensor(rule.threshold))
+            # One edge that no score lies below: a graph of an empty tensor is none.
+            self.register_buffer("edges", torch.cat([torch.tensor([-torch.inf]), rule.scores.edges]))
+            counts = torch.cat([torch.zeros(1), rule.scores.counts.float()])
+            self.register_buffer("ranks", counts / (rule.scores.total + 1))
+            self.smallest = 1 / (rule.scores.total + 1)
         self.eval().requires_grad_(False)
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -63,8 +69,10 @@ class Detector(nn.Module):
             return {"probabilities": probabilities, "class": probabilities.argmax(1)}
         score, maps = prediction.image_score, prediction.anomaly_map
         localised = {} if maps is None else {"anomaly_map": maps}
+        p_value = self.smallest + (self.edges >= score[:, None]).float() @ self.ranks
         # A score that is no number is not called normal.
-        return {"image_score": score, **localised, "decision": ~(score.double() <= self.threshold)}
+        decision = ~(score <= self.threshold)
+        return {"image_score": score, **localised, "p_value": p_value, "decision": decision}
 
     def forward(self, pixels: Tensor) -> Outputs:
         """Predicts images.
@@ -73,8 +81,8 @@ class Detector(nn.Module):
             pixels: Float32 in 0 .. 1 [B, C, S, S], at the run's image size.
 
         Returns:
-            ``image_score`` [B], ``anomaly_map`` [B, S, S] of tasks that localise, and ``decision``, bool [B]; of
-            classifiers ``probabilities`` [B, K] and ``class``, int64 [B].
+            ``image_score`` [B], ``anomaly_map`` [B, S, S] of tasks that localise, ``p_value`` [B] and ``decision``,
+            bool [B]; of classifiers ``probabilities`` [B, K] and ``class``, int64 [B].
         """
         return self.outputs(self.client.predict_step({"image": self.normalise(pixels)}))
 

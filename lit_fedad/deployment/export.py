@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.checked_files import write_checked
+from lit_fedad.deployment.decision_rule import decision_rule
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.formats import check_formats
 from lit_fedad.deployment.model_card import Facts, model_card
@@ -22,8 +23,10 @@ from lit_fedad.deployment.predict import choose_client, image_files
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.tracker import amend
@@ -41,6 +44,7 @@ def export(
     formats: Sequence[str] = ("onnx", "pt2"),
     images: str | None = None,
     out: str | None = None,
+    product: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a trained client's detector, its preprocessing and its model card, and checks what it wrote.
@@ -53,6 +57,7 @@ def export(
         formats: ``onnx``, ``pt2`` (`torch.export`), or both.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
+        product: Product that all images show, where it is known: it chooses the calibration scores.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
@@ -65,14 +70,16 @@ def export(
     chosen = check_formats(formats)
     folder, result, config = complete_run(run, overrides)
     model = same_model(config, result)
-    thresholds = {} if model.task.kind == "classification" else folder.thresholds()
-    number = choose_client(client, result["partition"]["sizes"], thresholds)
+    classifies = model.task.kind == "classification"
+    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
+    number = choose_client(client, result["partition"]["sizes"], calibration.clients)
+    rules = {n: decision_rule(calibration, n, alphas(config)[0], product) for n in calibration.clients}
     destination = Path(out) if out else folder.path / "export" / f"client_{number}"
     paths = image_files(Path(images), destination) if images else []
     fabric = one_process({**config, "fabric": _ANYWHERE})
     model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
-    detector = Detector(model.client, transform, thresholds.get(number))
+    detector = Detector(model.client, transform, rules.get(number))
     program = trace(detector, transform)
     display = Display()
     try:
@@ -84,7 +91,7 @@ def export(
             result=result,
             config=config,
             client=number,
-            thresholds=thresholds,
+            rules=rules,
             preprocessing=preprocessing(transform),
             outputs=output_shapes(program),
             files=written,

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
+from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.guards.text import printable_lines
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -24,6 +25,7 @@ _MANY = 20  # classes; more are counted, not named
 _MEANINGS = {
     "image_score": "how anomalous the image is; high is anomalous, and comparable within this detector alone",
     "anomaly_map": "how anomalous each pixel is, on the same kind of scale",
+    "p_value": "share of normal images that score at least as high, at most",
     "decision": "true where the score is above the threshold: anomalous",
     "probabilities": "of each class, in the order of the section above",
     "class": "position of the likeliest class",
@@ -55,7 +57,7 @@ class Facts:
         result: Content of the run's ``result.json``.
         config: The run's configuration.
         client: Number of the client whose detector it is.
-        thresholds: Thresholds of image scores by client; empty for classifiers.
+        rules: Decision rules by client; empty for classifiers.
         preprocessing: Content of ``preprocessing.json``.
         outputs: Shape of each output, without the number of images.
         files: The exported detectors.
@@ -65,7 +67,7 @@ class Facts:
     result: Mapping[str, Any]
     config: Config
     client: int
-    thresholds: Mapping[int, float]
+    rules: Mapping[int, DecisionRule]
     preprocessing: Mapping[str, Any]
     outputs: Mapping[str, tuple[int, ...]]
     files: Sequence[DetectorFile]
@@ -110,11 +112,15 @@ def model_card(facts: Facts) -> str:
         last_round=result["last"]["round"],
         metrics=_metrics(facts),
         classes=partition["products"],
-        quantile=facts.config["evaluation"]["threshold_quantile"],
-        threshold=f"{facts.thresholds[facts.client]:.9g}" if facts.thresholds else None,
-        thresholds=[
-            (f"**{number}**" if number == facts.client else str(number), f"{value:.9g}")
-            for number, value in facts.thresholds.items()
+        rule=facts.rules.get(facts.client),
+        rules=[
+            (
+                f"**{n}**" if n == facts.client else str(n),
+                f"{rule.threshold:.9g}",
+                str(rule.scores.total),
+                rule.of,
+            )
+            for n, rule in facts.rules.items()
         ],
         signature=_signature(facts),
         geometry=_geometry(facts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,22 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Client
 from lit_fedad.data.sample import IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
 from lit_fedad.errors import UserError
+from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import image_transform
+from lit_fedad.experiment.calibration import alphas, decisions
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.guards.text import csv_cell
+from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
-COLUMNS = ("path", "score", "threshold", "decision", "heatmap")
+COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
 
 
@@ -53,6 +57,10 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         metrics = federation.evaluate(last)
         progress.stop()
         assert metrics is not None
+        if finished.model.task.kind == "anomaly":
+            alpha = alphas(finished.config)[0]
+            judged = decisions(federation, finished.config, finished.data, folder.calibration(), [alpha])
+            metrics |= summarise_rates(judged[alpha])
         path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
     display.metrics_table(metrics)
@@ -65,6 +73,8 @@ def predict(
     images: str,
     client: int | None = None,
     out: str | None = None,
+    alpha: float | None = None,
+    product: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
@@ -79,21 +89,24 @@ def predict(
         images: Folder of images, with all folders in it; or one image.
         client: Number of the client; None for the client with most training images.
         out: Folder to write to; None for ``predictions`` in the run's folder.
+        alpha: Promised rate of false alarms; None for the run's own.
+        product: Product that all images show, where it is known: it chooses the calibration scores.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
-        The CSV file with path, score, threshold, decision and heatmap. The threshold is a quantile of the scores of
-        the client's own normal training images; no test label was used. A name that a spreadsheet would run as a
-        formula begins with a quote.
+        The CSV file with path, score, p-value, threshold, decision and heatmap. P-value and threshold are conformal:
+        by scores of normal images that the detector has not seen; no test label was used. Without enough of these the
+        threshold is infinite. A name that a spreadsheet would run as a formula begins with a quote.
 
     Raises:
-        UserError: If there is no such complete run, client or image, or the backbone differs from the run's;
+        UserError: If there is no such complete run, client, product or image, or the backbone differs from the run's;
             also if an image could not be read, after all others are scored.
     """
     folder, result, config = complete_run(run, overrides)
     model = same_model(config, result)
-    thresholds = {} if model.task.kind == "classification" else folder.thresholds()
-    number = choose_client(client, result["partition"]["sizes"], thresholds)
+    classifies = model.task.kind == "classification"
+    calibration = Calibration({}, shared=False) if classifies else folder.calibration()
+    number = choose_client(client, result["partition"]["sizes"], calibration.clients)
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
     paths = image_files(root, destination)
@@ -101,10 +114,11 @@ def predict(
     model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config)
     scorer: _Detect | _Classify
-    if model.task.kind == "classification":
+    if classifies:
         scorer = _Classify(model.client, fabric, transform, result["partition"]["products"], display)
     else:
-        scorer = _Detect(model.client, fabric, transform, thresholds[number], destination, root, display)
+        rule = decision_rule(calibration, number, alphas(config)[0] if alpha is None else alpha, product)
+        scorer = _Detect(model.client, fabric, transform, rule, destination, root, display)
     rows: list[dict[str, str]] = []
     scores = destination / "scores.csv"
     try:
@@ -187,7 +201,7 @@ class _Detect:
     client: Client
     fabric: Fabric
     transform: ImageTransform
-    threshold: float
+    rule: DecisionRule
     destination: Path
     root: Path
     display: Display
@@ -199,7 +213,7 @@ class _Detect:
         """Counts the anomalous images."""
         decisions = [row["decision"] for row in rows]
         read = len(rows) - decisions.count(UNREADABLE)
-        return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous (threshold {self.threshold:.4g})"
+        return f"{decisions.count(ANOMALOUS)} of {read} images are anomalous ({self.rule})"
 
     def pictures(self, rows: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
         """Returns name and folder of the heatmaps, if there are any."""
@@ -215,12 +229,14 @@ class _Detect:
                 self.client, {"image": torch.stack(list(images.values()))}, self.fabric
             )
             maps = prediction.anomaly_map
+            p_values = self.rule.scores.p_values(prediction.image_score)
             for place, path in enumerate(images):
                 score = float(prediction.image_score[place])
                 rows[path] |= {
                     "score": f"{score:.9g}",  # all digits of a float32
-                    "threshold": f"{self.threshold:.9g}",
-                    "decision": NORMAL if score <= self.threshold else ANOMALOUS,
+                    "p_value": f"{float(p_values[place]):.6g}",
+                    "threshold": f"{self.rule.threshold:.9g}",
+                    "decision": NORMAL if score <= self.rule.threshold else ANOMALOUS,
                     "heatmap": "" if maps is None else self._draw(path, maps[place].cpu().numpy()),
                 }
         return list(rows.values())
@@ -230,7 +246,7 @@ class _Detect:
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         name = Path("heatmaps") / folder / f"{path.stem}_{path.suffix[1:]}.png"
         image = self.transform.raw(path).numpy()
-        save_heatmap(self.destination / name, image, anomaly_map, self.threshold / 2, 2 * self.threshold)
+        save_heatmap(self.destination / name, image, anomaly_map, self.rule.colour / 2, 2 * self.rule.colour)
         return name.as_posix()
 
 
@@ -263,19 +279,19 @@ def image_files(root: Path, destination: Path) -> list[Path]:
     return found
 
 
-def choose_client(client: int | None, sizes: Sequence[int], thresholds: Mapping[int, float]) -> int:
+def choose_client(client: int | None, sizes: Sequence[int], calibrated: Collection[int]) -> int:
     """Checks the number of a client, or chooses the one with most training images.
 
     Args:
         client: Its number; None to choose.
         sizes: Training images by client.
-        thresholds: Decision thresholds by client, without clients that were left out of the run; empty for classifiers.
+        calibrated: Clients that were calibrated, without those that were left out of the run; empty for classifiers.
 
     Raises:
         UserError: If it is no client that holds images and took part in the run.
     """
     holders = [
-        number for number, size in enumerate(sizes) if size and (not thresholds or number in thresholds)
+        number for number, size in enumerate(sizes) if size and (not calibrated or number in calibrated)
     ]
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))

@@ -6,9 +6,10 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.evaluation.calibration import CalibrationScores
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.evaluation.thresholds import Thresholds
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary, summarise
 from lit_fedad.metrics.semantic import SemanticMetrics
 
@@ -21,10 +22,11 @@ class SemanticEvaluator(Evaluator):
         normal_classes: Categories below this number are normal.
         anomalies: Names of the anomaly sets, which are the categories after the normal classes.
         fabric: Moves batches and sets precision.
-        quantile: Share of a client's training images below its label-free threshold.
+        calibration: Counts a client's calibration scores.
+        alpha: Rate of false alarms that a client's label-free threshold promises.
     """
 
-    metrics: tuple[str, ...] = ("auroc", "aupr", "fe", "me", "fe_train", "me_train")
+    metrics: tuple[str, ...] = ("auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated")
 
     def __init__(
         self,
@@ -32,11 +34,12 @@ class SemanticEvaluator(Evaluator):
         normal_classes: int,
         anomalies: tuple[str, ...],
         fabric: Fabric,
-        quantile: float,
+        calibration: CalibrationScores,
+        alpha: float,
     ) -> None:
         self.module, self.normal_classes, self.anomalies = module, normal_classes, anomalies
         self.fabric = fabric
-        self.thresholds = Thresholds(module, fabric, quantile)
+        self.calibration, self.alpha = calibration, alpha
         if len(anomalies) > 1:
             self.metrics = tuple(
                 f"{name}{of}" for of in ("", *(f"_{a}" for a in anomalies)) for name in self.metrics
@@ -51,7 +54,12 @@ class SemanticEvaluator(Evaluator):
         holders = (
             [c for c, size in self.module.sizes.items() if size] if client.predictors.shared else [number]
         )
-        return {holder: metrics.at_threshold(self.thresholds(client, holder)) for holder in holders}
+        return {holder: metrics.at_threshold(self.threshold(client, holder)) for holder in holders}
+
+    def threshold(self, client: Client, number: int) -> float:
+        """Computes a client's threshold from its own calibration images; infinity where they are too few."""
+        counted = self.calibration(client, number)
+        return Calibration({number: counted}, shared=False).threshold(number, self.alpha)
 
     def spread(
         self, state: dict[int, SemanticMetrics], clients: list[int]

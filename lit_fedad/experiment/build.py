@@ -32,6 +32,7 @@ from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -345,10 +346,9 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
         counts = data.partition.stage_counts(data.images)
         return AnomalyStreamEvaluator(data.images, data.module, counts, fabric)
     if isinstance(data.images, SemanticSet):
-        quantile = config["evaluation"]["threshold_quantile"]
-        return SemanticEvaluator(
-            data.module, data.images.normal_classes, data.images.anomalies, fabric, quantile
-        )
+        normal, anomalies = data.images.normal_classes, data.images.anomalies
+        calibration = calibration_scores(config, data.images, data.partition, data.module, fabric)
+        return SemanticEvaluator(data.module, normal, anomalies, fabric, calibration, alphas(config)[0])
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     return AnomalyEvaluator(loader, data.images.has_masks, fabric)

@@ -98,7 +98,7 @@ class Console(RunCallback):
         self._stop()
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
-        """Prints the warnings of what followed the last round, such as thresholds and pictures."""
+        """Prints the warnings of what followed the last round, such as decisions and pictures."""
         for line in self._late():
             self._display.warn(line)
 

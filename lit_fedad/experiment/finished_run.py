@@ -19,6 +19,7 @@ from lit_fedad.experiment.build import (
     build_model,
     build_partition,
 )
+from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
@@ -70,7 +71,8 @@ def reopen(
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)
-    data = build_data(config, images, build_partition(config, images), model, fabric, display)
+    partition = with_calibration(config, images, build_partition(config, images), model.client)
+    data = build_data(config, images, partition, model, fabric, display)
     if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
         raise UserError(
             f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"

@@ -12,6 +12,8 @@ from lit_fedad.experiment.build import Data, Model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
+from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.metrics.federated import Summary
 from lit_fedad.report.console import Display
 
 
@@ -27,7 +29,9 @@ class Run:
         federation: The round loop.
         fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
-        thresholds: Decision threshold by client, after the last round of an anomaly task; on the first process only.
+        calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
+        decisions: Judged decisions (`decide`) by promised rate of false alarms, likewise.
+        rates: False-alarm and miss rates of the decisions that the run ships, likewise.
         extras: Values that callbacks add to ``result.json``, by key.
     """
 
@@ -38,7 +42,9 @@ class Run:
     federation: Federation
     fabric: Fabric
     display: Display
-    thresholds: dict[int, float] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=lambda: Calibration({}, shared=False))
+    decisions: dict[float, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    rates: dict[str, Summary] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,7 +59,7 @@ class RunCallback(FederationCallback):
         """Receives the run when all parts are built, before the first round."""
 
     def on_rounds_end(self, run: Run) -> None:
-        """Receives the run after the last round, when thresholds are set: `Federation.ask` may be called here."""
+        """Receives the run after the last round, when decisions are calibrated: `Federation.ask` may be called here."""
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
         """Receives, on the first process, the content of ``result.json`` when it has been written."""

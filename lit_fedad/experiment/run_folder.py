@@ -20,17 +20,18 @@ from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
 from lit_fedad.guards.text import redact, redacted
+from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
-_LISTED = ("config.yaml", "thresholds.json", "result.json")  # in the manifest
+_LISTED = ("config.yaml", "calibration.json", "result.json")  # in the manifest
 # Those by which a run's folder is recognised are removed last.
-_FILES = ("result.json", "thresholds.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
+_FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
 # Written to config.yaml. Raise it when a version cannot open the files of the one before; 0.1 wrote none.
-_FORMAT = 3
+_FORMAT = 4
 
-_ANEW = "remove result.json and thresholds.json, and the command that began the run writes them anew"
+_ANEW = "remove result.json and calibration.json, and the command that began the run writes them anew"
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,17 @@ class RunFolder:
         """
         return self._read_json("result.json") if (self.path / "result.json").exists() else None
 
-    def thresholds(self) -> dict[int, float]:
-        """Reads each client's decision threshold of image scores in a complete run.
+    def calibration(self) -> Calibration:
+        """Reads the calibration scores of a complete run.
 
         Raises:
             UserError: If the file cannot be read, or was changed.
         """
-        return {int(client): value for client, value in self._read_json("thresholds.json").items()}
+        try:
+            return Calibration.from_json(self._read_json("calibration.json"))
+        except UserError as error:
+            path = self.path / "calibration.json"
+            raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
     def save_json(self, name: str, value: Any) -> Path:
         """Writes a JSON file, in which undefined numbers become null and passwords are hidden; returns its path."""

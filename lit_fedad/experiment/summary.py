@@ -20,7 +20,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
     evaluated = [report for report in history if report.metrics is not None]
     names = run.federation.evaluator.metrics
     best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
-    chosen = {"first": evaluated[0], "last": evaluated[-1], "best": best}
+    chosen = {"first": (evaluated[0], {}), "last": (evaluated[-1], run.rates), "best": (best, {})}
     return {
         "method": config["method"]["name"],
         "task": type(run.model.task).__name__,
@@ -35,7 +35,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "backbone": run.model.provenance,
         "seed": config["seed"],
         "rounds": config["rounds"],
-        **{which: {"round": r.round, **_metrics(r, names)} for which, r in chosen.items()},
+        **{w: {"round": r.round, **_metrics(r, names), **rates} for w, (r, rates) in chosen.items()},
         "milestones": sorted(data.module.milestones),
         "exchanges": [r.round for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ class Tracking(RunCallback):
             self._tracker.metrics(flat_metrics(report), step=report.round)
 
     def on_rounds_end(self, run: Run) -> None:
-        """Records the privacy measures of other callbacks."""
+        """Records the rates of the shipped decisions, and the privacy measures of other callbacks."""
         if self._tracker is None:
             return
+        if run.rates:
+            self._tracker.metrics(flat_summaries(run.rates), run.federation.rounds)
         run.extras["tracking_run_id"] = self._tracker.run_id
         if privacy := run.extras.get("privacy"):
             values = {f"privacy/{name}": value for name, value in privacy.items()}
@@ -100,9 +103,7 @@ def flat_metrics(report: RoundReport) -> dict[str, float]:
     flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
     for client, scalars in report.per_client.items():
         flat |= {f"{name}/client_{client}": value for name, value in scalars.items()}
-    for name, values in (report.metrics or {}).items():
-        flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
-        flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
+    flat |= flat_summaries(report.metrics or {})
     traffic = {
         "bytes/up": report.bytes_up,
         "bytes/down": report.bytes_down,
@@ -112,9 +113,18 @@ def flat_metrics(report: RoundReport) -> dict[str, float]:
     return {**flat, "participants": len(report.participants), "seconds": report.seconds}
 
 
+def flat_summaries(summaries: Mapping[str, Any]) -> dict[str, float]:
+    """Flattens metrics, each with its values over clients, into numbers for the tracker."""
+    flat: dict[str, float] = {}
+    for name, values in summaries.items():
+        flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
+        flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
+    return flat
+
+
 def track_files(tracker: Tracker, folder: Path) -> None:
     """Records a run's files as artifacts; the last checkpoint is the trained model with its memory."""
-    for name in ("config.yaml", "partition.json", "thresholds.json", "result.json"):
+    for name in ("config.yaml", "partition.json", "calibration.json", "result.json"):
         if (folder / name).exists():
             tracker.artifact(folder / name)
     for name in ("figures", "checkpoints"):

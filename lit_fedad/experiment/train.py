@@ -10,7 +10,6 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from lit_fedad.config import Config, build, call, judgement
-from lit_fedad.evaluation.thresholds import Thresholds
 from lit_fedad.experiment.build import (
     build_data,
     build_federation,
@@ -20,6 +19,7 @@ from lit_fedad.experiment.build import (
     build_public,
     build_server_labelled,
 )
+from lit_fedad.experiment.calibration import judge, with_calibration
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
 from lit_fedad.experiment.figures.history import History
@@ -59,7 +59,7 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
         if before is None or judgement(before["config"]) != judgement(config):
             if before is not None:
                 display.note(
-                    "complete, but judged by other keys: thresholds, figures and result are made anew"
+                    "complete, but judged by other keys: decisions, figures and result are made anew"
                 )
             own = [build(node) for node in config["callbacks"].values()]
             given = [Console(), History(), Predictions(), *own, Tracking(), *callbacks]
@@ -110,6 +110,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     public = build_public(config, images)
     server_labelled = build_server_labelled(config, images, partition)
     model = build_model(config, images.categories, public, server_labelled)
+    partition = with_calibration(config, images, partition, model.client)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
     federation = build_federation(config, folder.path, model, data, fabric)
@@ -122,10 +123,7 @@ def _play_all_rounds(run: Run) -> None:
         run.data.partition.save(run.folder.path / "partition.json")
     federation.run()
     if run.model.task.kind == "anomaly":
-        quantile = run.config["evaluation"]["threshold_quantile"]
-        run.thresholds = federation.ask(federation.rounds, Thresholds(run.data.module, fabric, quantile))
-        if fabric.is_global_zero:
-            run.folder.save_json("thresholds.json", run.thresholds)
+        judge(run)
     fabric.call("on_rounds_end", run)
     peaks = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     if fabric.is_global_zero:

@@ -151,6 +151,7 @@ class Federation:
         question: Callable[[Client, int], T],
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
+        exchange: Exchange | None = None,
     ) -> dict[int, T]:
         """Calls a function with clients as they predict after a round, with the server's next message to them.
 
@@ -159,6 +160,7 @@ class Federation:
             question: The function, of the live client and its number.
             clients: Client numbers; None for all clients.
             which: Whether clients predict with their own model or with the server's.
+            exchange: Exchange whose message they receive; None for that of the next round.
 
         Returns:
             Values by client, without clients that failed; empty on all processes but the first.
@@ -179,11 +181,11 @@ class Federation:
                 self.pool.put(number, read_kept(client))
             return question(client, number)
 
-        values = self._ask(round, deploy_and_ask, chosen)
+        values = self._ask(round, deploy_and_ask, chosen, exchange)
         # Any client can answer for the others where all predict with one model.
         spares = [number for number in self.clients if number not in chosen and self.client.predictors.shared]
         while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
-            values = self._ask(round, deploy_and_ask, [spares.pop(0)])
+            values = self._ask(round, deploy_and_ask, [spares.pop(0)], exchange)
         on_first(self.fabric, lambda: self._check_answers(round, values))
         return values
 
@@ -339,11 +341,17 @@ class Federation:
         mean = weighted_mean({c: Update(own, sizes[c]) for c, own in lent.items()}) if lent else {}
         return self.fabric.broadcast(mean)
 
-    def _ask(self, round: int, question: Callable[[Client, int], T], clients: list[int]) -> dict[int, T]:
-        """Calls a function with clients that have just received the server's next message to them."""
+    def _ask(
+        self,
+        round: int,
+        question: Callable[[Client, int], T],
+        clients: list[int],
+        exchange: Exchange | None = None,
+    ) -> dict[int, T]:
+        """Calls a function with clients that have just received the server's message of an exchange to them."""
         context = Context(self.seed, round + 1)
         self.server.begin(context)
-        exchange, data = self.exchanges.at(context), self.data.at(round)
+        exchange, data = exchange or self.exchanges.at(context), self.data.at(round)
         blobs = self.turns.messages(exchange, clients, context)
         outcome = self.turns.play(exchange, context, data, blobs, question)
         on_first(self.fabric, lambda: self._note(outcome.failures))

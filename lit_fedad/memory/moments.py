@@ -69,6 +69,21 @@ class Moments:
             covariance += (part.count / count) * (part.covariance + torch.outer(offset, offset))
         return cls(count, mean, covariance)
 
+    def without(self, part: Moments) -> Moments:
+        """Computes the moments of what remains when a part is taken away: the inverse of `union`.
+
+        Raises:
+            UserError: If nothing remains.
+        """
+        count = self.count - part.count
+        if count <= 0:
+            raise UserError("no vector remains when a client's own are left out")
+        mean = (self.count * self.mean - part.count * part.mean) / count
+        gone, rest = part.mean - self.mean, mean - self.mean
+        covariance = self.count * self.covariance
+        covariance -= part.count * (part.covariance + torch.outer(gone, gone))
+        return Moments(count, mean, covariance / count - torch.outer(rest, rest))
+
     def scaled(self, scale: Tensor) -> Moments:
         """Returns the moments of the vectors divided by a scale [C]."""
         divisor = scale.double()

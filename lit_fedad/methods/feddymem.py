@@ -1,8 +1,8 @@
 """FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
 The default shares sums over all patches, and trains nothing; `feddymem_trained` has heads (docs/feddymem.md). The
-method as printed in the paper (`feddymem_literal`) collapses, because FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem
-Eq. 16 average slots by position, but k-means returns them in arbitrary order.
+method as printed in the paper, `feddymem_literal`, collapses: FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16
+average slots by position, but k-means returns them in arbitrary order.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
+from lit_fedad.methods.parts.bank_sums import bank_sums_spec, leave_out_of_bank, made_of_sums, slot_sums
+from lit_fedad.methods.parts.first_memory import FirstMemory
+from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     add_moments,
@@ -97,6 +100,7 @@ class FedDyMemClient(Client):
         # Of data that come in stages: what was sent last, and the last of earlier stages.
         self.sent: dict[str, Tensor] = {}
         self.past: dict[str, Tensor] = {}
+        self.sums: Message = {}
         self.send_counts = send_counts
         self.independent_init = independent_init
         self.drew_head = False
@@ -110,7 +114,8 @@ class FedDyMemClient(Client):
         elif task.standardise:
             statistics = [pool_channels(task)]
         threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
-        return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),))
+        sums = ModelSums() if made_of_sums(task) else None
+        return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),), sums)
 
     @property
     def pools_threshold(self) -> bool:
@@ -151,6 +156,14 @@ class FedDyMemClient(Client):
         """Declares all that the server sends; in the paper only the memory, float32 [slots, C]."""
         threshold = {"threshold": TensorSpec((), low=0)} if self.pools_threshold else {}
         return {**self.features_spec(), **self.memory_spec("radii"), **threshold}
+
+    def sums_spec(self) -> MessageSpec:
+        """Declares the sums that the model is made of."""
+        return bank_sums_spec(self.task, self.sets)
+
+    def leave_out(self, loader: DataLoader) -> None:
+        """Takes images out of bank, radii and subspace."""
+        leave_out_of_bank(self.task, self.sums, loader, self.context, self.min_images)
 
     def features_spec(self) -> MessageSpec:
         """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
@@ -208,7 +221,17 @@ class FedDyMemServer(AttackableServer):
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept = ("moments", "measured", "statistics", "subspace", "known", "first_spread", "latest")
+    kept = (
+        "moments",
+        "measured",
+        "statistics",
+        "subspace",
+        "known",
+        "slots_of",
+        "counted_clients",
+        "first_spread",
+        "latest",
+    )
 
     def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
         super().__init__()
@@ -227,6 +250,8 @@ class FedDyMemServer(AttackableServer):
         self.statistics: Message = {}
         self.subspace: Message = {}
         self.known: Message = {}
+        self.slots_of: Message = {}
+        self.counted_clients: list[int] = []
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
 
@@ -254,6 +279,11 @@ class FedDyMemServer(AttackableServer):
         """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
         return {**self.statistics, **self.subspace, **self.known}
 
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the sums that the model is made of, and whether the slots count patches of this client."""
+        counted = torch.tensor(int(client_id in self.counted_clients))
+        return {**pack_moments(self.moments), **self.slots_of, "counted": counted}
+
     def validate(self, client_id: int, update: Update) -> None:
         """Checks what slots count, and new moments."""
         message, images = update.message, update.num_samples
@@ -278,6 +308,8 @@ class FedDyMemServer(AttackableServer):
         messages = [update.message for update in updates.values()]
         previous = self.known.get("memory")
         memory = self._merge(messages, previous)
+        if previous is not None and made_of_sums(self.task):
+            self.slots_of, self.counted_clients = slot_sums(messages, memory, previous), list(updates)
         place = torch.arange(self.slots)
         if self.min_images > 1 and previous is not None:
             place = shared_slots(
@@ -332,46 +364,3 @@ class FedDyMemServer(AttackableServer):
         return [
             f"round {self.context.round}: the memory is collapsing: its spread is {share:.0%} of what it was at first"
         ]
-
-
-class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
-    """The set-up exchange in which clients send memories of untrained features, merged to the first shared one."""
-
-    name = "memory"
-
-    def broadcast(self, server: FedDyMemServer, client_id: int) -> Message:
-        """Returns statistics and subspace, and the number of vectors to send where clients share in them."""
-        shared = {} if server.oversampling is None else {"vectors": torch.tensor(server.first_vectors)}
-        return {**server.broadcast(client_id), **shared}
-
-    def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares the form of `broadcast`."""
-        vectors = TensorSpec((), torch.int64, low=1, high=client.task.slots)
-        shared = {} if client.oversampling is None else {"vectors": vectors}
-        return {**client.features_spec(), **shared}
-
-    def receive(self, client: FedDyMemClient, message: Message) -> None:
-        """Loads the message."""
-        client.receive(message)
-        client.first_vectors = int(message.get("vectors", client.task.slots))
-
-    def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
-        """Returns a first memory."""
-        return client.first_memory(loader)
-
-    def upload_spec(self, client: FedDyMemClient) -> MessageSpec:
-        """Declares a memory of as many vectors as the server asked for."""
-        rows = None if client.oversampling is None else Free("vectors", client.task.slots)
-        return client.memory_spec("counts", "radii", slots=rows)
-
-    def validate(self, server: FedDyMemServer, client_id: int, update: Update) -> None:
-        """Checks the number of vectors, and the counts."""
-        if len(update.message["memory"]) != server.first_vectors:
-            raise UserError(
-                f"the client sent {len(update.message['memory'])} vectors instead of {server.first_vectors}"
-            )
-        server.validate(client_id, update)
-
-    def aggregate(self, server: FedDyMemServer, updates: Mapping[int, Update]) -> None:
-        """Merges the memories."""
-        server.aggregate(updates)

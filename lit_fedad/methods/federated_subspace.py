@@ -27,6 +27,12 @@ from lit_fedad.contracts import (
 from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
+from lit_fedad.methods.parts.model_sums import (
+    ModelSums,
+    pack_moments,
+    packed_moments_spec,
+    remaining_moments,
+)
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     held_moments,
@@ -50,13 +56,17 @@ class FederatedSubspaceClient(Client):
     def __init__(self, task: Subspace) -> None:
         super().__init__(task)
         self.sets, self.measured = task.moment_sets, 0
+        self.sums: Message = {}
 
     @property
     def exchanges(self) -> Exchanges:
         """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
         clusters = (Centres(), Residuals()) if self.task.clusters else ()
         sizes = self.sets, self.task.vectors_per_image
-        return Exchanges((PooledMoments(*sizes), *clusters), (NewMoments(*sizes),))
+        # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
+        known = isinstance(self.task.share, float) and not self.task.clusters
+        sums = ModelSums() if known else None
+        return Exchanges((PooledMoments(*sizes), *clusters), (NewMoments(*sizes),), sums)
 
     @property
     def predictors(self) -> Predictors:
@@ -69,7 +79,15 @@ class FederatedSubspaceClient(Client):
         if "memory" in message:
             self.task.load_memory(message["memory"], message.get("radii"))
 
-    def broadcast_spec(self, *clusters: str) -> MessageSpec:
+    def sums_spec(self) -> MessageSpec:
+        """Declares the moments of all clients."""
+        return packed_moments_spec(self.sets, self.task.num_features)
+
+    def leave_out(self, loader: DataLoader) -> None:
+        """Fits the subspace to the moments of all images but these."""
+        self.task.load_subspace(*self.task.fit_subspace(remaining_moments(self.sums, self.task, loader)))
+
+    def broadcast_spec(self, clusters: tuple[str, ...] = ("memory", "radii")) -> MessageSpec:
         """Declares the subspace, and those of the named values of clusters that there are."""
         channels, rows = self.task.num_features, self.task.clusters
         known = {
@@ -107,6 +125,10 @@ class FederatedSubspaceServer(Server):
         """Returns subspace and clusters, the same to every client."""
         return {**self.subspace, **self.clusters}
 
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the moments of all clients."""
+        return pack_moments(self.moments)
+
     def diagnostics(self) -> dict[str, float]:
         """Returns the number of directions inside and outside the subspace."""
         if not self.subspace:
@@ -130,7 +152,7 @@ class _SendState(Exchange[FederatedSubspaceClient, FederatedSubspaceServer]):
 
     def broadcast_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
         """Declares the server's message."""
-        return client.broadcast_spec(*self.clusters)
+        return client.broadcast_spec(self.clusters)
 
     def receive(self, client: FederatedSubspaceClient, message: Message) -> None:
         """Loads the message."""

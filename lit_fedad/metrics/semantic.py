@@ -12,7 +12,7 @@ from lit_fedad.metrics.functional.curves import auroc, average_precision
 from lit_fedad.metrics.functional.errors import balanced, detection_errors, percentile_threshold
 from lit_fedad.metrics.functional.histograms import label_histograms
 
-_ERRORS = ("fe", "me", "fe_train", "me_train")
+_ERRORS = ("fe", "me", "fe_calibrated", "me_calibrated")
 _VALUES = ("auroc", "aupr", *_ERRORS)
 
 
@@ -46,7 +46,7 @@ class SemanticMetrics(MergeableMetric):
         >>> metrics = SemanticMetrics(("cat",), threshold=5.5)
         >>> metrics.update(torch.tensor([1.0, 2.0, 5.0, 3.0, 6.0, 7.0]), torch.tensor([0, 0, 0, 1, 1, 1]))
         >>> {name: round(float(value), 2) for name, value in metrics.compute().items()}
-        {'auroc': 0.89, 'aupr': 0.92, 'fe': 0.33, 'me': 0.33, 'fe_train': 0.0, 'me_train': 0.33}
+        {'auroc': 0.89, 'aupr': 0.92, 'fe': 0.33, 'me': 0.33, 'fe_calibrated': 0.0, 'me_calibrated': 0.33}
     """
 
     scores: list[Tensor]
@@ -98,7 +98,7 @@ class SemanticMetrics(MergeableMetric):
         Example:
             >>> metrics = SemanticMetrics(("cat",))
             >>> metrics.update(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 0, 1, 1]))
-            >>> [float(metrics.at_threshold(t).compute()["me_train"]) for t in (0.0, 3.0, 9.0)]
+            >>> [float(metrics.at_threshold(t).compute()["me_calibrated"]) for t in (0.0, 3.0, 9.0)]
             [0.0, 0.5, 1.0]
         """
         other = deepcopy(self)
@@ -111,7 +111,7 @@ class SemanticMetrics(MergeableMetric):
 
         - ``auroc``, ``aupr``: areas under the ROC and the precision-recall curve.
         - ``fe``, ``me``: false and missing error at the threshold that uses the test labels.
-        - ``fe_train``, ``me_train``: the same at the label-free threshold; NaN if an image has none.
+        - ``fe_calibrated``, ``me_calibrated``: the same at the label-free threshold; NaN if an image has none.
 
         Each is the mean over the sets of anomalies. If there are several, every value is also given by set,
         as in ``auroc_<set>``.

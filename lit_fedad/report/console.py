@@ -187,6 +187,11 @@ class Display:
         self._print("")
         self._out.print(table)
         self._print("Means over clients by round; worst client and pooled test set of the last round.")
+        if "false_alarm_rate" in result["last"]:
+            alpha = next(iter(result["decisions"]))
+            self._print(
+                f"False alarms, of a client's own products: at most {alpha} promised (evaluation.alpha)."
+            )
         for head, metrics in rounds.items():
             if constant := constant_predictions(metrics):
                 self._print(f"* {head}: {constant}.")
@@ -349,7 +354,7 @@ class _LogLines(logging.Handler):
 
 def _listed(names: Iterable[str]) -> list[str]:
     """Metrics of the closing tables, once each: errors of single anomaly sets are only in the files."""
-    errors = ("fe", "me", "fe_train", "me_train")
+    errors = ("fe", "me", "fe_calibrated", "me_calibrated")
     return [name for name in dict.fromkeys(names) if metric_family(name) not in errors]
 
 

@@ -5,9 +5,11 @@ METRIC_TITLES = {
     "accuracy": "accuracy", "own_accuracy": "own accuracy", "balanced_accuracy": "balanced accuracy",
     "predicted_classes": "classes predicted",
     "auroc": "AUROC", "fe": "FE", "me": "ME",
-    "fe_train": "FE train", "me_train": "ME train",
+    "fe_calibrated": "FE calibrated", "me_calibrated": "ME calibrated",
     "selection_accuracy": "A_sel", "global_accuracy": "A_glo", "local_accuracy": "A_loc",
     "incremental_accuracy": "A_inc", "forgetting": "forgetting",
+    "false_alarm_rate": "false alarms", "miss_rate": "misses",
+    "false_alarm_rate_foreign": "false alarms, foreign", "miss_rate_foreign": "misses, foreign",
 }  # fmt: skip
 """Title of each metric, by its name in results; in the order of tables."""
 
@@ -22,8 +24,8 @@ def metric_title(name: str) -> str:
         The title; the name itself for a metric that has none.
 
     Example:
-        >>> metric_title("fe"), metric_title("fe_train_svhn"), metric_title("auroc_svhn")
-        ('FE', 'FE train svhn', 'AUROC svhn')
+        >>> metric_title("fe"), metric_title("fe_calibrated_svhn"), metric_title("auroc_svhn")
+        ('FE', 'FE calibrated svhn', 'AUROC svhn')
     """
     if name in METRIC_TITLES:
         return METRIC_TITLES[name]
@@ -41,8 +43,8 @@ def metric_family(name: str) -> str | None:
         Name of the metric over all sets; None for a name that is no single set's.
 
     Example:
-        >>> metric_family("fe_train_svhn"), metric_family("fe_train")
-        ('fe_train', None)
+        >>> metric_family("fe_calibrated_svhn"), metric_family("fe_calibrated")
+        ('fe_calibrated', None)
     """
     if name in METRIC_TITLES:
         return None

@@ -2,15 +2,16 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.deployment.detector import Detector, trace
 from lit_fedad.errors import UserError
 from lit_fedad.methods.local import LocalClient
+from lit_fedad.metrics.conformal import ScoreCounts
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ def make_detector(make_task, make_loader):
     def make(threshold=1.0, **overrides):
         client = LocalClient(make_task(**overrides))
         client.task.prepare(make_loader(), Context(seed=0, round=0))
-        return Detector(client, ImageTransform(32), threshold)
+        rule = DecisionRule("drawn", ScoreCounts.of(torch.tensor([threshold])), 0.5)
+        return Detector(client, ImageTransform(32), rule)
 
     return make
 
@@ -42,18 +44,23 @@ def test_the_graph_takes_any_number_of_images(make_detector):
 
 
 def test_decisions_part_at_the_threshold_as_the_run_has_it(make_detector):
-    """A threshold between two single-precision numbers keeps its side; no number is not normal."""
-    below, above = np.float32(1), np.nextafter(np.float32(1), np.float32(2))
-    threshold = (float(below) + float(above)) / 2
-    score = torch.tensor([below, above, math.nan])
-    for limit, expected in ((threshold, [False, True, True]), (float(above), [False, False, True])):
-        assert make_detector(limit).outputs(Prediction(score))["decision"].tolist() == expected
+    """The last number of the threshold's bin is normal, the next is not; no number is not normal."""
+    detector = make_detector(1.0)
+    limit = detector.threshold.clone()
+    score = torch.stack([limit, torch.nextafter(limit, torch.tensor(2.0)), torch.tensor(math.nan)])
+    found = detector.outputs(Prediction(score))
+    assert found["decision"].tolist() == [False, True, True]
+    assert found["p_value"].tolist() == [1.0, 0.5, 0.5]
 
 
 def test_a_prediction_that_branches_on_values_is_one_line(make_detector):
     class Branches(LocalClient):
         def predict_step(self, batch, batch_idx=0):
-            return super().predict_step(batch) if batch["image"].sum() > 0 else Prediction(batch["image"])
+            return (
+                super().predict_step(batch)
+                if batch["image"].sum() > 0
+                else Prediction(batch["image"].mean((1, 2, 3)))
+            )
 
     detector = make_detector()
     detector.client = Branches(detector.client.task)

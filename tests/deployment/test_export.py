@@ -59,7 +59,8 @@ def test_the_folder_holds_detector_preprocessing_and_card(exported):
 def test_the_card_says_what_the_run_says(exported, tiny_run):
     # Cells are padded with spaces.
     card = re.sub(" +", " ", (exported / "model_card.md").read_text())
-    result, thresholds = RunFolder(tiny_run).result(), RunFolder(tiny_run).thresholds()
+    result, calibration = RunFolder(tiny_run).result(), RunFolder(tiny_run).calibration()
+    alpha = RunFolder(tiny_run).config()["evaluation"]["alpha"]
     sizes = result["partition"]["sizes"]
     auroc = result["last"]["i_auroc"]
     worst = [number for number, value in auroc["per_client"].items() if value == auroc["worst"]]
@@ -70,9 +71,10 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
         "**Its backbone has random weights",
         f"| I-AUROC | {auroc['per_client']['1']:.3f} | {auroc['mean']:.3f} | {auroc['worst']:.3f}"
         f" ({', '.join(worst)}) |",
-        f"| **1** | {thresholds[1]:.9g} |",
-        f"| 0 | {thresholds[0]:.9g} |",
-        f"the {RunFolder(tiny_run).config()['evaluation']['threshold_quantile']} quantile",
+        f"| **1** | {calibration.threshold(1, alpha):.9g} | {calibration.source(1, alpha).scores.total} |",
+        f"| 0 | {calibration.threshold(0, alpha):.9g} |",
+        f"with a p-value of at most {alpha:g}",
+        "| `p_value` | [B] |",
         "| `anomaly_map` | [B, 32, 32] |",
         f"| `detector.pt2` | {(exported / 'detector.pt2').stat().st_size} (",
         "on 4 random images and 1 image files",

@@ -20,14 +20,19 @@ from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import predict as prediction
+from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.errors import UserError
+from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric
+from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.naming import METRIC_TITLES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+
+ALPHA = 0.01
 
 
 @pytest.fixture
@@ -59,9 +64,12 @@ def test_every_image_gets_a_score_a_decision_and_a_heatmap(tiny_run, photos, tmp
     assert [row["path"] for row in rows] == [
         str(photos / name) for name in ("a/one.jpg", "a/one.png", "b/one.png", "top.bmp")
     ]
-    threshold = json.loads((tiny_run / "thresholds.json").read_text())["1"]
+    source = RunFolder(tiny_run).calibration().source(1, ALPHA)
+    threshold = source.scores.threshold(ALPHA)
     for row in rows:
         assert float(row["threshold"]) == pytest.approx(threshold, rel=1e-7)
+        expected = float(source.scores.p_values(torch.tensor([float(row["score"])])))
+        assert float(row["p_value"]) == pytest.approx(expected, rel=1e-5)
         assert row["decision"] == ("anomalous" if float(row["score"]) > threshold else "normal")
     heatmaps = [out / row["heatmap"] for row in rows]
     assert len(set(heatmaps)) == 4
@@ -84,15 +92,30 @@ def test_scores_are_those_of_the_run(tiny_run, tmp_path):
         assert found == pytest.approx(reported[str(client)], abs=1e-9)
 
 
-def test_thresholds_come_from_the_clients_training_images_alone(tiny_run, tmp_path):
-    config = RunFolder(tiny_run).config()
-    images = build(config["data"])
-    held = build(config["partition"])(images, config["seed"]).clients[0]
-    rows = table(predict(str(tiny_run), config["data"]["root"], client=0, out=str(tmp_path)))
-    scores = {row["path"]: float(row["score"]) for row in rows}
-    own = [scores[str(images.train[index].path)] for index in held]
-    expected = np.quantile(own, config["evaluation"]["threshold_quantile"])
-    assert RunFolder(tiny_run).thresholds()[0] == pytest.approx(expected, rel=1e-5)
+def test_a_threshold_is_promised_where_there_are_images_enough(tiny_run, photos, tmp_path, capsys):
+    calibration = RunFolder(tiny_run).calibration()
+    sizes = RunFolder(tiny_run).result()["partition"]["sizes"]
+    held = {client: sum(part.total for part in own.values()) for client, own in calibration.clients.items()}
+    assert held == dict(enumerate(sizes))  # a model of sums: every training image calibrates
+    for alpha, called in ((0.2, True), (0.001, False)):
+        rows = table(predict(str(tiny_run), str(photos), out=str(tmp_path / str(alpha)), alpha=alpha))
+        assert all((float(row["threshold"]) < np.inf) == called for row in rows)
+        assert called or {row["decision"] for row in rows} == {"normal"}
+    assert "too few to promise 0.001: that takes 999" in capsys.readouterr().out
+
+
+def test_a_product_chooses_its_own_calibration(tiny_run, photos, tmp_path):
+    calibration = RunFolder(tiny_run).calibration()
+    product = next(iter(calibration.clients[0]))
+    rows = table(predict(str(tiny_run), str(photos), out=str(tmp_path), alpha=0.2, product=product))
+    expected = calibration.threshold(0, 0.2, product)
+    assert [float(row["threshold"]) for row in rows] == pytest.approx([expected] * len(rows), rel=1e-7)
+    for options, said in (
+        ({"product": "moon"}, "product=moon: calibrated are"),
+        ({"alpha": 1.5}, "alpha=1.5"),
+    ):
+        with pytest.raises(UserError, match=said):
+            predict(str(tiny_run), str(photos), out=str(tmp_path), **options)
 
 
 def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
@@ -235,7 +258,13 @@ def test_a_score_that_is_no_number_is_not_called_normal(tmp_path, photos):
 
     fabric = make_fabric(accelerator="cpu")
     scorer = prediction._Detect(
-        Broken(), fabric, ImageTransform(32), 1.0, tmp_path, photos, prediction.Display(quiet=True)
+        Broken(),
+        fabric,
+        ImageTransform(32),
+        DecisionRule("drawn", ScoreCounts.of(torch.arange(9.0)), 0.1),
+        tmp_path,
+        photos,
+        prediction.Display(quiet=True),
     )
     row = scorer([photos / "top.bmp"])[0]
     assert (row["decision"], row["heatmap"]) == ("anomalous", "")
@@ -258,7 +287,7 @@ def test_evaluation_equals_what_the_run_reported(tiny_run, capsys):
     assert shown == [
         [title, *(f"{reported[name][key]:.3f}" for key in ("mean", "worst", "pooled"))]
         for name, title in METRIC_TITLES.items()
-        if name in reported
+        if name in reported and name not in RATES
     ]
 
 

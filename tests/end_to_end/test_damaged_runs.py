@@ -20,7 +20,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 DAMAGED = int(os.environ.get("LIT_FEDAD_DAMAGED_RUNS", "64"))
 
 FILES = (
-    *("config.yaml", "manifest.json", "result.json", "thresholds.json", "partition.json"),
+    *("config.yaml", "manifest.json", "result.json", "calibration.json", "partition.json"),
     *("checkpoints/round_100002/meta.json", "checkpoints/round_100002/server.pt"),
     *("checkpoints/round_100002/client_00000.pt", "checkpoints/round_100002/client_00001.pt"),
 )
@@ -93,7 +93,7 @@ def _compare(used, expected, tmp_path, capsys, file, kind, seed, names):
     ("file", "kind"),
     [
         ("result.json", "bit"),
-        ("thresholds.json", "bit"),
+        ("calibration.json", "bit"),
         ("config.yaml", "bit"),
         ("checkpoints/round_100002/client_00000.pt", "missing"),
     ],

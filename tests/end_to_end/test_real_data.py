@@ -87,7 +87,7 @@ def test_fadngs_on_cifar(tmp_path, lab):
     result = train(compose([*overrides, *scale, *few, f"out={tmp_path / 'run'}"]))
     assert [row[k] for k, row in enumerate(result["partition"]["counts"])] == [89] * 10
     assert [row[10] for row in result["partition"]["counts"]] == [1] * 10
-    for metric in ("auroc", "auroc_cifar100", "auroc_imagenet", "fe_imagenet", "me_train_cifar100"):
+    for metric in ("auroc", "auroc_cifar100", "auroc_imagenet", "fe_imagenet", "me_calibrated_cifar100"):
         assert 0.2 < result["last"][metric]["mean"] < 0.95
     # What images share with drawn noise is no more than what they share with the densities.
     assert abs(result["privacy"]["noise_raw_corrected"]) < 0.02

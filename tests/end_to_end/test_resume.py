@@ -124,15 +124,14 @@ def _last_round(out: Path) -> int:
     return max(complete, default=-3)
 
 
-def test_a_complete_run_with_another_quantile_is_judged_anew_and_not_trained(lab, tmp_path, capsys):
+def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab, tmp_path, capsys):
     out = tmp_path / "run"
     before = lab.train(out, "rounds=1")
-    old = json.loads((out / "thresholds.json").read_text())
     states = {path: path.read_bytes() for path in (out / "checkpoints").rglob("*.pt")}
-    after = lab.train(out, "rounds=1", "evaluation.threshold_quantile=0.2")
-    new = json.loads((out / "thresholds.json").read_text())
-    assert all(new[client] < old[client] for client in old)
+    after = lab.train(out, "rounds=1", "evaluation.alpha=0.5")
+    assert (list(before["decisions"]), list(after["decisions"])) == (["0.01"], ["0.5"])
+    assert after["last"]["miss_rate"]["mean"] < before["last"]["miss_rate"]["mean"] == 1
     assert after["metrics"] == before["metrics"]
     assert after["seconds_per_round"] == before["seconds_per_round"]  # those of the rounds that were played
     assert {path: path.read_bytes() for path in (out / "checkpoints").rglob("*.pt")} == states
-    assert lab.train(out, "rounds=1", "evaluation.threshold_quantile=0.2") == after
+    assert lab.train(out, "rounds=1", "evaluation.alpha=0.5") == after

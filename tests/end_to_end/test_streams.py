@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.config import compose, locate
 from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
@@ -42,11 +43,11 @@ def test_products_come_in_turn(lab, method):
     assert list(result["last"])[1:] == [
         *("i_auroc", "p_auroc", "pro", "aupr", "incremental_i_auroc", "forgetting"),
         *TASKS,
+        *RATES,
     ]
     counts = np.array(result["partition"]["counts"])
     assert [(counts > 0).sum(), counts.sum()] == [4, 8]
-    thresholds = json.loads((out / "thresholds.json").read_text())
-    assert set(thresholds) == {"0", "1"}
+    assert set(json.loads((out / "calibration.json").read_text())["clients"]) == {"0", "1"}
     assert {"partition", "heatmaps", "scores", "i_auroc"} <= {p.stem for p in (out / "figures").glob("*.png")}
 
 

@@ -45,7 +45,7 @@ def check(folder, result, rounds):
     (dataset,) = run.inputs.dataset_inputs
     assert dataset.dataset.name == "textures"
     stored = files(client, run.info.run_id)
-    wanted = {"config.yaml", "partition.json", "thresholds.json", "result.json", "figures/heatmaps.png"}
+    wanted = {"config.yaml", "partition.json", "calibration.json", "result.json", "figures/heatmaps.png"}
     assert wanted <= stored
     assert f"checkpoints/round_{100_000 + rounds}/server.pt" in stored
     assert f"checkpoints/round_{100_000 + rounds}/client_00000.pt" in stored

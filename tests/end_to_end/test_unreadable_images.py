@@ -55,7 +55,7 @@ def test_is_left_out_of_run_and_evaluation_and_named_in_the_result(two_products,
     assert len(causes) == 1
     assert "2.png" in causes[0]
     assert list(result["last"]["i_auroc"]["per_client"]) == ["0"]
-    assert list(json.loads((out / "thresholds.json").read_text())) == ["0"]
+    assert list(json.loads((out / "calibration.json").read_text())["clients"]) == ["0"]
     text = "".join(capsys.readouterr())
     assert "client 1 left out" in text
     assert "Traceback" not in text

@@ -12,6 +12,7 @@ from lit_fedad.data.semantic import SemanticDataset
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.metrics.conformal import ScoreCounts
 
 NORMAL, SETS = 2, ("cats", "dogs")
 LABELS = np.array([0, 1, 1, 0, 1, 0, 2, 2, 2, 3, 3, 3, 3])  # of the test images: two classes and two sets
@@ -50,16 +51,27 @@ def module():
 
 @pytest.fixture
 def evaluator(module):
-    def make(anomalies=SETS, quantile=0.75):
-        return SemanticEvaluator(module, NORMAL, anomalies, Fabric(accelerator="cpu", devices=1), quantile)
+    def make(anomalies=SETS, alpha=0.25):
+        fabric = Fabric(accelerator="cpu", devices=1)
+        return SemanticEvaluator(module, NORMAL, anomalies, fabric, training_scores(module, fabric), alpha)
 
     return make
 
 
-def values_by_hand(client, holder, quantile=0.75):
+def training_scores(module, fabric):
+    """Calibration on the training images: what holds images out is tested where it is built."""
+
+    def counted(client, number):
+        loader = module.client_loader(number, torch.Generator(), shuffle=False)
+        return {"all": ScoreCounts.of(image_scores(client, loader, fabric))}
+
+    return counted
+
+
+def values_by_hand(client, holder, alpha=0.25):
     """AUROC, AUPR and the errors at the holder's threshold against each set, normal images weighed to be as many."""
     scores, values = client.by_hand(pictures(len(LABELS), 1)), {}
-    threshold = np.quantile(client.by_hand(pictures(10, 0))[CLIENTS[holder]], quantile)
+    threshold = threshold_by_hand(client, holder, alpha)
     for number, name in enumerate(SETS, NORMAL):
         chosen = np.isin(LABELS, (0, 1, number))
         truth, own = LABELS[chosen] == number, scores[chosen]
@@ -67,42 +79,48 @@ def values_by_hand(client, holder, quantile=0.75):
         called = own > threshold
         values[f"auroc_{name}"] = roc_auc_score(truth, own)
         values[f"aupr_{name}"] = average_precision_score(truth, own, sample_weight=weight)
-        values[f"me_train_{name}"] = np.mean(~called[truth])
-        values[f"fe_train_{name}"] = (
+        values[f"me_calibrated_{name}"] = np.mean(~called[truth])
+        values[f"fe_calibrated_{name}"] = (
             weight[called & ~truth].sum() / weight[called].sum() if called.any() else np.nan
         )
-    for name in ("auroc", "aupr", "me_train", "fe_train"):
+    for name in ("auroc", "aupr", "me_calibrated", "fe_calibrated"):
         values[name] = np.mean([values[f"{name}_{of}"] for of in SETS])
     return values
 
 
-@pytest.mark.parametrize("quantile", [0.25, 0.75])
-def test_clients_that_differ(evaluator, quantile):
+def threshold_by_hand(client, holder, alpha):
+    known = np.sort(client.by_hand(pictures(10, 0))[CLIENTS[holder]])
+    rank = int(np.ceil((len(known) + 1) * (1 - alpha)))
+    return np.inf if rank > len(known) else known[rank - 1] * (1 + 2**-10)  # the end of its bin
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.25, 0.5])
+def test_clients_that_differ(evaluator, alpha):
     own = [Client(number) for number in range(2)]
     for client in own:
         client.predictors = Predictors()
-    judge = evaluator(quantile=quantile)
+    judge = evaluator(alpha=alpha)
     states = {number: judge.score(client, number) for number, client in enumerate(own)}
     found = judge.summarise(states)
     for number, client in enumerate(own):
-        for name, value in values_by_hand(client, number, quantile).items():
+        for name, value in values_by_hand(client, number, alpha).items():
             assert found[name]["per_client"][number] == pytest.approx(value, abs=1e-9, nan_ok=True), name
-    for name in ("auroc", "aupr", "me_train"):
-        values = [values_by_hand(client, number, quantile)[name] for number, client in enumerate(own)]
+    for name in ("auroc", "aupr", "me_calibrated"):
+        values = [values_by_hand(client, number, alpha)[name] for number, client in enumerate(own)]
         assert found[name]["mean"] == pytest.approx(np.mean(values))
         assert found[name]["worst"] == pytest.approx((max if name.startswith("me") else min)(values))
 
 
 def test_clients_that_predict_alike_are_scored_once_and_judged_at_their_own_thresholds(evaluator):
     """As if each had been scored by itself; a client without images is none."""
-    judge, client = evaluator(), Client()
+    judge, client = evaluator(alpha=0.7), Client()
     state = judge.score(client, 0)
     assert list(state) == [0, 1]
     found = judge.summarise(judge.spread(state, [0, 1]))
     for number in (0, 1):
-        for name, value in values_by_hand(client, number).items():
+        for name, value in values_by_hand(client, number, 0.7).items():
             assert found[name]["per_client"][number] == pytest.approx(value, abs=1e-9, nan_ok=True), name
-    assert found["me_train"]["per_client"][0] != found["me_train"]["per_client"][1]
+    assert found["me_calibrated"]["per_client"][0] != found["me_calibrated"]["per_client"][1]
     assert found["me"]["per_client"][0] == found["me"]["per_client"][1]
     # Asked one by one, as by the evaluate command, they say the same.
     again = judge.summarise({number: judge.score(client, number) for number in (0, 1)})
@@ -116,10 +134,10 @@ def test_metrics_are_named_in_order_and_all_of_them_are_given(evaluator):
     assert set(judge.metrics) == set(found)
 
 
-def test_a_single_set_has_no_metrics_of_its_own(module):
+def test_a_single_set_has_no_metrics_of_its_own(evaluator, module):
     labels = torch.from_numpy(np.minimum(LABELS, NORMAL))
     module.test = SemanticDataset(pictures(len(LABELS), 1), labels, NORMAL, (0, 0, 0), (1, 1, 1))
-    judge = SemanticEvaluator(module, NORMAL, ("cats",), Fabric(accelerator="cpu", devices=1), 0.9)
+    judge = evaluator(("cats",))
     found = judge.summarise(judge.spread(judge.score(Client(), 0), [0, 1]))
     assert judge.metrics == SemanticEvaluator.metrics
     assert set(found) == set(judge.metrics)
@@ -127,13 +145,12 @@ def test_a_single_set_has_no_metrics_of_its_own(module):
     assert found["auroc"]["mean"] == pytest.approx(roc_auc_score(truth, Client().by_hand(pictures(13, 1))))
 
 
-def test_the_threshold_is_a_quantile_of_the_client_s_own_training_scores(evaluator, module):
-    judge, client = evaluator(quantile=0.4), Client(3)
-    scores = client.by_hand(pictures(10, 0))
+def test_the_threshold_keeps_its_promise_by_the_client_s_own_images(evaluator):
+    judge, client = evaluator(alpha=0.4), Client(3)
     for number in (0, 1):
-        loader = module.client_loader(number, torch.Generator(), shuffle=False)
-        np.testing.assert_allclose(image_scores(client, loader, judge.fabric), scores[CLIENTS[number]])
-        assert judge.thresholds(client, number) == pytest.approx(np.quantile(scores[CLIENTS[number]], 0.4))
+        by_hand = threshold_by_hand(client, number, 0.4)
+        assert judge.threshold(client, number) == pytest.approx(by_hand, rel=2**-9)
+    assert evaluator(alpha=0.01).threshold(client, 0) == np.inf
 
 
 def test_scoring_draws_no_random_numbers(evaluator):

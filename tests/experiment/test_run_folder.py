@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import yaml
 
 from lit_fedad.cli.main import main
@@ -11,6 +12,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment import run_folder as runs
 from lit_fedad.experiment.lock import LOCK
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 
 
 @pytest.fixture(scope="module")
@@ -151,26 +153,26 @@ def test_no_name_leaves_the_folder_of_all_runs(config, key, part):
         RunFolder.of(other)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "result.json", "thresholds.json"])
+@pytest.mark.parametrize("name", ["config.yaml", "result.json", "calibration.json"])
 def test_a_file_that_was_changed_is_named(tmp_path, config, name):
     run = RunFolder(tmp_path)
     run.claim(config)
     run.save_json("result.json", {"config": config, "last": 1})
-    run.save_json("thresholds.json", {0: 1.5})
+    run.save_json("calibration.json", {0: 1.5})
     (tmp_path / name).write_text((tmp_path / name).read_text().replace("1", "2"))
-    read = {"config.yaml": run.config, "result.json": run.result, "thresholds.json": run.thresholds}[name]
+    read = {"config.yaml": run.config, "result.json": run.result, "calibration.json": run.calibration}[name]
     with pytest.raises(UserError, match=f"^{tmp_path / name}: changed since the run wrote it") as caught:
         read()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "nonsense", "[" * 100_000, "\0"])
-@pytest.mark.parametrize("name", ["manifest.json", "result.json", "thresholds.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "result.json", "calibration.json"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, config, name, text):
     run = RunFolder(tmp_path)
     run.claim(config)
     (tmp_path / name).write_text(text)
-    read = {"manifest.json": run.config, "result.json": run.result, "thresholds.json": run.thresholds}[name]
+    read = {"manifest.json": run.config, "result.json": run.result, "calibration.json": run.calibration}[name]
     with pytest.raises(UserError, match=f"^{tmp_path / name}: ") as caught:
         read()
     assert "\n" not in str(caught.value)
@@ -253,6 +255,13 @@ def test_an_incomplete_run_has_no_result(tmp_path):
     assert RunFolder(tmp_path).result() is None
 
 
-def test_thresholds_are_numbered_by_client(tmp_path):
-    RunFolder(tmp_path).save_json("thresholds.json", {0: 1.5, 3: 2.0})
-    assert RunFolder(tmp_path).thresholds() == {0: 1.5, 3: 2.0}
+def test_calibration_is_read_by_client(tmp_path):
+    calibration = Calibration({0: {"nut": ScoreCounts.of(torch.tensor([1.5]))}, 3: {}}, shared=True)
+    RunFolder(tmp_path).save_json("calibration.json", calibration.to_json())
+    assert RunFolder(tmp_path).calibration().to_json() == calibration.to_json()
+
+
+def test_calibration_of_another_form_is_named(tmp_path):
+    RunFolder(tmp_path).save_json("calibration.json", {0: 1.5})
+    with pytest.raises(UserError, match=f"^{tmp_path / 'calibration.json'}: calibration: needs counts"):
+        RunFolder(tmp_path).calibration()

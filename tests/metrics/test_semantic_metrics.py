@@ -14,7 +14,7 @@ from lit_fedad.metrics.federated import summarise
 from lit_fedad.metrics.functional.errors import balanced, detection_errors, percentile_threshold
 from lit_fedad.metrics.semantic import SemanticMetrics
 
-VALUES = ["auroc", "aupr", "fe", "me", "fe_train", "me_train"]
+VALUES = ["auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated"]
 NAMES = ("cat", "dog")
 
 
@@ -114,14 +114,14 @@ def test_perfect_and_inverted_scores():
     perfect = values_of(metrics_of(scores, sets, threshold=19.0))  # a score at the threshold is normal
     assert perfect == dict(zip(VALUES, [1, 1, 0, 0, 0, 0], strict=True))
     inverted = values_of(metrics_of(-scores, sets, threshold=-20.0))
-    assert (inverted["auroc"], inverted["fe_train"], inverted["me_train"]) == (0, 1, 1)
+    assert (inverted["auroc"], inverted["fe_calibrated"], inverted["me_calibrated"]) == (0, 1, 1)
 
 
 def test_constant_scores_have_a_missing_error_but_no_false_error():
     values = values_of(metrics_of(torch.full((10,), 3.0), torch.arange(10) % 2, threshold=3.0))
-    assert (values["auroc"], values["aupr"], values["me"], values["me_train"]) == (0.5, 0.5, 1, 1)
+    assert (values["auroc"], values["aupr"], values["me"], values["me_calibrated"]) == (0.5, 0.5, 1, 1)
     assert math.isnan(values["fe"])
-    assert math.isnan(values["fe_train"])
+    assert math.isnan(values["fe_calibrated"])
 
 
 @pytest.mark.parametrize("mapping", [torch.exp, lambda s: 1e4 * s - 7, lambda s: -1 / s, torch.arctan])
@@ -164,7 +164,7 @@ def test_errors_by_hand():
 
 def test_without_a_threshold_only_the_label_free_errors_are_undefined():
     values = values_of(metrics_of(*drawn(0, 30, 30)))
-    assert [name for name, value in values.items() if math.isnan(value)] == ["fe_train", "me_train"]
+    assert [name for name, value in values.items() if math.isnan(value)] == ["fe_calibrated", "me_calibrated"]
 
 
 @pytest.mark.parametrize("counts", [(), (5,), (0, 5)])
@@ -184,7 +184,7 @@ def test_an_absent_set_leaves_the_others_defined_but_no_mean():
 
 def test_the_decision_is_not_rounded_to_the_precision_of_scores():
     score = torch.tensor([0.1, 0.1])  # 0.100000001 in float32
-    assert values_of(metrics_of(score, torch.tensor([0, 1]), threshold=0.1))["me_train"] == 0
+    assert values_of(metrics_of(score, torch.tensor([0, 1]), threshold=0.1))["me_calibrated"] == 0
 
 
 def test_merged_clients_are_the_pooled_images_in_any_order():
@@ -206,9 +206,9 @@ def test_merged_clients_keep_their_own_decisions():
         merged.merge_state(first)
         merged.merge_state(second.metric_state)
         values = values_of(merged)
-        assert (values["fe_train"], values["me_train"]) == (2 / 5, 1 / 4)
+        assert (values["fe_calibrated"], values["me_calibrated"]) == (2 / 5, 1 / 4)
     merged.merge_state(metrics_of(scores, sets))
-    assert math.isnan(values_of(merged)["fe_train"])
+    assert math.isnan(values_of(merged)["fe_calibrated"])
 
 
 def test_another_threshold_over_the_same_scores():
@@ -219,7 +219,7 @@ def test_another_threshold_over_the_same_scores():
     other = metrics.at_threshold(35.0)
     assert other.threshold == 35.0
     assert values_of(other) == values_of(metrics_of(scores, sets, 35.0))
-    assert values_of(other)["me_train"] > before["me_train"]
+    assert values_of(other)["me_calibrated"] > before["me_calibrated"]
     other.update(torch.tensor([99.0]), torch.tensor([0]))
     assert values_of(metrics) == before
 
@@ -243,16 +243,16 @@ def test_summary_of_a_federation():
         assert summary[name]["mean"] == pytest.approx(np.mean(own), abs=1e-12)
         assert summary[name]["worst"] == (max(own) if name[:2] in ("fe", "me") else min(own))
         assert min(own) < max(own)
-        if "train" not in name:
+        if "calibrated" not in name:
             assert summary[name]["pooled"] == value
     flagged = np.concatenate([part[0].numpy() > 31.0 + seed for seed, part in parts.items()])
     sets = np.concatenate([part[1].numpy() for part in parts.values()])
-    assert summary["me_train_cat"]["pooled"] == pytest.approx(1 - flagged[sets == 1].mean(), abs=1e-12)
+    assert summary["me_calibrated_cat"]["pooled"] == pytest.approx(1 - flagged[sets == 1].mean(), abs=1e-12)
 
 
 def test_the_worst_error_leaves_out_undefined_clients():
     clients = {0: metrics_of(*drawn(0, 9, 9), 33.0), 1: metrics_of(*drawn(1, 9, 9))}
-    summary = summarise(clients)["me_train"]
+    summary = summarise(clients)["me_calibrated"]
     assert summary["worst"] == summary["mean"] == summary["per_client"][0]
     assert math.isnan(summary["per_client"][1])
 
@@ -279,7 +279,7 @@ def test_a_refused_batch_leaves_no_trace():
 def test_sets_are_checked():
     with pytest.raises(ValueError, match="at least one"):
         SemanticMetrics(())
-    for names in (("cat", "cat"), ("train", "cat")):  # fe_train is taken
+    for names in (("cat", "cat"), ("calibrated", "cat")):  # fe_calibrated is taken
         with pytest.raises(UserError, match="rename"):
             SemanticMetrics(names)
     with pytest.raises(ValueError, match="settings"):
@@ -289,4 +289,4 @@ def test_sets_are_checked():
 def test_a_single_set_may_have_any_name_and_has_no_values_of_its_own():
     metrics = metrics_of(*drawn(0, 10, 10), 33.0, anomalies=("train",))
     assert list(values_of(metrics)) == VALUES
-    assert metrics.lower_is_better == {"fe", "me", "fe_train", "me_train"}
+    assert metrics.lower_is_better == {"fe", "me", "fe_calibrated", "me_calibrated"}

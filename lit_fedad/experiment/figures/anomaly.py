@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from lightning.fabric import Fabric
 
@@ -9,6 +11,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.predict import image_scores, predict_batch
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run
 from lit_fedad.report.figures import save_figure, score_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
@@ -31,7 +34,7 @@ def draw_heatmaps(run: Run) -> None:
     assert isinstance(data.images, ImageSet)
     labels = [sample.label for sample in data.images.test]
 
-    # The client's process computes its predictions; the first process, which holds the thresholds, draws.
+    # The client's process computes its predictions; the first process, which holds the calibration, draws.
     def answer(client: Client, number: int) -> tuple[torch.Tensor, list[Case]] | None:
         if number != largest:
             return None
@@ -45,11 +48,12 @@ def draw_heatmaps(run: Run) -> None:
     if answered is None:
         return
     scores, cases = answered
-    threshold = run.thresholds.get(largest)
+    limit = run.calibration.threshold(largest, alphas(run.config)[0])
+    threshold = limit if math.isfinite(limit) else None
     save_figure(score_figure(scores, labels, threshold), folder / "figures" / "scores.png")
     if cases:
-        limit = "" if threshold is None else f" (threshold {threshold:.3g})"
-        title = f"Client {largest} on {data.images.name}: clearest cases, then hardest{limit}"
+        above = "" if threshold is None else f" (threshold {threshold:.3g})"
+        title = f"Client {largest} on {data.images.name}: clearest cases, then hardest{above}"
         save_figure(heatmap_sheet(cases, title), folder / "figures" / "heatmaps.png")
 
 

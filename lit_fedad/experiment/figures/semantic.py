@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
     draw_some,
@@ -18,6 +21,7 @@ from lit_fedad.experiment.figures.embedding import (
     loader_of,
 )
 from lit_fedad.experiment.run import Run
+from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.figures import save_figure, score_figure
 from lit_fedad.report.representations import draw_representations
 from lit_fedad.report.tsne import tsne_layout
@@ -30,14 +34,14 @@ def show_representations(run: Run) -> None:
     """Draws test images in the first client's representation, with its decisions (FADngs Fig. 6 and FADngs Fig. 7).
 
     Writes ``representations.png`` and ``scores.png``. A normal image belongs to the client with most training images of
-    its class. Where the client scores by the densities of all clients, its decisions by its own densities alone, above
-    the same quantile of its training images' scores, are drawn beside.
+    its class. Where the client scores by the densities of all clients, its decisions by its own densities alone, with
+    the same promise, are drawn beside.
 
     Args:
         run: A run on a `SemanticSet`, after its last round.
     """
     federation, data, fabric = run.federation, run.data, run.fabric
-    figures, quantile = run.folder.path / "figures", run.config["evaluation"]["threshold_quantile"]
+    figures, alpha = run.folder.path / "figures", alphas(run.config)[0]
     assert isinstance(data.images, SemanticSet)
     first = federation.clients[0]
     counts = torch.from_numpy(data.partition.counts(data.images))[:, : data.images.normal_classes]
@@ -52,14 +56,15 @@ def show_representations(run: Run) -> None:
     def answer(client: Client, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         loader = loader_of(data.module.test, indices, data)
         z = embed_images(client.task, loader)
-        return z, image_scores(client, loader, fabric), _judge_alone(client, number, data, z, quantile)
+        return z, image_scores(client, loader, fabric), _judge_alone(client, number, data, z, alpha)
 
     answered = federation.ask(federation.rounds, answer, [first]).get(first)
     if answered is None:
         return
     features, scores, alone = answered
-    threshold = run.thresholds[first]
-    save_figure(score_figure(scores, anomalous[indices], threshold), figures / "scores.png")
+    threshold = run.calibration.threshold(first, alpha)
+    limit = threshold if math.isfinite(threshold) else None
+    save_figure(score_figure(scores, anomalous[indices], limit), figures / "scores.png")
     draw_representations(
         figures / "representations.png",
         tsne_layout(features),
@@ -71,14 +76,15 @@ def show_representations(run: Run) -> None:
     )
 
 
-def _judge_alone(client: Client, number: int, data: Data, z: Tensor, quantile: float) -> Tensor | None:
+def _judge_alone(client: Client, number: int, data: Data, z: Tensor, alpha: float) -> Tensor | None:
     """Computes decisions by a client's own densities; None where it has no others."""
     task = client.task
     if not isinstance(task, Contrastive) or len(task.densities) <= task.clusters:
         return None
     trained = embed_images(task, data.module.client_loader(number, torch.Generator(), shuffle=False))
     own = task.estimate(trained, last_exchange(client))
-    if not len(own.mean):
+    if not len(own.mean) or not data.partition.calibration or not data.partition.calibration[number]:
         return None
-    limit = torch.quantile(density_scores(own.mean, own.covariance, trained).double(), quantile)
-    return density_scores(own.mean, own.covariance, z) > limit
+    held_out = embed_images(task, data.module.normal_loader(data.partition.calibration[number]))
+    scores = density_scores(own.mean, own.covariance, held_out)
+    return density_scores(own.mean, own.covariance, z) > ScoreCounts.of(scores).threshold(alpha)

@@ -106,6 +106,29 @@ class LogBins:
         sign = bits >> 31  # 0 or -1, for which (step ^ sign) - sign is step or -step
         return step.bitwise_xor_(sign).sub_(sign).add_(self._zero)
 
+    def upper(self, index: Tensor) -> Tensor:
+        """Computes the largest score of every bin.
+
+        Args:
+            index: Bin numbers of any shape and integer dtype.
+
+        Returns:
+            float32, of the same shape; infinity for the last bin.
+
+        Example:
+            >>> bins = LogBins(mantissa_bits=1, min_exponent=0, max_exponent=2)
+            >>> bins.upper(bins.index(torch.tensor([-9.0, -1.4, 1.5, 9.0]))).tolist()
+            [-4.0, -1.0, 1.9999998807907104, inf]
+        """
+        step = index.to(torch.int64) - self._zero
+        shift = _FLOAT32_MANTISSA_BITS - self.mantissa_bits
+        below_first = ((self.min_exponent + _FLOAT32_EXPONENT_BIAS) << self.mantissa_bits) - 1
+        # The last value of a bin is the one before the next bin's first; below zero it is the bin's own first.
+        last = ((step.abs() + below_first + (step >= 0).long()) << shift) - (step >= 0).long()
+        values = last.to(torch.int32).view(torch.float32)
+        values = torch.where(step < 0, -values, values)
+        return values.masked_fill(step == self._zero, torch.inf)
+
 
 DEFAULT_BINS = LogBins()
 

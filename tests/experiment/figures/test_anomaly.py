@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.calibrations import limits
 from PIL import Image
 
 from lit_fedad.config import build
@@ -53,10 +54,10 @@ def restored(tiny_run):
     return federation, data, fabric
 
 
-def run_of(federation, data, fabric, folder, pictures, thresholds, quantile=0.99):
-    config = {"evaluation": {"pictures": pictures, "threshold_quantile": quantile}}
+def run_of(federation, data, fabric, folder, pictures, calibration):
+    config = {"evaluation": {"pictures": pictures, "alpha": 0.5}}
     display = Display(quiet=True)
-    return Run(config, RunFolder(folder), None, data, federation, fabric, display, thresholds)
+    return Run(config, RunFolder(folder), None, data, federation, fabric, display, calibration)
 
 
 def pictures(folder):
@@ -67,7 +68,7 @@ def pictures(folder):
 
 def test_a_run_leaves_all_pictures(tiny_run):
     curves = {"i_auroc.png", "p_auroc.png", "pro.png", "aupr.png"}  # no loss: nothing is trained
-    others = {"partition.png", "communication.png", "heatmaps.png", "scores.png"}
+    others = {"partition.png", "communication.png", "heatmaps.png", "scores.png", "calibration.png"}
     assert pictures(tiny_run) == {*others, *curves}
 
 
@@ -146,9 +147,11 @@ def test_the_largest_clients_scores_and_cases_with_its_threshold(restored, drawn
     federation, data, fabric = restored
     sizes = data.partition.sizes
     largest = int(np.argmax(sizes))
-    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 2, {largest: 5.25, 1 - largest: 99.0}))
+    anomaly.draw_heatmaps(
+        run_of(federation, data, fabric, tmp_path, 2, limits({largest: 5.25, 1 - largest: 99.0}))
+    )
     scores, labels, threshold = drawn["score_figure"][0]
-    assert threshold == 5.25
+    assert threshold == pytest.approx(5.25, rel=1e-3)
     assert labels == [sample.label for sample in data.images.test]
     metrics = federation.ask(
         federation.rounds,
@@ -170,12 +173,12 @@ def test_a_task_that_does_not_localise_still_has_its_scores(restored, monkeypatc
     monkeypatch.setattr(
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
-    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, {}))
+    anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
     assert pictures(tmp_path) == {"scores.png"}
 
 
 def test_a_process_that_is_not_the_first_draws_nothing(restored, drawn, tmp_path):
     federation, data, fabric = restored
     elsewhere = SimpleNamespace(clients=federation.clients, rounds=2, ask=lambda *_: {})
-    anomaly.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, {}))
+    anomaly.draw_heatmaps(run_of(elsewhere, data, fabric, tmp_path, 1, limits({})))
     assert drawn == {}

@@ -1,0 +1,96 @@
+"""Scores of normal images by detectors that have not seen them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lit_fedad.contracts import Client
+from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.labelled import Images
+from lit_fedad.data.partition import Partition
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.federation.evaluator import Interview
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+
+
+class CalibrationScores:
+    """A function that counts a client's calibration scores by product.
+
+    The scores are those of images that the client keeps back (`Partition.calibration`). Of a method whose model is made
+    of sums (`Exchanges.sums`) they are those of all training images, a fold at a time, by the model without that fold
+    (cross-conformal prediction; Vovk, 2015): the federation trains with all of them all the same.
+
+    Args:
+        images: Products of the training images.
+        partition: Indices of training and calibration images by client.
+        module: Loads training images.
+        fabric: Moves batches and sets precision.
+        folds: Number of folds.
+        seed: Seed of the folds.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        partition: Partition,
+        module: FederatedDataModule,
+        fabric: Fabric,
+        folds: int = 5,
+        seed: int = 0,
+    ) -> None:
+        self.images, self.partition, self.module, self.fabric = images, partition, module, fabric
+        self.folds, self.seed = folds, seed
+
+    def __call__(self, client: Client, number: int) -> dict[str, ScoreCounts]:
+        """Counts the scores of one client's images by product; none of a client that holds no image out."""
+        if self.partition.calibration:
+            indices = list(self.partition.calibration[number])
+            return self._by_product(indices, self._scores(client, indices)) if indices else {}
+        if client.exchanges.sums is None:
+            return {}
+        indices = list(self.partition.clients[number])
+        return self._by_product(indices, self._scores_by_fold(client, number, indices))
+
+    def _scores(self, client: Client, indices: Sequence[int]) -> Tensor:
+        return image_scores(client, self.module.normal_loader(indices), self.fabric)
+
+    def _scores_by_fold(self, client: Client, number: int, indices: list[int]) -> Tensor:
+        scores = torch.full((len(indices),), torch.nan)
+        order = numpy_generator(self.seed, "calibration folds", number).permutation(len(indices))
+        names = client.task.local_buffers
+        whole = {name: getattr(client.task, name) for name in names}
+        for places in np.array_split(order, min(self.folds, len(indices))):
+            fold = [indices[place] for place in sorted(places)]
+            try:
+                client.leave_out(self.module.normal_loader(fold))
+                scores[sorted(places)] = self._scores(client, fold)
+            except UserError:
+                continue  # without this fold there is no model: its images cannot be scored
+            finally:
+                for name in names:
+                    setattr(client.task, name, whole[name])
+        return scores
+
+    def _by_product(self, indices: Sequence[int], scores: Tensor) -> dict[str, ScoreCounts]:
+        products = [self.images.train[index].category for index in indices]
+        found = {}
+        for product in dict.fromkeys(products):
+            own = scores[[place for place, other in enumerate(products) if other == product]]
+            if len(own := own[~own.isnan()]):
+                found[product] = ScoreCounts.of(own)
+        return found
+
+
+def calibrate(interview: Interview, round: int, scores: CalibrationScores) -> Calibration:
+    """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
+    counted: Mapping[int, dict[str, ScoreCounts]] = interview.ask(
+        round, scores, exchange=interview.client.exchanges.sums
+    )
+    return Calibration(counted, interview.client.predictors.shared)

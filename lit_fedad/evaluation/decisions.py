@@ -1,0 +1,158 @@
+"""False alarms and misses of the decisions that a run ships, client by client and product by product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client
+from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.federation.evaluator import Interview
+from lit_fedad.metrics.conformal import Calibration, wilson_interval
+from lit_fedad.metrics.federated import Summary, summary
+
+RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate_foreign")
+"""Names of the rates: of products that a client holds, and of all others."""
+
+
+@dataclass(frozen=True)
+class EvaluatedImages:
+    """What decisions are judged by.
+
+    Attributes:
+        labels: 0 for a normal image, 1 for an anomalous one, int64 [n].
+        products: Product of each image; None where an image belongs to none, as anomalies of foreign classes do.
+        held: Products that each client holds.
+        known: Whether a decision may depend on an image's product.
+    """
+
+    labels: Tensor
+    products: Sequence[str | None]
+    held: Mapping[int, frozenset[str]]
+    known: bool
+
+
+@dataclass
+class Rate:
+    """Decisions about images of one kind.
+
+    Attributes:
+        normal: Normal images.
+        false_alarms: Normal images that are called anomalous.
+        anomalous: Anomalous images.
+        misses: Anomalous images that are called normal.
+    """
+
+    normal: int = 0
+    false_alarms: int = 0
+    anomalous: int = 0
+    misses: int = 0
+
+    def add(self, labels: Tensor, alarms: Tensor) -> None:
+        """Adds decisions [n] about images with labels [n]."""
+        anomalous = labels != 0
+        self.normal += int((~anomalous).sum())
+        self.false_alarms += int((alarms & ~anomalous).sum())
+        self.anomalous += int(anomalous.sum())
+        self.misses += int((~alarms & anomalous).sum())
+
+    @property
+    def false_alarm_rate(self) -> float:
+        """Share of normal images that are called anomalous; NaN without one."""
+        return self.false_alarms / self.normal if self.normal else math.nan
+
+    @property
+    def miss_rate(self) -> float:
+        """Share of anomalous images that are called normal; NaN without one."""
+        return self.misses / self.anomalous if self.anomalous else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns numbers, rates and the 95 % interval of the false-alarm rate."""
+        return {
+            **vars(self),
+            "false_alarm_rate": self.false_alarm_rate,
+            "interval": list(wilson_interval(self.false_alarms, self.normal)),
+            "miss_rate": self.miss_rate,
+        }
+
+
+def decide(
+    scores: Mapping[int, Tensor], images: EvaluatedImages, calibration: Calibration, alpha: float
+) -> dict[int, dict[str, Any]]:
+    """Judges every client's decisions about the test images.
+
+    Args:
+        scores: Image scores by client [n].
+        images: The test images.
+        calibration: Calibration scores of all clients.
+        alpha: Promised rate of false alarms.
+
+    Returns:
+        By client: ``own`` and ``foreign``, a `Rate` each, ``products``, one by product, and ``without_promise``,
+        the products about which no promise can be made.
+    """
+    judged: dict[int, dict[str, Any]] = {}
+    kinds = list(dict.fromkeys(images.products))
+    for client, own_scores in scores.items():
+        held, products, silent = images.held[client], dict[str, Rate](), list[str]()
+        sides = {"own": Rate(), "foreign": Rate()}
+        for product in kinds:
+            place = torch.tensor([i for i, other in enumerate(images.products) if other == product])
+            limit = calibration.threshold(client, alpha, product if images.known else None)
+            alarms, labels = own_scores[place].double() > limit, images.labels[place]
+            if product is None:  # an anomaly that belongs to no product is one to every client
+                sides["own"].add(labels, alarms)
+                continue
+            sides["own" if product in held else "foreign"].add(labels, alarms)
+            products.setdefault(product, Rate()).add(labels, alarms)
+            if math.isinf(limit):
+                silent.append(product)
+        judged[client] = {**sides, "products": products, "without_promise": silent}
+    return judged
+
+
+def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summary]:
+    """Computes mean, worst, pooled and per-client values of `RATES` from what `decide` returns."""
+    found, pooled = {}, pooled_rates(judged)
+    for name in RATES:
+        side = "foreign" if name.endswith("_foreign") else "own"
+        kind = name.removesuffix("_foreign")
+        values = {client: getattr(own[side], kind) for client, own in sorted(judged.items())}
+        found[name] = summary(values, getattr(pooled[side], kind), max)
+    return found
+
+
+def pooled_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
+    """Adds up what `decide` returns over clients, by side: ``own`` and ``foreign``."""
+    pooled = {"own": Rate(), "foreign": Rate()}
+    for own in judged.values():
+        for side, total in pooled.items():
+            for part, number in vars(own[side]).items():
+                setattr(total, part, getattr(total, part) + number)
+    return pooled
+
+
+def evaluated_scores(
+    interview: Interview, round: int, loader: DataLoader, fabric: Fabric
+) -> dict[int, Tensor]:
+    """Scores all test images with every client; once where all predict with one model.
+
+    Returns:
+        Scores by client [n]; empty on all processes but the first.
+    """
+    alike = interview.client.predictors.shared
+
+    def answer(client: Client, number: int) -> Tensor:
+        return image_scores(client, loader, fabric)
+
+    scores = interview.ask(round, answer, interview.clients[:1] if alike else None)
+    if not alike or not scores:
+        return scores
+    return dict.fromkeys(interview.clients, next(iter(scores.values())))

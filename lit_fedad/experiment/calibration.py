@@ -1,0 +1,150 @@
+"""Calibrates a run's decisions, and judges them on its test images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.config import Config
+from lit_fedad.contracts import Client
+from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.hold_out import hold_out
+from lit_fedad.data.labelled import Images, LabelledSet
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.evaluation.calibration import CalibrationScores, calibrate
+from lit_fedad.evaluation.decisions import (
+    EvaluatedImages,
+    Rate,
+    decide,
+    evaluated_scores,
+    summarise_rates,
+)
+from lit_fedad.federation.loop import Federation
+from lit_fedad.metrics.conformal import Calibration, needed_images
+
+if TYPE_CHECKING:
+    from lit_fedad.experiment.build import Data
+    from lit_fedad.experiment.run import Run
+
+_DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""Promised rates of the figure."""
+
+HELD_OUT = 0.2
+"""Share of each client's images that calibrates, where a method's model cannot leave images out again."""
+
+
+def alphas(config: Config) -> list[float]:
+    """Returns the promised rates of false alarms; the first is the one that decisions are shipped with."""
+    given = config["evaluation"]["alpha"]
+    return list(given) if isinstance(given, list) else [given]
+
+
+def with_calibration(config: Config, images: Images, partition: Partition, client: Client) -> Partition:
+    """Holds images out for calibration, unless the method needs none or classifies.
+
+    Raises:
+        UserError: If ``calibration.group`` does not fit the images.
+    """
+    settings = config["calibration"]
+    share = settings["share"]
+    if share is None:
+        share = 0.0 if client.exchanges.sums is not None else HELD_OUT
+    if client.task.kind == "classification":
+        share = 0.0
+    return hold_out(partition, images, share, config["seed"], settings["group"])
+
+
+def calibration_scores(
+    config: Config, images: Images, partition: Partition, module: FederatedDataModule, fabric: Fabric
+) -> CalibrationScores:
+    """Builds the function that counts a client's calibration scores."""
+    folds = config["calibration"]["folds"]
+    return CalibrationScores(images, partition, module, fabric, folds, config["seed"])
+
+
+def judge(run: Run) -> None:
+    """Calibrates all clients after the last round, and judges their decisions; in every process.
+
+    Sets `Run.calibration`, writes ``calibration.json``, and adds the rates to `Run.rates` and ``decisions`` to
+    ``result.json``, on the first process.
+    """
+    federation, config, data = run.federation, run.config, run.data
+    scores = calibration_scores(config, data.images, data.partition, data.module, run.fabric)
+    run.calibration = calibrate(federation, federation.rounds, scores)
+    promised = alphas(config)
+    run.decisions = decisions(federation, config, data, run.calibration, {*promised, *_DRAWN})
+    if not run.fabric.is_global_zero:
+        return
+    run.folder.save_json("calibration.json", run.calibration.to_json())
+    shipped = run.decisions[promised[0]]
+    run.rates = summarise_rates(shipped)
+    _warn(run, shipped, promised[0])
+    run.extras["decisions"] = {
+        f"{alpha:g}": {
+            **summarise_rates(run.decisions[alpha]),
+            "clients": {client: _plain(own) for client, own in run.decisions[alpha].items()},
+        }
+        for alpha in promised
+    }
+
+
+def decisions(
+    federation: Federation, config: Config, data: Data, calibration: Calibration, promised: Iterable[float]
+) -> dict[float, dict[int, dict[str, Any]]]:
+    """Judges the decisions of all clients on the test images after the last round, by promised rate (`decide`)."""
+    loader, fabric = data.module.test_dataloader(), federation.fabric
+    scores = evaluated_scores(federation, federation.rounds, loader, fabric)
+    images = _evaluated(data.images, data.partition, config["calibration"]["by"] == "product")
+    return {alpha: decide(scores, images, calibration, alpha) for alpha in promised}
+
+
+def _evaluated(images: Images, partition: Partition, by_product: bool) -> EvaluatedImages:
+    everyone = partition.calibration or ((),) * len(partition.clients)
+    held = {
+        client: frozenset(images.train[index].category for index in (*own, *kept))
+        for client, (own, kept) in enumerate(zip(partition.clients, everyone, strict=True))
+    }
+    if isinstance(images, LabelledSet):
+        normal = images.normal_classes if isinstance(images, SemanticSet) else len(images.classes)
+        labels = images.test_labels
+        names: Sequence[str | None] = [images.classes[n] if n < normal else None for n in labels.tolist()]
+        return EvaluatedImages((labels >= normal).long(), names, held, known=False)
+    return EvaluatedImages(
+        torch.tensor([sample.label for sample in images.test]),
+        [sample.category for sample in images.test],
+        held,
+        known=by_product,
+    )
+
+
+def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
+    products = {product: rate.to_json() for product, rate in judged["products"].items()}
+    sides = {side: rate.to_json() for side, rate in judged.items() if isinstance(rate, Rate)}
+    return {**sides, "products": products, "without_promise": judged["without_promise"]}
+
+
+def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> None:
+    silent = [client for client, own in judged.items() if own["without_promise"]]
+    if silent:
+        most = max(_most(run.calibration, client, alpha) for client in silent)
+        run.display.warn(
+            f"evaluation.alpha={alpha:g} needs {needed_images(alpha)} calibration images, and"
+            f" {_clients(silent)} at most {most}: what cannot be promised is not called anomalous; give a larger"
+            " evaluation.alpha, or more images"
+        )
+
+
+def _most(calibration: Calibration, client: int, alpha: float) -> int:
+    return calibration.source(client, alpha).scores.total
+
+
+def _clients(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"client {numbers[0]} has"
+    return (
+        f"{len(numbers)} clients have" if len(numbers) > 8 else f"clients {', '.join(map(str, numbers))} have"
+    )

@@ -1,0 +1,100 @@
+"""The sums that a model is made of, sent to clients so that they can take images of their own out of it again."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec
+from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
+from lit_fedad.tasks.patches import PatchTask
+
+
+class TakesSums(Protocol):
+    """A client that can take images out of sums.
+
+    Attributes:
+        sums: The last message of `ModelSums`.
+    """
+
+    sums: Message
+
+    def receive(self, message: Message) -> None:
+        """Loads the server's message."""
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the server's message."""
+
+    def sums_spec(self) -> MessageSpec:
+        """Declares the sums."""
+
+
+class HoldsSums(Protocol):
+    """A server whose model is made of sums."""
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns the server's message."""
+
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the sums."""
+
+
+class ModelSums(Exchange[TakesSums, HoldsSums]):
+    """The exchange after the rounds in which clients receive the model, and the sums that it is made of."""
+
+    name = "sums"
+
+    def broadcast(self, server: HoldsSums, client_id: int) -> Message:
+        """Returns model and sums."""
+        return {**server.broadcast(client_id), **server.model_sums(client_id)}
+
+    def broadcast_spec(self, client: TakesSums) -> MessageSpec:
+        """Declares model and sums."""
+        return {**client.broadcast_spec(), **client.sums_spec()}
+
+    def receive(self, client: TakesSums, message: Message) -> None:
+        """Loads the model, and keeps the sums."""
+        client.receive(message)
+        client.sums = message
+
+
+def pack_moments(moments: Message) -> Message:
+    """Packs a server's moments: ``sum_count`` [n], ``sum_mean`` [n, C], ``sum_covariance`` [n, C (C + 1) / 2]."""
+    triangles = [upper_triangle(covariance) for covariance in moments["covariance"]]
+    return {
+        "sum_count": moments["count"],
+        "sum_mean": moments["mean"].float(),
+        "sum_covariance": torch.stack(triangles).float(),
+    }
+
+
+def packed_moments_spec(sets: int, channels: int) -> MessageSpec:
+    """Declares the form of `pack_moments`."""
+    return {
+        "sum_count": TensorSpec((sets,), torch.int64, low=1),
+        "sum_mean": TensorSpec((sets, channels)),
+        "sum_covariance": TensorSpec((sets, channels * (channels + 1) // 2)),
+    }
+
+
+def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> list[Moments]:
+    """Computes the moments of all clients' images but those of a loader.
+
+    Args:
+        message: A message with the form of `pack_moments`.
+        task: Features.
+        loader: Images of this client.
+
+    Raises:
+        UserError: If no image remains.
+    """
+
+    def total(number: int, mean: Tensor) -> Moments:
+        covariance = symmetric(message["sum_covariance"][number].double().cpu(), len(mean))
+        return Moments(int(message["sum_count"][number]), mean.double().cpu(), covariance)
+
+    own = task.moments(loader)
+    return [total(number, mean).without(own[number]) for number, mean in enumerate(message["sum_mean"])]

@@ -1,0 +1,84 @@
+"""Images that clients hold out for calibration: how many, of what, and what stays together."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.data.hold_out import hold_out
+from lit_fedad.data.partition import FromFile, Partition
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+
+
+def images(*numbers):
+    train = tuple(
+        Sample(Path(f"/data/p{product}/patient{n // 3}_{n}.png"), f"p{product}")
+        for product, count in enumerate(numbers)
+        for n in range(count)
+    )
+    return ImageSet("drawn", train, ())
+
+
+def everyone(partition):
+    return [sorted((*own, *kept)) for own, kept in zip(partition.clients, partition.calibration, strict=True)]
+
+
+def test_a_share_of_every_product_is_held_out():
+    held = hold_out(Partition((tuple(range(40)), tuple(range(40, 60)))), images(30, 30), 0.2, seed=0)
+    assert [len(own) for own in held.calibration] == [8, 4]
+    assert sum(index < 30 for index in held.calibration[0]) == 6
+    assert everyone(held) == [list(range(40)), list(range(40, 60))]
+
+
+def test_the_seed_draws_and_nothing_else_does():
+    whole = Partition((tuple(range(40)),))
+    first, again, other = (hold_out(whole, images(40), 0.2, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first.calibration != other.calibration
+
+
+def test_every_product_keeps_an_image_in_training():
+    held = hold_out(Partition((tuple(range(4)),)), images(1, 1, 2), 0.9, seed=0)
+    assert len(held.calibration[0]) == 1
+    assert held.calibration[0][0] in (2, 3)
+
+
+def test_images_of_a_group_stay_together():
+    held = hold_out(Partition((tuple(range(60)),)), images(60), 0.25, 0, group=r"patient\d+_")
+    assert len(held.calibration[0]) == 15
+    for start in range(0, 60, 3):
+        assert len({start, start + 1, start + 2} & set(held.calibration[0])) in (0, 3)
+
+
+def test_stages_hold_out_images_of_their_own():
+    staged = Partition.in_stages([[range(20), range(20, 40)], [range(40, 60)]], schedule="literal")
+    held = hold_out(staged, images(20, 20, 20), 0.2, seed=0)
+    assert [[len(stage) for stage in own] for own in held.stages] == [[16, 16], [16]]
+    assert [len(own) for own in held.calibration] == [8, 4]
+    assert held.schedule == "literal"
+
+
+def test_no_share_holds_nothing_out_and_a_file_that_does_is_kept(tmp_path):
+    whole = Partition((tuple(range(10)),))
+    assert hold_out(whole, images(10), 0, seed=0) == whole
+    held = hold_out(whole, images(10), 0.3, seed=0)
+    held.save(tmp_path / "partition.json")
+    again = FromFile(tmp_path / "partition.json")(images(10), seed=5)
+    assert again == held
+    assert hold_out(again, images(10), 0.9, seed=7) == held
+
+
+def test_an_image_that_trains_cannot_calibrate(tmp_path):
+    Partition(((0, 1), (2,)), calibration=((), (1,))).save(tmp_path / "partition.json")
+    with pytest.raises(
+        UserError, match="image 1 is listed for client 0 and again for client 1 .calibration."
+    ):
+        FromFile(tmp_path / "partition.json")(images(3), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("group", "said"), [("(", "is no regular expression"), ("lot", "is not found in /data/p0/patient0_0.png")]
+)
+def test_groups_that_are_none_are_refused(group, said):
+    with pytest.raises(UserError, match=said):
+        hold_out(Partition((tuple(range(3)),)), images(3), 0.5, 0, group)

@@ -1,0 +1,103 @@
+"""Calibration scores: each normal image is scored once, by a model that has not seen it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Prediction
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.calibration import CalibrationScores
+from lit_fedad.metrics.conformal import ScoreCounts
+
+VALUES = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+PRODUCTS = ["nut", "nut", "leaf", "nut", "leaf", "leaf", "nut"]
+IMAGES = ImageSet("drawn", tuple(Sample(Path(f"{n}.png"), product) for n, product in enumerate(PRODUCTS)), ())
+
+
+class Module:
+    """Batches of two values."""
+
+    def normal_loader(self, indices):
+        chunks = [indices[start : start + 2] for start in range(0, len(indices), 2)]
+        return [{"image": VALUES[list(chunk)], "index": torch.tensor(list(chunk))} for chunk in chunks]
+
+
+class Sums:
+    """Scores a value by its distance to the sum of all values, from which values can be taken."""
+
+    exchanges = SimpleNamespace(sums="the sums")
+
+    def __init__(self, refuses=()):
+        self.task = SimpleNamespace(local_buffers=("total",), total=VALUES.sum())
+        self.refuses = set(refuses)
+
+    def leave_out(self, loader):
+        for batch in loader:
+            if self.refuses & set(batch["index"].tolist()):
+                raise UserError("no vector remains")
+            self.task.total = self.task.total - batch["image"].sum()
+
+    def predict_step(self, batch):
+        return Prediction((self.task.total - batch["image"]).abs())
+
+
+def scores_of(partition, client, folds=5):
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return CalibrationScores(IMAGES, partition, Module(), fabric, folds)(client, 0)
+
+
+def counts(values):
+    return ScoreCounts.of(torch.tensor(values)).to_json()
+
+
+def test_with_a_fold_an_image_the_model_is_that_of_all_others():
+    found = scores_of(Partition((tuple(range(7)),)), Sums(), folds=100)
+    alone = [abs(float(VALUES.sum() - 2 * value)) for value in VALUES]
+    assert {product: part.to_json() for product, part in found.items()} == {
+        product: counts([alone[n] for n in range(7) if PRODUCTS[n] == product]) for product in ("nut", "leaf")
+    }
+
+
+def test_every_image_is_scored_once_and_the_model_is_whole_again():
+    client = Sums()
+    found = scores_of(Partition((tuple(range(7)),)), client, folds=3)
+    assert sum(part.total for part in found.values()) == 7
+    assert client.task.total == VALUES.sum()
+
+
+def test_images_without_which_there_is_no_model_are_not_scored():
+    client = Sums(refuses={0})
+    found = scores_of(Partition((tuple(range(7)),)), client, folds=100)
+    assert found["nut"].total == PRODUCTS.count("nut") - 1
+    assert client.task.total == VALUES.sum()
+
+
+def test_images_that_were_held_out_are_scored_by_the_model_as_it_is():
+    partition = Partition((tuple(range(5)),), calibration=((5, 6),))
+    found = scores_of(partition, Sums())
+    whole = float(VALUES.sum())
+    assert found["leaf"].to_json() == counts([whole - 32])
+    assert found["nut"].to_json() == counts([whole - 64])
+
+
+@pytest.mark.parametrize("calibration", [(), ((),)])
+def test_a_client_that_holds_none_out_has_no_scores(calibration):
+    client = SimpleNamespace(exchanges=SimpleNamespace(sums=None))
+    assert scores_of(Partition((tuple(range(7)),), calibration=calibration), client) == {}
+
+
+def test_folds_are_the_seeds():
+    fabric = Fabric(accelerator="cpu", devices=1)
+    found = [
+        CalibrationScores(IMAGES, Partition((tuple(range(7)),)), Module(), fabric, 2, seed)(Sums(), 0)
+        for seed in (0, 0, 1)
+    ]
+    values = [np.concatenate([part.bins.numpy() for part in one.values()]) for one in found]
+    assert np.array_equal(values[0], values[1])
+    assert not np.array_equal(values[0], values[2])

@@ -1,0 +1,71 @@
+"""False alarms and misses of decisions, counted by hand."""
+
+import math
+
+import pytest
+import torch
+
+from lit_fedad.evaluation.decisions import EvaluatedImages, decide, pooled_rates, summarise_rates
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+
+LABELS = torch.tensor([0, 0, 1, 1, 0, 1, 1])
+PRODUCTS = ["nut", "nut", "nut", "nut", "leaf", "leaf", "leaf"]
+SCORES = torch.tensor([1.0, 9.0, 9.0, 2.0, 4.0, 30.0, 3.0])
+HELD = {0: frozenset({"nut"}), 1: frozenset({"nut", "leaf"})}
+CALIBRATION = Calibration(
+    {
+        0: {"nut": ScoreCounts.of(torch.arange(1.0, 6))},
+        1: {"leaf": ScoreCounts.of(torch.arange(11.0, 16)), "nut": ScoreCounts.of(torch.arange(1.0, 6))},
+    },
+    shared=True,
+)
+
+
+def images(known=True, products=PRODUCTS):
+    return EvaluatedImages(LABELS, products, HELD, known)
+
+
+def test_each_product_is_judged_by_its_own_normal_images():
+    judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.2)
+    # Above 5 a nut is anomalous, above 15 a leaf.
+    nuts = {"normal": 2, "false_alarms": 1, "anomalous": 2, "misses": 1}
+    leaves = {"normal": 1, "false_alarms": 0, "anomalous": 2, "misses": 1}
+    assert vars(judged[0]["own"]) == nuts
+    assert vars(judged[0]["foreign"]) == leaves
+    assert vars(judged[1]["own"]) == {name: nuts[name] + leaves[name] for name in nuts}
+    assert vars(judged[1]["products"]["leaf"]) == leaves
+    assert judged[0]["without_promise"] == []
+
+
+def test_without_products_one_threshold_holds_for_all():
+    judged = decide({0: SCORES}, images(known=False), CALIBRATION, alpha=0.2)
+    assert vars(judged[0]["foreign"]) == {"normal": 1, "false_alarms": 0, "anomalous": 2, "misses": 1}
+    judged = decide({0: SCORES}, images(known=False), CALIBRATION, alpha=0.5)  # above 3
+    assert vars(judged[0]["foreign"]) == {"normal": 1, "false_alarms": 1, "anomalous": 2, "misses": 1}
+
+
+def test_what_cannot_be_promised_is_not_called_anomalous():
+    judged = decide({0: SCORES}, images(), CALIBRATION, alpha=0.01)
+    assert judged[0]["without_promise"] == ["nut", "leaf"]
+    assert judged[0]["own"].false_alarms == 0
+    assert judged[0]["own"].miss_rate == 1
+
+
+def test_anomalies_of_no_product_are_every_clients_own():
+    products = ["nut", "nut", None, None, "leaf", None, None]
+    judged = decide({0: SCORES}, images(known=False, products=products), CALIBRATION, alpha=0.2)
+    assert vars(judged[0]["own"]) == {"normal": 2, "false_alarms": 1, "anomalous": 4, "misses": 2}
+    assert math.isnan(judged[0]["foreign"].miss_rate)
+
+
+def test_rates_are_summarised_over_clients():
+    judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.2)
+    rates = summarise_rates(judged)
+    assert rates["false_alarm_rate"]["per_client"] == {0: 1 / 2, 1: 1 / 3}
+    assert rates["false_alarm_rate"]["mean"] == pytest.approx(5 / 12)
+    assert rates["false_alarm_rate"]["worst"] == 1 / 2
+    assert rates["false_alarm_rate"]["pooled"] == 2 / 5
+    assert rates["false_alarm_rate_foreign"]["per_client"][0] == 0
+    assert math.isnan(rates["miss_rate_foreign"]["per_client"][1])
+    assert rates["miss_rate_foreign"]["mean"] == 1 / 2
+    assert pooled_rates(judged)["own"].normal == 5

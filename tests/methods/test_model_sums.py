@@ -1,0 +1,130 @@
+"""Images that are taken out of a model made of sums: what is left is the model of all others."""
+
+import pytest
+import torch
+from conftest import TinyPyramid
+from torch.utils.data import DataLoader, Subset
+
+from lit_fedad.errors import UserError
+from lit_fedad.memory.merge import LloydAggregation
+from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
+from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Softmin
+from lit_fedad.tasks.subspace import Subspace
+
+SIZES = {"backbone": None, "grid": 4, "image_size": 32}
+
+
+def subspace():
+    torch.manual_seed(0)
+    return Subspace(**{**SIZES, "backbone": TinyPyramid()}, share=0.9)
+
+
+def bank(subspace=0.9, **changes):
+    torch.manual_seed(0)
+    settings = {
+        "backbone": TinyPyramid(),
+        "head": None,
+        "loss": HingeLoss(),
+        "score": Softmin(),
+        "reduce": SlotReduce(weights="none", average=False),
+        "image_score": LocalScale(),
+        "subspace": subspace,
+        "slots": 12,
+        "standardise": True,
+        "whiten": 0.1,
+    }
+    return MemoryBank(**{**SIZES, **settings, **changes})
+
+
+def some(loader, indices):
+    return DataLoader(Subset(loader.dataset, indices), batch_size=2)
+
+
+def left_out(played, client, loader):
+    """The client's task, without the loader's images."""
+    exchange = played.client.exchanges.sums
+
+    def leave(live, number):
+        live.leave_out(loader)
+        return {name: getattr(live.task, name).clone() for name in live.task.local_buffers}
+
+    return played.ask(played.rounds, leave, [client], exchange=exchange)[client]
+
+
+def outside(buffers):
+    return buffers["basis"] @ buffers["basis"].T
+
+
+def test_a_subspace_is_that_of_a_federation_without_the_images(federate, make_loader):
+    data = {0: make_loader(6, 0), 1: make_loader(5, 1)}
+    fold, rest = [0, 3], [1, 2, 4, 5]
+    whole, others = (
+        federate(FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data=held, rounds=1)
+        for held in (data, {**data, 0: some(data[0], rest)})
+    )
+    found, wanted = left_out(whole, 0, some(data[0], fold)), others.server.broadcast(0)
+    torch.testing.assert_close(found["centre"], wanted["centre"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outside(found), outside(wanted), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("min_images", [1, 2])
+def test_a_bank_is_the_mean_of_the_other_patches_by_slot(federate, make_loader, min_images):
+    data = {0: make_loader(6, 0), 1: make_loader(5, 1)}
+    fold, rest = [0, 3], [1, 2, 4, 5]
+    played = federate(
+        FedDyMemClient,
+        FedDyMemServer,
+        task=bank(),
+        data=data,
+        rounds=1,
+        client={"send_counts": True, "min_images": min_images, "oversampling": 1.5},
+        server={"aggregation": LloydAggregation(patches_per_slot=1)},
+    )
+    anchors = played.server.slots_of["anchors"]
+    found = left_out(played, 0, some(data[0], fold))
+
+    # By hand: patches of all other images, each with the nearest anchor.
+    task = played.client.task
+    sums, counts, seen = torch.zeros(12, 8), torch.zeros(12), torch.zeros(12)
+    for loader in (some(data[0], rest), data[1]):
+        for batch in loader:
+            for patches in task(batch):
+                slots = torch.cdist(patches, anchors).argmin(1)
+                sums.index_add_(0, slots, patches)
+                counts += slots.bincount(minlength=12)
+                seen += (slots.bincount(minlength=12) > 0).float()
+    enough = seen >= min_images
+    means = sums[enough] / counts[enough, None]
+    torch.testing.assert_close(found["memory"][enough], means, rtol=1e-3, atol=1e-4)
+    # Every other slot gives its place to one of these.
+    gone = found["memory"][~enough]
+    if len(gone):
+        assert torch.cdist(gone, found["memory"][enough]).amin(1).max() < 1e-6
+
+
+def test_the_model_is_whole_again_afterwards(federate, make_loader):
+    data = {0: make_loader(4, 0), 1: make_loader(4, 1)}
+    played = federate(FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data=data, rounds=1)
+    left_out(played, 0, some(data[0], [0]))
+    after = played.ask(played.rounds, lambda live, _: live.task.centre.clone(), [0])[0]
+    assert torch.equal(after, played.server.broadcast(0)["centre"])
+
+
+def test_nothing_is_left_of_a_single_image(federate, make_loader):
+    played = federate(
+        FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data={0: make_loader(1)}, rounds=1
+    )
+    with pytest.raises(UserError, match="no vector remains"):
+        left_out(played, 0, make_loader(1))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [bank(reduce=SlotReduce()), bank(subspace=None), bank(subspace="likelihood")],
+    ids=["weighted", "without a subspace", "folds of their own"],
+)
+def test_models_that_are_no_sums_say_so(task):
+    assert FedDyMemClient(task, send_counts=True).exchanges.sums is None

@@ -1,0 +1,115 @@
+"""Conformal p-values and thresholds against counting by hand, and their promise on drawn scores."""
+
+import json
+import math
+
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts, needed_images, wilson_interval
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
+
+COARSE = torch.arange(1, 40).float()  # whole numbers: each in a bin of its own
+
+
+def drawn(n, seed):
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).exp()
+
+
+@pytest.mark.parametrize("n", [1, 7, 39])
+def test_p_values_count_the_scores_that_are_at_least_as_large(n):
+    calibration = COARSE[:n]
+    new = torch.tensor([-1.0, 0.5, 1.0, 3.5, 7.0, 100.0, math.inf])
+    by_hand = [(1 + sum(old >= score for old in calibration.tolist())) / (n + 1) for score in new.tolist()]
+    assert ScoreCounts.of(calibration).p_values(new).tolist() == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("n", [1, 9, 19, 39])
+def test_a_score_is_above_the_threshold_exactly_where_its_p_value_is_at_most_alpha(n, alpha):
+    counts = ScoreCounts.of(COARSE[:n])
+    new = torch.arange(0, 42, 0.5)
+    called = new.double() > counts.threshold(alpha)
+    assert torch.equal(called, counts.p_values(new) <= alpha + 1e-12)
+    assert called.any() == (n >= needed_images(alpha))
+
+
+def test_the_promise_holds_on_average_and_hardly_gives_any_away():
+    n, runs, alpha = 39, 400, 0.1
+    rates = torch.stack(
+        [(drawn(200, 2 * run + 1).double() > ScoreCounts.of(drawn(n, 2 * run)).threshold(alpha)).double().mean()
+         for run in range(runs)]
+    )  # fmt: skip
+    error = float(rates.std()) / math.sqrt(runs)
+    assert alpha - 0.01 - 4 * error < float(rates.mean()) < alpha + 4 * error
+
+
+def test_counts_add_up_over_clients_in_any_order():
+    parts = [ScoreCounts.of(drawn(20, seed)) for seed in range(3)]
+    whole = ScoreCounts.of(torch.cat([drawn(20, seed) for seed in range(3)]))
+    for order in (parts, parts[::-1]):
+        union = ScoreCounts.union(order)
+        assert torch.equal(union.bins, whole.bins)
+        assert torch.equal(union.counts, whole.counts)
+    assert ScoreCounts.union([]).total == 0
+
+
+@pytest.mark.parametrize("bins", [DEFAULT_BINS, LogBins(3, -4, 4)])
+def test_a_bin_ends_at_its_largest_score(bins):
+    scores = torch.cat([drawn(500, 0) - 1, torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30])])
+    index = bins.index(scores)
+    upper = bins.upper(index)
+    assert (upper >= scores).all()
+    assert torch.equal(bins.index(upper), index)
+    inner = upper.isfinite()
+    next_larger = torch.nextafter(upper, torch.tensor(torch.inf))[inner]
+    assert torch.equal(bins.index(next_larger), index[inner] + 1)
+
+
+def test_the_most_specific_scores_that_suffice_decide():
+    few, many = ScoreCounts.of(COARSE[:5]), ScoreCounts.of(COARSE[:20])
+    shared = Calibration({0: {"nut": few}, 1: {"nut": many, "leaf": few}}, shared=True)
+    assert shared.source(0, 0.1, "nut").of == "nut, all clients"
+    assert shared.source(0, 0.1, "nut").scores.total == 25
+    assert shared.source(0, 0.1, "leaf").of == "all clients"
+    assert shared.source(0, 0.2).of == "client 0"
+    assert shared.source(0, 0.1).of == "all clients"
+    own = Calibration(shared.clients, shared=False)
+    assert own.source(1, 0.1, "nut").of == "nut, client 1"
+    assert own.source(1, 0.1, "leaf").of == "client 1"
+    assert own.threshold(0, 0.1, "nut") == math.inf
+    assert own.threshold(7, 0.5) == math.inf
+
+
+def test_is_read_back_as_it_was_written():
+    calibration = Calibration({0: {"nut": ScoreCounts.of(COARSE)}, 3: {}}, shared=True)
+    again = Calibration.from_json(json.loads(json.dumps(calibration.to_json())))
+    assert again.to_json() == calibration.to_json()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"bins": [1, 2]},
+        {"bins": [2, 1], "counts": [1, 1]},
+        {"bins": [1, 1], "counts": [1, 1]},
+        {"bins": [1], "counts": [0]},
+        {"bins": [1], "counts": [1, 2]},
+        {"bins": [-1], "counts": [1]},
+        {"bins": [DEFAULT_BINS.count], "counts": [1]},
+        {"bins": "many", "counts": [1]},
+        {"bins": [[1]], "counts": [[1]]},
+        [],
+    ],
+)
+def test_counts_that_are_none_are_refused(counts):
+    with pytest.raises(UserError, match="calibration"):
+        Calibration.from_json({"shared": True, "clients": {"0": {"nut": counts}}})
+
+
+@pytest.mark.parametrize(("events", "trials"), [(0, 12), (3, 60), (60, 60)])
+def test_the_interval_is_wilsons(events, trials):
+    found = binomtest(events, trials).proportion_ci(method="wilson")
+    assert wilson_interval(events, trials) == pytest.approx((found.low, found.high), abs=1e-4)
