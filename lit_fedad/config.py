@@ -52,6 +52,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "calibration.share": (0, 0.9),
     "calibration.folds": (2, 1000),
     "evaluation.pictures": (0, math.inf),
+    "evaluation.pro_limit": (1e-6, 1),
 }
 
 # Types of keys whose default value does not tell them.

@@ -19,12 +19,13 @@ class AnomalyEvaluator(Evaluator):
         loader: Test batches in a fixed order.
         pixel: Whether there are masks; pixel metrics are then computed for tasks that localise.
         fabric: Moves batches and sets precision.
+        pro_limit: Largest false positive rate of PRO.
     """
 
-    metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr")
+    metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr", "f1_max", "p_ap", "pro_05", "aupimo")
 
-    def __init__(self, loader: DataLoader, pixel: bool, fabric: Fabric) -> None:
-        self.loader, self.pixel, self.fabric = loader, pixel, fabric
+    def __init__(self, loader: DataLoader, pixel: bool, fabric: Fabric, pro_limit: float = 0.3) -> None:
+        self.loader, self.pixel, self.fabric, self.pro_limit = loader, pixel, fabric, pro_limit
 
     def score(self, client: Client, number: int) -> AnomalyMetrics:
         """Computes the metric state of one client."""
@@ -33,7 +34,7 @@ class AnomalyEvaluator(Evaluator):
             prediction = predict_batch(client, batch, self.fabric)
             maps = prediction.anomaly_map if self.pixel else None
             if position == 0:
-                metrics = AnomalyMetrics(pixel=maps is not None)
+                metrics = AnomalyMetrics(pixel=maps is not None, limit=self.pro_limit)
             pixels = () if maps is None else (maps.cpu(), batch["mask"])
             metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)
         return metrics

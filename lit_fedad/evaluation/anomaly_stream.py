@@ -56,13 +56,19 @@ class AnomalyStreamEvaluator(Evaluator):
         module: Test images, and each client's stage in a round.
         counts: Training images of each client by stage and product type [M_i, K].
         fabric: Moves batches and sets precision.
+        pro_limit: Largest false positive rate of PRO.
 
     Raises:
         UserError: If a product type of a stage has no test images.
     """
 
     def __init__(
-        self, images: ImageSet, module: StreamDataModule, counts: Sequence[np.ndarray], fabric: Fabric
+        self,
+        images: ImageSet,
+        module: StreamDataModule,
+        counts: Sequence[np.ndarray],
+        fabric: Fabric,
+        pro_limit: float = 0.3,
     ) -> None:
         self.module, self.counts = module, counts
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
@@ -81,7 +87,7 @@ class AnomalyStreamEvaluator(Evaluator):
                 generator=torch.Generator(),  # otherwise the loader draws from the global generator
                 collate_fn=default_convert,  # data sets return whole batches
             )
-            self.judges[number] = AnomalyEvaluator(loader, images.has_masks, fabric)
+            self.judges[number] = AnomalyEvaluator(loader, images.has_masks, fabric, pro_limit)
         longest = max(map(len, self.tasks))
         self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, longest + 1))
         self.metrics = (

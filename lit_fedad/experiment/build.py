@@ -338,20 +338,20 @@ def _image_data(
 
 def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
     """Builds the evaluator for this kind of data."""
-    loader = data.module.test_dataloader()
+    loader, pro_limit = data.module.test_dataloader(), config["evaluation"]["pro_limit"]
     if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
         counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
         return StreamAccuracyEvaluator(loader, data.module, counts, client, fabric, client_test)
     if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
         counts = data.partition.stage_counts(data.images)
-        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric)
+        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric, pro_limit)
     if isinstance(data.images, SemanticSet):
         normal, anomalies = data.images.normal_classes, data.images.anomalies
         calibration = calibration_scores(config, data.images, data.partition, data.module, fabric)
         return SemanticEvaluator(data.module, normal, anomalies, fabric, calibration, alphas(config)[0])
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
-    return AnomalyEvaluator(loader, data.images.has_masks, fabric)
+    return AnomalyEvaluator(loader, data.images.has_masks, fabric, pro_limit)
 
 
 def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:

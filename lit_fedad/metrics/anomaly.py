@@ -1,26 +1,34 @@
-"""The four figures of anomaly detection in one metric: I-AUROC, AUPR, P-AUROC and PRO."""
+"""The figures of anomaly detection in one metric: of images, and of pixels."""
 
 import torch
 from torch import Tensor
 
 from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, kept
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins, as_scores, distinct_bins
-from lit_fedad.metrics.functional.curves import auroc, average_precision, check_limit, pro
-from lit_fedad.metrics.functional.histograms import component_sizes, label_histograms, pixel_histograms
+from lit_fedad.metrics.functional.curves import aupimo, auroc, average_precision, check_limit, f1_max, pro
+from lit_fedad.metrics.functional.histograms import (
+    component_sizes,
+    image_histograms,
+    image_sizes,
+    label_histograms,
+    pixel_histograms,
+)
+
+_HISTOGRAMS = ("normal", "anomalous", "region", "normal_images", "image")
 
 
 class AnomalyMetrics(MergeableMetric):
-    """I-AUROC and AUPR of image scores, P-AUROC and PRO of anomaly maps.
+    """I-AUROC, AUPR and F1-max of image scores; P-AUROC, PRO, average precision and AUPIMO of anomaly maps.
 
-    Image scores are few and kept as they are. Pixels go into three histograms of fixed size (2.8 MB in all at
-    the default resolution) that hold no image, mask or single score, and that add up over clients; P-AUROC
-    and PRO share them, so a pixel is binned once. All values are micro: over all images and pixels seen,
-    normal images included.
+    Image scores are few and kept as they are. Pixels go into five histograms of fixed size (4.6 MB in all at
+    the default resolution) that hold no image, mask or single score, and that add up over clients; all values
+    share them, so a pixel is binned once. All values are micro: over all images and pixels seen, normal
+    images included.
 
     Args:
         pixel: Whether to score anomaly maps, for which masks are needed.
         exact: Whether to keep every pixel (8 bytes each) in place of histograms: a reference for small test sets.
-        limit: Largest false positive rate of PRO, in (0, 1].
+        limit: Largest false positive rate of ``pro``, in (0, 1].
         bins: Resolution of the histograms.
 
     Example:
@@ -29,16 +37,20 @@ class AnomalyMetrics(MergeableMetric):
         >>> masks = torch.tensor([[[0, 0], [0, 0]], [[0, 1], [0, 0]]])
         >>> metrics.update(maps.amax(dim=(1, 2)), torch.tensor([0, 1]), maps, masks)
         >>> {name: round(float(value), 4) for name, value in metrics.compute().items()}
-        {'i_auroc': 1.0, 'aupr': 1.0, 'p_auroc': 1.0, 'pro': 1.0}
+        {'i_auroc': 1.0, 'aupr': 1.0, 'f1_max': 1.0, 'p_auroc': 1.0, 'pro': 1.0, 'pro_05': 1.0, 'p_ap': 1.0,
+         'aupimo': nan}
     """
 
     image_scores: list[Tensor]
     image_labels: list[Tensor]
     pixel_scores: list[Tensor]
     pixel_sizes: list[Tensor]
+    pixel_image_sizes: list[Tensor]
     normal: Tensor
     anomalous: Tensor
     region: Tensor
+    normal_images: Tensor
+    image: Tensor
 
     def __init__(
         self, pixel: bool = True, exact: bool = False, limit: float = 0.3, bins: LogBins = DEFAULT_BINS
@@ -50,10 +62,10 @@ class AnomalyMetrics(MergeableMetric):
         self.limit = limit
         self.bins = bins
         image_lists = ("image_scores", "image_labels")
-        pixel_lists = ("pixel_scores", "pixel_sizes") if pixel and exact else ()
+        pixel_lists = ("pixel_scores", "pixel_sizes", "pixel_image_sizes") if pixel and exact else ()
         for name in image_lists + pixel_lists:
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        for name in ("normal", "anomalous", "region") if pixel and not exact else ():
+        for name in _HISTOGRAMS if pixel and not exact else ():
             self.add_state(name, default=torch.zeros(bins.count, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(
@@ -87,11 +99,12 @@ class AnomalyMetrics(MergeableMetric):
         self.image_labels.append(kept(labels != 0, self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """Computes `i_auroc`, `aupr` and, if `pixel` is on, `p_auroc` and `pro`.
+        """Computes `i_auroc`, `aupr`, `f1_max` and, if `pixel` is on, `p_auroc`, `pro`, `pro_05`, `p_ap`, `aupimo`.
 
         Returns:
             Values by name, float64 scalars. A value is NaN where it is undefined: without normal or anomalous
-            samples, or without a region. With several processes, torchmetrics first gathers the states of all.
+            samples, or without a region; `aupimo` also with fewer than 100,000 pixels of normal images. With
+            several processes, torchmetrics first gathers the states of all.
         """
         return self.compute_local()
 
@@ -99,24 +112,39 @@ class AnomalyMetrics(MergeableMetric):
         """Computes the same values as `compute` from the samples of this process alone, such as one client's."""
         index, count = distinct_bins(concatenated(self.image_scores))
         images = label_histograms(index, concatenated(self.image_labels), count)
-        values = {"i_auroc": auroc(*images), "aupr": average_precision(*images)}
+        values = {
+            "i_auroc": auroc(*images),
+            "aupr": average_precision(*images),
+            "f1_max": f1_max(*images),
+        }
         if self.pixel:
-            normal, anomalous, region = self._pixel_histograms()
-            values |= {"p_auroc": auroc(normal, anomalous), "pro": pro(normal, region, self.limit)}
+            normal, anomalous, region, normal_images, image = self._pixel_histograms()
+            values |= {
+                "p_auroc": auroc(normal, anomalous),
+                "pro": pro(normal, region, self.limit),
+                "pro_05": pro(normal, region, 0.05),
+                "p_ap": average_precision(normal, anomalous),
+                "aupimo": aupimo(normal_images, image),
+            }
         return values
 
     def _update_pixels(self, maps: Tensor, sizes: Tensor) -> None:
         if self.exact:
             self.pixel_scores.append(kept(as_scores(maps), self.device))
             self.pixel_sizes.append(kept(sizes, self.device))
+            self.pixel_image_sizes.append(kept(image_sizes(sizes), self.device))
             return
-        normal, anomalous, region = pixel_histograms(self.bins.index(maps), sizes, self.bins.count)
-        self.normal = self.normal + normal.to(self.device)
-        self.anomalous = self.anomalous + anomalous.to(self.device)
-        self.region = self.region + region.to(self.device)
+        found = _histograms(self.bins.index(maps), sizes, image_sizes(sizes), self.bins.count)
+        for name, histogram in zip(_HISTOGRAMS, found, strict=True):
+            setattr(self, name, getattr(self, name) + histogram.to(self.device))
 
-    def _pixel_histograms(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _pixel_histograms(self) -> tuple[Tensor, ...]:
         if not self.exact:
-            return self.normal, self.anomalous, self.region
+            return tuple(getattr(self, name) for name in _HISTOGRAMS)
         index, count = distinct_bins(concatenated(self.pixel_scores))
-        return pixel_histograms(index, concatenated(self.pixel_sizes), count)
+        sizes = concatenated(self.pixel_sizes), concatenated(self.pixel_image_sizes).int()
+        return _histograms(index, *sizes, count)
+
+
+def _histograms(index: Tensor, sizes: Tensor, of_images: Tensor, count: int) -> tuple[Tensor, ...]:
+    return *pixel_histograms(index, sizes, count), *image_histograms(index, of_images, count)

@@ -1,5 +1,6 @@
 """Mean, worst, pooled and per-client values of a federation."""
 
+import json
 import math
 
 import pytest
@@ -67,13 +68,20 @@ def test_all_undefined_is_nan():
     assert all(math.isnan(summary[key]) for key in ("mean", "worst", "pooled"))
 
 
+def text(summaries):
+    """For comparisons: undefined values are no equals."""
+    return json.dumps(summaries)
+
+
 def test_pooled_pixels_are_those_of_one_metric_over_all():
     clients = {n: with_maps(n) for n in range(3)}
     everything = AnomalyMetrics()
     for metrics in clients.values():
         everything.merge_state(metrics)
     summary = summarise(clients)
-    for name, value in everything.compute().items():
+    found = everything.compute()
+    assert found.pop("aupimo").isnan()  # there are too few pixels for it
+    for name, value in found.items():
         per_client = [float(metrics.compute()[name]) for metrics in clients.values()]
         assert summary[name]["pooled"] == float(value)
         assert summary[name]["mean"] == pytest.approx(sum(per_client) / 3, abs=1e-15)
@@ -82,13 +90,13 @@ def test_pooled_pixels_are_those_of_one_metric_over_all():
 
 def test_order_of_clients_leaves_no_trace():
     clients = {n: with_maps(n, scale=1 + n) for n in range(3)}
-    assert summarise(dict(reversed(clients.items()))) == summarise(clients)
+    assert text(summarise(dict(reversed(clients.items())))) == text(summarise(clients))
 
 
 def test_clients_are_left_unchanged():
     clients = {n: with_maps(n) for n in range(2)}
     first = summarise(clients)
-    assert summarise(clients) == first
+    assert text(summarise(clients)) == text(first)
     clients[0].update(
         *(torch.tensor([50.0]), torch.tensor([0]), torch.full((1, 4, 4), 50.0), torch.zeros(1, 4, 4))
     )

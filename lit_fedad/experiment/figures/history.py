@@ -14,6 +14,9 @@ from lit_fedad.report.communication import Point, communication_figure
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
 from lit_fedad.report.naming import METRIC_TITLES, metric_title
 
+_NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "aupimo")
+"""Metrics that follow the course of others."""
+
 
 class History(RunCallback):
     """A callback that draws the partition before the first round, and curves after the last."""
@@ -45,7 +48,8 @@ def draw_curves(history: Sequence[RoundReport], folder: Path) -> None:
     """Draws loss and metrics of each client over the rounds."""
     curves: dict[str, dict[int, list[tuple[int, float]]]] = {}
     for report in history:
-        values = {name: (report.metrics or {}).get(name, {}).get("per_client", {}) for name in METRIC_TITLES}
+        names = [name for name in METRIC_TITLES if name not in _NOT_DRAWN]
+        values = {name: (report.metrics or {}).get(name, {}).get("per_client", {}) for name in names}
         values["loss"] = {c: scalars["loss"] for c, scalars in report.per_client.items() if "loss" in scalars}
         for name, by_client in values.items():
             for client, value in by_client.items():

@@ -4,6 +4,8 @@ Samples of one bin are tied. With one bin for every distinct score the values ar
 the AUROC is off by at most half the share of (normal, anomalous) pairs that fall into a common bin.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -96,6 +98,57 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
     return torch.trapezoid(y, x) / limit
 
 
+def f1_max(negative: Tensor, positive: Tensor) -> Tensor:
+    """Computes the largest F1 score over all thresholds, anomalies positive.
+
+    Args:
+        negative: Counts of normal samples per bin, int64, shape [bins].
+        positive: Counts of anomalous samples per bin, int64, shape [bins].
+
+    Returns:
+        A float64 scalar in [0, 1]; NaN without a normal or without an anomalous sample.
+
+    Example:
+        >>> f1_max(torch.tensor([2, 1, 0]), torch.tensor([0, 1, 1]))
+        tensor(0.8000, dtype=torch.float64)
+    """
+    total = positive.sum()
+    if not negative.sum() or not total:
+        return _undefined(positive)
+    hits, false = positive.flip(0).cumsum(0), negative.flip(0).cumsum(0)
+    return (2 * hits.double() / (hits + false + total)).max()
+
+
+def aupimo(normal: Tensor, image: Tensor, bounds: tuple[float, float] = (1e-5, 1e-4)) -> Tensor:
+    """Computes the mean over anomalous images of the area under their per-image overlap (AUPIMO).
+
+    Source: Bertoldo et al., "AUPIMO", BMVC 2024 (arXiv 2401.01984).
+
+    At a threshold, an image's overlap is the share of its anomalous pixels that is flagged, and the false positive rate
+    (FPR) the share of the pixels of normal images. The overlap is integrated over the logarithm of the FPR between the
+    bounds, with linear interpolation, and divided by its width. As all images share the FPR, the mean of their areas is
+    the area under their mean overlap.
+
+    Args:
+        normal: Counts of pixels of normal images per bin, int64, shape [bins].
+        image: Weight of anomalous pixels per bin, equal in sum for every anomalous image, int64, shape [bins].
+        bounds: Smallest and largest FPR.
+
+    Returns:
+        A float64 scalar in [0, 1]; NaN without an anomalous image, or with so few normal pixels that one of them is
+        more than the smallest FPR.
+    """
+    low, high = bounds
+    if not image.sum() or normal.sum() * low < 1:
+        return _undefined(normal)
+    fpr, overlap = _rate_from_the_top(normal), _rate_from_the_top(image)
+    inside = (fpr > low) & (fpr < high)
+    ends = [_at(fpr, overlap, bound) for bound in bounds]
+    x = torch.cat([fpr.new_tensor([low]), fpr[inside], fpr.new_tensor([high])]).log()
+    y = torch.cat([ends[0][None], overlap[inside], ends[1][None]])
+    return torch.trapezoid(y, x) / (x[-1] - x[0])
+
+
 def check_limit(limit: float) -> None:
     """Checks that an integration limit of PRO is a false positive rate.
 
@@ -104,6 +157,15 @@ def check_limit(limit: float) -> None:
     """
     if not 0 < limit <= 1:
         raise ValueError(f"the FPR limit of PRO must lie in (0, 1], got {limit}")
+
+
+def _at(fpr: Tensor, overlap: Tensor, bound: float) -> Tensor:
+    """Interpolates the overlap at an FPR, linearly over the FPR's logarithm; below the first, as at an FPR of 0."""
+    last = int((fpr <= bound).sum()) - 1
+    if last + 1 == len(fpr) or fpr[last] == 0:
+        return overlap[last]
+    step = (math.log(bound) - fpr[last].log()) / (fpr[last + 1].log() - fpr[last].log())
+    return overlap[last] + step * (overlap[last + 1] - overlap[last])
 
 
 def _rate_from_the_top(histogram: Tensor) -> Tensor:

@@ -58,6 +58,44 @@ def component_sizes(masks: Tensor) -> Tensor:
     return torch.from_numpy(sizes[regions])
 
 
+def image_sizes(sizes: Tensor) -> Tensor:
+    """Computes the number of anomalous pixels of the image of every anomalous pixel.
+
+    Args:
+        sizes: 0 for normal pixels, shape [B, H, W], as of `component_sizes`.
+
+    Returns:
+        The number on anomalous pixels, 0 on normal pixels of their images, -1 on images without any; int32, [B, H, W].
+
+    Example:
+        >>> image_sizes(torch.tensor([[[2, 2, 0, 1]], [[0, 0, 0, 0]]]))
+        tensor([[[ 3,  3,  0,  3]],
+        <BLANKLINE>
+                [[-1, -1, -1, -1]]], dtype=torch.int32)
+    """
+    totals = (sizes != 0).sum((1, 2), keepdim=True, dtype=torch.int32)
+    inside = torch.where(sizes != 0, totals, 0)
+    return torch.where(totals == 0, -1, inside).int()
+
+
+def image_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Counts the pixels of normal images, and the weight of anomalous images, per bin.
+
+    Args:
+        index: Bin of every pixel, shape [n].
+        sizes: `image_sizes`, n elements.
+        count: Number of bins.
+
+    Returns:
+        Counts of the pixels of images without an anomalous one, and the sum of `REGION_WEIGHT` / size over the
+        anomalous pixels of the others; both int64, shape [count].
+    """
+    sizes = sizes.flatten().to(index.device)
+    normal = torch.bincount(index[sizes < 0], minlength=count)
+    _, _, image = pixel_histograms(index, sizes.clamp(min=0), count)
+    return normal, image
+
+
 def pixel_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Counts normal pixels, anomalous pixels and region weight per bin.
 
