@@ -33,8 +33,8 @@ def calibration_figure(
     figure = blank_figure(7.16, 2.9)
     alarms = labelled_axes(figure, "promised false alarms", "false alarms seen", (1, 2, 1))
     misses = labelled_axes(figure, "promised false alarms", "anomalies missed", (1, 2, 2))
-    low = min(promised)
-    alarms.plot([low, max(promised)], [low, max(promised)], color="0.5", linewidth=0.8, linestyle="--")
+    kept = np.geomspace(min(promised), max(promised), 100)
+    alarms.plot(kept, kept, color="0.5", linewidth=0.8, linestyle="--", label="promised")
     for place, (side, label) in enumerate(_SIDES.items()):
         if side not in seen or np.isnan(seen[side]).all():
             continue
@@ -45,5 +45,5 @@ def calibration_figure(
         misses.plot(promised, missed[side], **look)
     alarms.set(xscale="log", ylim=(0, None))
     misses.set(xscale="log", ylim=(0, 1))
-    figure.legend(loc="outside upper center", ncols=2, **LEGEND)
+    figure.legend(loc="outside upper center", ncols=3, **LEGEND)
     return figure
