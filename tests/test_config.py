@@ -122,6 +122,7 @@ def test_every_method_builds_in_small(method, preset):
 def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     """The paper's included: WRN-50-2, a memory of 56 x 56 slots of 1792 channels."""
     chosen = [f"backbone={backbone}"] if backbone else []
+    chosen += ["method=feddymem_trained"] if experiment == "paper" else []  # as many slots as patches
     config = compose(
         [f"experiment={experiment}", *chosen, "backbone.weights=random", *needs("experiment", experiment)]
     )
@@ -136,7 +137,7 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
         assert task.encoder.num_features == (512 if experiment == "fadngs" else 128)
         assert 0 < task.warmup < task.rounds == config["rounds"]
         return
-    assert task.memory.shape[0] == config["task"]["grid"] ** 2
+    assert task.memory.shape[0] == (config["task"]["slots"] or config["task"]["grid"] ** 2)
     if experiment == "paper" and backbone is None:
         assert task.memory.shape == (3136, 1792)
 
