@@ -111,7 +111,7 @@ class Task(L.LightningModule):
 
     def learned_state(self) -> dict[str, Tensor]:
         """Returns the state that training changes: all but the frozen backbone."""
-        return {k: v for k, v in self.state_dict().items() if not k.startswith("backbone.")}
+        return {k: v for k, v in self.state_dict().items() if "backbone" not in k.split(".")}
 
 
 class StandardisedTask(Task):

@@ -18,7 +18,10 @@ class Batch(TypedDict, total=False):
     """Batch of a loader: images or their features, never both.
 
     Attributes:
-        image: Normalised images, float32 ``[B, C, S, S]``; C is 1 for grey, else 3.
+        image: Normalised images, float32 ``[B, C, S, S]``; C is 1 for grey, else 3. Of frozen encoders the images'
+            features, float32 ``[B, C]``.
+        views: Features of random views of every rotation of the images, float32 ``[B, 4, V, C]``; only where a loss
+            needs them.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.
@@ -28,6 +31,7 @@ class Batch(TypedDict, total=False):
     """
 
     image: Tensor
+    views: Tensor
     pyramid: tuple[Tensor, ...]
     label: Tensor
     mask: Tensor

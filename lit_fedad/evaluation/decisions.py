@@ -29,13 +29,13 @@ class EvaluatedImages:
     Attributes:
         labels: 0 for a normal image, 1 for an anomalous one, int64 [n].
         products: Product of each image; None where an image belongs to none, as anomalies of foreign classes do.
-        held: Products that each client holds.
+        held: Number of each client's images by product, of those that it holds.
         known: Whether a decision may depend on an image's product.
     """
 
     labels: Tensor
     products: Sequence[str | None]
-    held: Mapping[int, frozenset[str]]
+    held: Mapping[int, Mapping[str, int]]
     known: bool
 
 
@@ -50,18 +50,33 @@ class Rate:
         misses: Anomalous images that are called normal.
     """
 
-    normal: int = 0
-    false_alarms: int = 0
-    anomalous: int = 0
-    misses: int = 0
+    normal: float = 0
+    false_alarms: float = 0
+    anomalous: float = 0
+    misses: float = 0
 
-    def add(self, labels: Tensor, alarms: Tensor) -> None:
-        """Adds decisions [n] about images with labels [n]."""
+    @classmethod
+    def of(cls, labels: Tensor, alarms: Tensor) -> Rate:
+        """Counts decisions [n] about images with labels [n]."""
         anomalous = labels != 0
-        self.normal += int((~anomalous).sum())
-        self.false_alarms += int((alarms & ~anomalous).sum())
-        self.anomalous += int(anomalous.sum())
-        self.misses += int((~alarms & anomalous).sum())
+        counts = (~anomalous, alarms & ~anomalous, anomalous, ~alarms & anomalous)
+        return cls(*(int(chosen.sum()) for chosen in counts))
+
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(
+            *(one + another for one, another in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
+
+    @classmethod
+    def mixed(cls, parts: Sequence[tuple[float, Rate]]) -> Rate:
+        """Mixes rates of products by weight, such as the number of images that a client has of each.
+
+        Returns:
+            The mean rates, of the number of images that is worth as much: (sum w)^2 / sum w^2 / n.
+        """
+        normal = [(weight, rate.normal, rate.false_alarms) for weight, rate in parts if rate.normal]
+        anomalous = [(weight, rate.anomalous, rate.misses) for weight, rate in parts if rate.anomalous]
+        return cls(*_mean(normal), *_mean(anomalous))
 
     @property
     def false_alarm_rate(self) -> float:
@@ -74,7 +89,7 @@ class Rate:
         return self.misses / self.anomalous if self.anomalous else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Returns numbers, rates and the 95 % interval of the false-alarm rate."""
+        """Returns numbers, rates and the 95 % interval of the false-alarm rate, as of so many images."""
         return {
             **vars(self),
             "false_alarm_rate": self.false_alarm_rate,
@@ -88,6 +103,9 @@ def decide(
 ) -> dict[int, dict[str, Any]]:
     """Judges every client's decisions about the test images.
 
+    Its own products count as often as it holds them, however many test images they have: decisions are calibrated for
+    the images that the client has. Other products count alike.
+
     Args:
         scores: Image scores by client [n].
         images: The test images.
@@ -95,26 +113,29 @@ def decide(
         alpha: Promised rate of false alarms.
 
     Returns:
-        By client: ``own`` and ``foreign``, a `Rate` each, ``products``, one by product, and ``without_promise``,
+        By client: ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; and ``without_promise``,
         the products about which no promise can be made.
     """
     judged: dict[int, dict[str, Any]] = {}
     kinds = list(dict.fromkeys(images.products))
     for client, own_scores in scores.items():
-        held, products, silent = images.held[client], dict[str, Rate](), list[str]()
-        sides = {"own": Rate(), "foreign": Rate()}
+        held, products, silent, nowhere = images.held[client], dict[str, Rate](), list[str](), Rate()
         for product in kinds:
             place = torch.tensor([i for i, other in enumerate(images.products) if other == product])
             limit = calibration.threshold(client, alpha, product if images.known else None)
-            alarms, labels = own_scores[place].double() > limit, images.labels[place]
+            found = Rate.of(images.labels[place], own_scores[place].double() > limit)
             if product is None:  # an anomaly that belongs to no product is one to every client
-                sides["own"].add(labels, alarms)
+                nowhere += found
                 continue
-            sides["own" if product in held else "foreign"].add(labels, alarms)
-            products.setdefault(product, Rate()).add(labels, alarms)
+            products[product] = found
             if math.isinf(limit):
                 silent.append(product)
-        judged[client] = {**sides, "products": products, "without_promise": silent}
+        mixed = {
+            "own": Rate.mixed([(held[name], rate) for name, rate in products.items() if name in held]),
+            "foreign": Rate.mixed([(1, rate) for name, rate in products.items() if name not in held]),
+        }
+        mixed["own"] += nowhere
+        judged[client] = {**mixed, "products": products, "without_promise": silent}
     return judged
 
 
@@ -133,9 +154,8 @@ def pooled_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
     """Adds up what `decide` returns over clients, by side: ``own`` and ``foreign``."""
     pooled = {"own": Rate(), "foreign": Rate()}
     for own in judged.values():
-        for side, total in pooled.items():
-            for part, number in vars(own[side]).items():
-                setattr(total, part, getattr(total, part) + number)
+        for side in pooled:
+            pooled[side] = pooled[side] + own[side]
     return pooled
 
 
@@ -156,3 +176,12 @@ def evaluated_scores(
     if not alike or not scores:
         return scores
     return dict.fromkeys(interview.clients, next(iter(scores.values())))
+
+
+def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Returns number of images and events of the weighted mean of rates, each of a weight, images and events."""
+    total = sum(weight for weight, _, _ in parts)
+    if not total:
+        return 0, 0
+    number = total**2 / sum(weight**2 / images for weight, images, _ in parts)
+    return number, number * sum(weight * events / images for weight, images, events in parts) / total

@@ -34,6 +34,7 @@ from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.frozen_data import frozen_datasets, frozen_encoder, frozen_public
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -223,6 +224,8 @@ def build_model(
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
+        if public is not None and frozen_encoder(task) is not None:
+            public = frozen_public(public, task)
         kept = {"public": public, "server_labelled": server_labelled}
         server = build(
             config["method"]["server"],
@@ -230,7 +233,8 @@ def build_model(
             **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
         )
     client.eval()
-    return Model(given.get("backbone"), task, client, server)
+    frozen = frozen_encoder(task)
+    return Model(frozen.backbone if frozen else given.get("backbone"), task, client, server)
 
 
 def start_from(task: Task, run: str) -> None:
@@ -267,7 +271,7 @@ def build_data(
 ) -> Data:
     """Builds the loaders of images, and computes frozen features that are not yet cached."""
     if isinstance(images, LabelledSet):
-        transform, train, test = _labelled_data(config, images)
+        transform, train, test = _labelled_data(config, images, model.task, fabric, display)
     else:
         transform, train, test = _image_data(config, images, model.backbone, fabric, display)
     sizes = config["batch_size"], config["evaluation"]["batch_size"]
@@ -286,7 +290,9 @@ def image_transform(config: Config) -> ImageTransform:
     return call(ImageTransform, {**own, **config["image"]}, "image")
 
 
-def _labelled_data(config: Config, images: LabelledSet) -> tuple[ImageTransform, Dataset, Dataset]:
+def _labelled_data(
+    config: Config, images: LabelledSet, task: Task, fabric: Fabric, display: Display
+) -> tuple[ImageTransform, Dataset, Dataset]:
     side = images.train_images.shape[-1]
     if config["image"]["size"] != side:
         raise UserError(
@@ -298,6 +304,10 @@ def _labelled_data(config: Config, images: LabelledSet) -> tuple[ImageTransform,
             f"image.channels={config['image']['channels']}, but the images of {images.name} have"
             f" {images.channels}; give image.channels={images.channels}"
         )
+    if frozen_encoder(task) is not None:
+        folder = cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
+        datasets = frozen_datasets(images, task, folder, config["seed"], fabric, display)
+        return image_transform(config), *datasets
     parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
     train, test = (
         SemanticDataset(*part, images.normal_classes, images.mean, images.std)

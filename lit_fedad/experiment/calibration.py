@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ def decisions(
 def _evaluated(images: Images, partition: Partition, by_product: bool) -> EvaluatedImages:
     everyone = partition.calibration or ((),) * len(partition.clients)
     held = {
-        client: frozenset(images.train[index].category for index in (*own, *kept))
+        client: Counter(images.train[index].category for index in (*own, *kept))
         for client, (own, kept) in enumerate(zip(partition.clients, everyone, strict=True))
     }
     if isinstance(images, LabelledSet):

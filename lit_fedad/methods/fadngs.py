@@ -150,7 +150,7 @@ class FADngsServer(FedAvgServer):
     Args:
         client: A client, for the initial weights.
         distillation: Distillation (SED); None for the average alone.
-        public: Public images uint8 [P, 3, S, S]; required by ``distillation``.
+        public: Public images uint8 [P, 3, S, S], or their frozen features [P, C]; required by ``distillation``.
 
     Attributes:
         densities: Last densities of each client, in client order.
@@ -195,9 +195,7 @@ class FADngsServer(FedAvgServer):
         if self.distillation is None or context.round > 0:
             return
         device = self.fabric.device if self.fabric else torch.device("cpu")
-        InstanceQueues.check(
-            self._clients, self.distillation.queue, self.task.densities.mean.shape[1], device
-        )
+        InstanceQueues.check(self._clients, self.distillation.queue, self.task.projected, device)
         if self.public is None or len(self.public) < 2:
             raise UserError(
                 "distillation needs public images: give public=synthetic, folder or packed,"

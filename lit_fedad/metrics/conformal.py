@@ -224,7 +224,7 @@ class Calibration:
             raise UserError("calibration: needs counts by client and product") from error
 
 
-def wilson_interval(events: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(events: float, trials: float, z: float = 1.96) -> tuple[float, float]:
     """Computes the interval of a rate that was seen as events in a number of trials (Wilson, 1927).
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class Contrastive(Task):
         projection: Dimensions D of z.
         clusters: Number K_c of densities per client.
         shrinkage: Shrinkage rho of FADngs Eq. 3.
+        score_from: What densities are estimated in: the ``projection`` z, as in the paper, or the features f(x) of the
+            ``encoder`` at length 1, as in SSD, on whose code the released code builds.
         normal_share: Share of a client's images that are predicted normal: delta of FADngs Eq. 8 is this quantile of
             the client's own scores.
         mean: Channel means by which images were normalised.
@@ -67,6 +69,7 @@ class Contrastive(Task):
         projection: int = 128,
         clusters: int = 1,
         shrinkage: float = 0.1,
+        score_from: Literal["projection", "encoder"] = "projection",
         normal_share: float = 0.95,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
@@ -88,6 +91,7 @@ class Contrastive(Task):
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
         self.encoder = encoder
         self.num_features: int = encoder.num_features  # type: ignore[assignment]
+        self.projected = projection
         self.projection = nn.Sequential(
             nn.Linear(self.num_features, self.num_features),
             nn.ReLU(),
@@ -95,7 +99,8 @@ class Contrastive(Task):
         )
         self.loss, self.warmup_loss, self.draw = loss, warmup_loss, views
         self.warmup, self.rounds = warmup, rounds
-        self.densities = DensitySet(projection)
+        self.score_from = score_from
+        self.densities = DensitySet(projection if score_from == "projection" else self.num_features)
         self.clusters, self.shrinkage, self.normal_share = clusters, shrinkage, normal_share
         self.learning_rate, self.final_learning_rate = learning_rate, final_learning_rate
         self.momentum, self.weight_decay = momentum, weight_decay
@@ -118,9 +123,12 @@ class Contrastive(Task):
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Draws the views for the loss of this round, as one batch of V B images, with predictions of normal images."""
+        normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
+        if "views" in batch:
+            views = self._loss.drawn_views(batch["views"])
+            return {**batch, "image": views.flatten(0, 1), "views": views, "normal": normal}
         images = self._images(batch) * self.std + self.mean
         views = self._loss.views(images, self.draw)
-        normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
         return {
             **batch,
             "image": (views.flatten(0, 1) - self.mean) / self.std,
@@ -136,6 +144,14 @@ class Contrastive(Task):
         """Computes the normalised projection z = h(f(x)) [B, D]."""
         return F.normalize(self.projection(features).float(), dim=1)
 
+    def represent(self, features: Tensor) -> Tensor:
+        """Computes what densities are estimated in [B, D]: z, or features f(x) at length 1."""
+        return (
+            self.project(features)
+            if self.score_from == "projection"
+            else F.normalize(features.float(), dim=1)
+        )
+
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss of this round."""
         views = batch["views"]
@@ -143,7 +159,7 @@ class Contrastive(Task):
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Computes each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
-        return Prediction(image_score=self.densities(self.project(features)))
+        return Prediction(image_score=self.densities(self.represent(features)))
 
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Estimates the client's own densities, and predicts which of its images are normal."""
@@ -158,12 +174,12 @@ class Contrastive(Task):
 
     @torch.no_grad()
     def embed(self, loader: DataLoader) -> tuple[Tensor, Tensor]:
-        """Computes projections z [n, D] of all images without augmentation, and their positions in the data set [n]."""
+        """Represents all images without augmentation [n, D]; returns also their positions in the data set [n]."""
         found = list(
             map_batches(
                 self,
                 loader,
-                lambda batch: (self.project(self({**batch, "image": self._images(batch)})), batch["index"]),
+                lambda batch: (self.represent(self({**batch, "image": self._images(batch)})), batch["index"]),
             )
         )
         return torch.cat([z for z, _ in found]), torch.cat([index.cpu() for _, index in found])

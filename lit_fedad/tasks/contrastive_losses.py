@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.models.contrastive_views import rotations
 
@@ -16,7 +17,13 @@ Draw = Callable[[Tensor], Tensor]
 
 
 class RepresentationLoss(nn.Module):
-    """Base of the losses of the task `Contrastive`."""
+    """Base of the losses of the task `Contrastive`.
+
+    Attributes:
+        turns: Rotation of each view, in quarter turns.
+    """
+
+    turns: tuple[int, ...] = (0, 0)
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
         """Draws the views of a batch of images.
@@ -28,7 +35,23 @@ class RepresentationLoss(nn.Module):
         Returns:
             Views [V, B, 3, S, S].
         """
-        return torch.stack([draw(images), draw(images)])
+        copies = dict(enumerate((images, *rotations(images)) if any(self.turns) else (images,)))
+        return torch.stack([draw(copies[turn]) for turn in self.turns])
+
+    def drawn_views(self, features: Tensor) -> Tensor:
+        """Chooses the views of a batch among views whose features are known.
+
+        Args:
+            features: Features of views of every rotation [B, 4, N, C].
+
+        Returns:
+            Features of views [V, B, C], drawn from torch's global CPU generator.
+        """
+        images = torch.arange(len(features))
+        chosen = torch.randint(features.shape[2], (len(self.turns), len(features)))
+        return torch.stack(
+            [features[images, turn, place] for turn, place in zip(self.turns, chosen, strict=True)]
+        )
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the loss.
@@ -60,16 +83,20 @@ class SimCLR(RepresentationLoss):
 
     Args:
         temperature: Temperature tau.
+        base_temperature: The loss is multiplied by tau over this, 7.14 at 0.5 over 0.07, as the released codes of
+            FADngs and of supervised contrast do: learning rates are meant for the loss so scaled. None for 1.
     """
 
-    def __init__(self, temperature: float = 0.5) -> None:
+    def __init__(self, temperature: float = 0.5, base_temperature: float | None = None) -> None:
         super().__init__()
-        above("contrastive_loss", 0, temperature=temperature)
+        above("contrastive_loss", 0, temperature=temperature, base_temperature=base_temperature)
         self.temperature = temperature
+        self.scale = 1.0 if base_temperature is None else temperature / base_temperature
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean over all views as ``loss``."""
-        return {"loss": _instance_loss(similarities(projections, self.temperature), projections.shape[1])}
+        logits = similarities(projections, self.temperature)
+        return {"loss": self.scale * _instance_loss(logits, projections.shape[1])}
 
 
 class CSI(SimCLR):
@@ -79,10 +106,7 @@ class CSI(SimCLR):
     classifier of the original, which only its own score uses, is left out.
     """
 
-    def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Draws two views of each image and of its three rotations, in the order of the rotations [8, ...]."""
-        turned = (images, *rotations(images))
-        return torch.stack([view for copy in turned for view in (draw(copy), draw(copy))])
+    turns = (0, 0, 1, 1, 2, 2, 3, 3)
 
 
 class CRAD(RepresentationLoss):
@@ -96,21 +120,22 @@ class CRAD(RepresentationLoss):
         rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to reduce cost.
         scale_by_positives: Whether the factor 1/|X+| of FADngs Eq. 7 is omitted: it scales the loss, and thus the
             effective learning rate, by about 1/60 at a batch of 32.
+        base_temperature: See `SimCLR`.
     """
 
     def __init__(
-        self, temperature: float = 0.5, rotated_views: int = 2, scale_by_positives: bool = False
+        self,
+        temperature: float = 0.5,
+        rotated_views: int = 2,
+        scale_by_positives: bool = False,
+        base_temperature: float | None = None,
     ) -> None:
         super().__init__()
-        above("contrastive_loss", 0, temperature=temperature)
+        above("contrastive_loss", 0, temperature=temperature, base_temperature=base_temperature)
         at_least("contrastive_loss", 1, rotated_views=rotated_views)
-        self.temperature, self.rotated_views = temperature, rotated_views
-        self.scale_by_positives = scale_by_positives
-
-    def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Draws two views of each image, and views of its three rotations [2 + 3 * rotated_views, ...]."""
-        turned = [copy for copy in rotations(images) for _ in range(self.rotated_views)]
-        return torch.stack([draw(copy) for copy in (images, images, *turned)])
+        self.temperature, self.scale_by_positives = temperature, scale_by_positives
+        self.turns = (0, 0, *(turn for turn in (1, 2, 3) for _ in range(rotated_views)))
+        self.scale = 1.0 if base_temperature is None else temperature / base_temperature
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean of FADngs Eq. 7 over the anchors as ``loss``; 0 where no image is predicted normal."""
@@ -121,15 +146,22 @@ class CRAD(RepresentationLoss):
         rows = logits[anchors]
         ratio = rows.logsumexp(1) - rows[:, anchors].logsumexp(1)
         scale = 1.0 if self.scale_by_positives else 1 / (len(anchors) - 1)
-        return {"loss": scale * ratio.mean()}
+        return {"loss": self.scale * scale * ratio.mean()}
 
 
 class CRADCode(CSI):
     """The loss of the released code of FADngs instead of FADngs Eq. 7, FADngs Eq. 8 and FADngs Eq. 9.
 
     Every view of every rotation is an anchor, attracted only by its other view. All others repel it, except that images
-    predicted normal do not repel each other under the same rotation. The loss is scaled by tau / 0.07.
+    predicted normal do not repel each other under the same rotation.
+
+    Args:
+        temperature: Temperature tau.
+        base_temperature: See `SimCLR`.
     """
+
+    def __init__(self, temperature: float = 0.5, base_temperature: float | None = 0.07) -> None:
+        super().__init__(temperature, base_temperature)
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean over all views of all rotations as ``loss``."""
@@ -142,7 +174,7 @@ class CRADCode(CSI):
         normal = batch["normal"].repeat(views)
         apart = (rotation[:, None] == rotation) & (image[:, None] != image) & normal[:, None] & normal
         loss = _instance_loss(logits.masked_fill(apart, -torch.inf), size)
-        return {"loss": self.temperature / 0.07 * loss}
+        return {"loss": self.scale * loss}
 
 
 class CrossEntropy(RepresentationLoss):
@@ -153,14 +185,12 @@ class CrossEntropy(RepresentationLoss):
         width: Dimensions D of the projections.
     """
 
+    turns = (0,)
+
     def __init__(self, classes: int, width: int = 128) -> None:
         super().__init__()
         self.classes = classes
         self.linear = nn.Linear(width, classes)
-
-    def views(self, images: Tensor, draw: Draw) -> Tensor:
-        """Draws one view of each image [1, ...]."""
-        return draw(images)[None]
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the cross-entropy as ``loss``, and ``accuracy``."""
@@ -188,6 +218,14 @@ class Reconstruction(RepresentationLoss):
     def views(self, images: Tensor, draw: Draw) -> Tensor:
         """Returns the images themselves as one view [1, ...]."""
         return images[None]
+
+    def drawn_views(self, features: Tensor) -> Tensor:
+        """Refuses features: it is pixels that the decoder reconstructs.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError("contrastive_loss=reconstruction decodes images: give features=train")
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean squared error as ``loss``."""

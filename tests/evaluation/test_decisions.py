@@ -11,7 +11,7 @@ from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 LABELS = torch.tensor([0, 0, 1, 1, 0, 1, 1])
 PRODUCTS = ["nut", "nut", "nut", "nut", "leaf", "leaf", "leaf"]
 SCORES = torch.tensor([1.0, 9.0, 9.0, 2.0, 4.0, 30.0, 3.0])
-HELD = {0: frozenset({"nut"}), 1: frozenset({"nut", "leaf"})}
+HELD = {0: {"nut": 7}, 1: {"nut": 6, "leaf": 3}}  # in proportion to the normal test images
 CALIBRATION = Calibration(
     {
         0: {"nut": ScoreCounts.of(torch.arange(1.0, 6))},
@@ -32,7 +32,10 @@ def test_each_product_is_judged_by_its_own_normal_images():
     leaves = {"normal": 1, "false_alarms": 0, "anomalous": 2, "misses": 1}
     assert vars(judged[0]["own"]) == nuts
     assert vars(judged[0]["foreign"]) == leaves
-    assert vars(judged[1]["own"]) == {name: nuts[name] + leaves[name] for name in nuts}
+    both = judged[1]["own"]
+    assert both.false_alarm_rate == pytest.approx((6 * 1 / 2 + 3 * 0) / 9)
+    assert both.normal == pytest.approx(3)  # weights as the test images: worth all three
+    assert both.miss_rate == pytest.approx((6 * 1 / 2 + 3 * 1 / 2) / 9)
     assert vars(judged[1]["products"]["leaf"]) == leaves
     assert judged[0]["without_promise"] == []
 
@@ -61,11 +64,19 @@ def test_anomalies_of_no_product_are_every_clients_own():
 def test_rates_are_summarised_over_clients():
     judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.2)
     rates = summarise_rates(judged)
-    assert rates["false_alarm_rate"]["per_client"] == {0: 1 / 2, 1: 1 / 3}
+    assert rates["false_alarm_rate"]["per_client"] == pytest.approx({0: 1 / 2, 1: 1 / 3})
     assert rates["false_alarm_rate"]["mean"] == pytest.approx(5 / 12)
     assert rates["false_alarm_rate"]["worst"] == 1 / 2
-    assert rates["false_alarm_rate"]["pooled"] == 2 / 5
+    assert rates["false_alarm_rate"]["pooled"] == pytest.approx(2 / 5)
     assert rates["false_alarm_rate_foreign"]["per_client"][0] == 0
     assert math.isnan(rates["miss_rate_foreign"]["per_client"][1])
     assert rates["miss_rate_foreign"]["mean"] == 1 / 2
-    assert pooled_rates(judged)["own"].normal == 5
+    assert pooled_rates(judged)["own"].normal == pytest.approx(5)
+
+
+def test_products_count_as_often_as_the_client_has_them():
+    held = {0: {"nut": 30, "leaf": 10}}
+    skewed = EvaluatedImages(LABELS, PRODUCTS, held, known=True)
+    own = decide({0: SCORES}, skewed, CALIBRATION, alpha=0.2)[0]["own"]
+    assert own.false_alarm_rate == pytest.approx(30 / 40 * 1 / 2 + 10 / 40 * 0)
+    assert own.normal == pytest.approx(40**2 / (30**2 / 2 + 10**2 / 1))

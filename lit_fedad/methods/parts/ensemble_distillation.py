@@ -235,7 +235,7 @@ class EnsembleDistillation:
                 afterwards.
             start: The averaged weights, from which the student starts (FADngs Eq. 10).
             teachers: The weights of each client.
-            public: Public images uint8 [P, 3, S, S].
+            public: Public images uint8 [P, 3, S, S], or their frozen features [P, C].
             context: The round.
             fabric: Device and precision; None for the CPU in single precision.
 
@@ -306,16 +306,20 @@ class EnsembleDistillation:
         for weights in teachers:
             task.load_state_dict(weights, strict=False)
             with _precision(fabric):
-                z = torch.cat([task.project(task(as_batch(task, part))) for part in images.split(500)])
+                features = torch.cat([task(as_batch(task, part)) for part in images.split(500)])
+                z = task.project(features)
             rows.append(z)
-            scores.append(task.densities(z) if len(task.densities) else torch.zeros(len(z), device=z.device))
+            known = len(task.densities) > 0
+            scores.append(task.densities(task.represent(features)) if known else torch.zeros_like(z[:, 0]))
         if self.weighting == "uniform":
             return torch.stack(rows), torch.full((len(rows),), 1 / len(rows), device=images.device)
         return torch.stack(rows), teacher_weights(torch.stack(scores))
 
 
 def as_batch(task: Contrastive, images: Tensor) -> Mapping[str, Tensor]:
-    """Converts images uint8 [B, 3, S, S] to a batch in the form of the task's loaders."""
+    """Converts images uint8 [B, 3, S, S], or their frozen features [B, C], to a batch as the task's loaders give it."""
+    if images.ndim == 2:
+        return {"image": images}
     return {"image": (images / 255 - task.mean) / task.std}
 
 

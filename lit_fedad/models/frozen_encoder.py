@@ -1,0 +1,92 @@
+"""An encoder whose features come from a frozen backbone: only a small network on top of them is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.models.backbones import FeaturePyramid
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what backbones of ImageNet expect
+
+
+class FrozenEncoder(nn.Module):
+    """Frozen features of an image, and a trainable residual network on them.
+
+    The features are the means of the maps of the backbone's last layers, joined and normalised to length 1. The network
+    adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
+
+    Args:
+        backbone: The frozen backbone.
+        layers: Number of the backbone's last layers that are used; None for all.
+        size: Side to which images are scaled for it, in pixels.
+        hidden: Hidden units of the trained network; 0 for no network.
+        views: Random views of every rotation whose features are computed once, for losses that need views.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations by which images were normalised.
+
+    Attributes:
+        num_features: Channels C of all layers together.
+
+    Raises:
+        UserError: If a size is out of range.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        layers: int | None = None,
+        size: int = 64,
+        hidden: int = 256,
+        views: int = 3,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+    ) -> None:
+        super().__init__()
+        at_least("encoder", 8, size=size)
+        at_least("encoder", 0, hidden=hidden)
+        at_least("encoder", 1, views=views, layers=layers)
+        self.backbone, self.size, self.views = backbone, size, views
+        self.layers = min(layers or len(backbone.channels), len(backbone.channels))
+        self.num_features = sum(backbone.channels[-self.layers :])
+        self.network = None
+        if hidden:
+            last = nn.Linear(hidden, self.num_features)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.network = nn.Sequential(nn.Linear(self.num_features, hidden), nn.ReLU(), last)
+        # Pixels as the backbone sees them are (x std + mean - _MEAN) / _STD of pixels x as the data set has them.
+        expected = torch.tensor(_MEAN).view(-1, 1, 1), torch.tensor(_STD).view(-1, 1, 1)
+        given = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+        self.register_buffer("pixel_mean", (expected[0] - given[0]) / given[1], persistent=False)
+        self.register_buffer("pixel_std", expected[1] / given[1], persistent=False)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Computes frozen features [B, C] of normalised images [B, 3, S, S].
+
+        Raises:
+            UserError: If images do not have three channels.
+        """
+        if images.shape[1] != 3:
+            raise UserError(f"encoder=frozen looks at 3 channels, the images have {images.shape[1]}")
+        pixels = (images - self.pixel_mean) / self.pixel_std
+        if pixels.shape[-1] != self.size:
+            pixels = F.interpolate(
+                pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
+            )
+        maps = self.backbone(pixels)[-self.layers :]
+        return F.normalize(torch.cat([features.float().mean((2, 3)) for features in maps], dim=1), dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Computes features [B, C] of images [B, 3, S, S], or of their frozen features [B, C]."""
+        frozen = self.features(images) if images.ndim == 4 else images
+        return frozen if self.network is None else F.normalize(frozen + self.network(frozen), dim=1)
