@@ -63,7 +63,9 @@ def needs(group: str, option: str) -> list[str]:
         ("experiment", "fadngs"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_cifar10"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_small"): ["method=fadngs"],
+        ("experiment", "semantic_frozen"): ["method=fadngs"],
         ("experiment", "gldp_small"): ["method=gldp"],
+        ("experiment", "gldp_frozen"): ["method=gldp"],
         ("experiment", "fedvck_small"): ["method=fedvck"],
         **{
             ("experiment", name): ["data.root=images", "method=fedvck"]
@@ -75,7 +77,7 @@ def needs(group: str, option: str) -> list[str]:
         },
         **{("contrastive_loss", loss): ["method=fadngs"] for loss in choices("contrastive_loss")},
     }
-    embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small", "fedvck_small"}
+    embedded = {"textures", "motifs", "motif_classes", "small", "gldp_small", "gldp_frozen", "fedvck_small"}
     rooted = group in ("data", "experiment") and option not in embedded
     return missing.get((group, option), ["data.root=images"] if rooted else [])
 

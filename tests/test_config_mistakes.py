@@ -130,11 +130,14 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["method=gldp", "task.momentum=-1"], "task.momentum=-1 must be at least 0"),
         (["method=fadngs", "task.projection=0"], "task.projection=0 must be at least 1"),
         (
-            ["method=fadngs", "contrastive_loss=simclr", "+task.loss.temperature=0"],
+            ["method=fadngs", "contrastive_loss=simclr", "task.loss.temperature=0"],
             "temperature=0 must be above 0",
         ),
         (["method=fadngs", "+task.views.flip=2"], "task.views.flip=2 must be in [0, 1]"),
-        (["method=fadngs", "encoder.channels=0"], "encoder.channels=0 must be at least 1"),
+        (
+            ["method=fadngs", "experiment=semantic_small", "encoder.channels=0"],
+            "encoder.channels=0 must be at least 1",
+        ),
         (
             ["method=fadngs", "method.server.distillation.epochs=0"],
             "method.server.distillation.epochs=0 must be at least 1",

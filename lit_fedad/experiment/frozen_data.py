@@ -51,7 +51,6 @@ def frozen_datasets(
         draw = task.draw if isinstance(task, Contrastive) else torch.nn.Identity()
         settings = (
             encoder.backbone.fingerprint,
-            encoder.layers,
             encoder.size,
             views,
             vars(draw) if views else (),

@@ -18,12 +18,11 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what backbones of 
 class FrozenEncoder(nn.Module):
     """Frozen features of an image, and a trainable residual network on them.
 
-    The features are the means of the maps of the backbone's last layers, joined and normalised to length 1. The network
+    The features are the means of the maps of all layers of the backbone, joined and normalised to length 1. The network
     adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
 
     Args:
         backbone: The frozen backbone.
-        layers: Number of the backbone's last layers that are used; None for all.
         size: Side to which images are scaled for it, in pixels.
         hidden: Hidden units of the trained network; 0 for no network.
         views: Random views of every rotation whose features are computed once, for losses that need views.
@@ -43,7 +42,6 @@ class FrozenEncoder(nn.Module):
     def __init__(
         self,
         backbone: FeaturePyramid,
-        layers: int | None = None,
         size: int = 64,
         hidden: int = 256,
         views: int = 3,
@@ -53,10 +51,9 @@ class FrozenEncoder(nn.Module):
         super().__init__()
         at_least("encoder", 8, size=size)
         at_least("encoder", 0, hidden=hidden)
-        at_least("encoder", 1, views=views, layers=layers)
+        at_least("encoder", 1, views=views)
         self.backbone, self.size, self.views = backbone, size, views
-        self.layers = min(layers or len(backbone.channels), len(backbone.channels))
-        self.num_features = sum(backbone.channels[-self.layers :])
+        self.num_features = sum(backbone.channels)
         self.network = None
         if hidden:
             last = nn.Linear(hidden, self.num_features)
@@ -83,7 +80,7 @@ class FrozenEncoder(nn.Module):
             pixels = F.interpolate(
                 pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
             )
-        maps = self.backbone(pixels)[-self.layers :]
+        maps = self.backbone(pixels)
         return F.normalize(torch.cat([features.float().mean((2, 3)) for features in maps], dim=1), dim=1)
 
     def forward(self, images: Tensor) -> Tensor:

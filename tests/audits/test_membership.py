@@ -296,7 +296,14 @@ def test_some_clients_in_some_rounds(tmp_path, spy):
 def test_images_that_come_task_after_task(tmp_path, spy):
     """A held-out image comes when the member comes that it stands for: every task keeps its classes."""
     stream = [
-        *("method=gldp", "data.train_per_class=6", "data.test_per_class=3", "data.size=16", "image.size=16"),
+        *(
+            "method=gldp",
+            "experiment=gldp_small",
+            "data.train_per_class=6",
+            "data.test_per_class=3",
+            "data.size=16",
+            "image.size=16",
+        ),
         *("partition.clients=2", "partition.stages=2", "partition.imbalance=2", "rounds=2", "batch_size=8"),
         *("method.client.base_epochs=2", "method.client.head_epochs=3", "task.encoder.channels=4"),
         *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),

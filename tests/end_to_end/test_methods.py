@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from helpers.pairs import IN_STAGES, of_method
 
-from lit_fedad.config import choices, conf_folder
+from lit_fedad.config import choices
 from lit_fedad.data.partition import Partition
 from lit_fedad.deployment.predict import evaluate
 from lit_fedad.errors import UserError
@@ -28,12 +29,7 @@ QUICK = ("fedavg", "feddymem")
 # On semantic sets, on drawn classes, and on such that come task after task, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
 SHARES_IMAGES = ("feddm", "fedvck")
-CLASSIFYING = tuple(
-    name
-    for name in choices("method")
-    if "override /task: classifier" in (conf_folder() / "method" / f"{name}.yaml").read_text()
-    and name not in SHARES_IMAGES
-)
+CLASSIFYING = tuple(IN_STAGES)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +79,7 @@ def test_method_trains_and_writes_its_files(lab, method):
 
 
 SMALL_SEMANTIC = (
+    "experiment=semantic_small",
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
     "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
@@ -116,12 +113,14 @@ def test_semantic_method_trains_and_writes_its_files(lab, method):
 
 
 STREAM = (
+    "experiment=gldp_small",
     "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
     "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
     "partition.imbalance=2", "partition.server_labelled=2", "task.encoder.channels=4", "evaluation.pictures=0",
 )  # fmt: skip
 SHORT = {
     "gldp": ("method.client.base_epochs=1", "method.client.head_epochs=2"),
+    "prototype_statistics": ("experiment=gldp_frozen",),
     "creff": ("method.client.local_epochs=1", "method.server.retraining_epochs=2"),
     "fedic": ("method.client.local_epochs=1", "method.server.steps=2", "public.count=8"),
 }
@@ -131,24 +130,28 @@ SHORT = {
     "method", ["gldp", *(pytest.param(m, marks=pytest.mark.slow) for m in CLASSIFYING if m != "gldp")]
 )
 def test_classifying_method_trains_and_writes_its_files(lab, differences, method):
-    out, result = lab.finished(f"method={method}", *STREAM, *SHORT[method])
+    out, result = lab.finished(f"method={method}", *of_method(method, STREAM), *SHORT[method])
     stored = strict_json(out / "result.json")
     assert stored == json.loads(json.dumps(result))
     assert (stored["method"], stored["task"], stored["data"]) == (method, "Classifier", "motif_classes")
-    assert stored["exchanges"] == [1, 2]
-    # One round a task.
+    # One round a task; statistics are sent before the first.
+    begins = 0 if method == "prototype_statistics" else 1
+    assert stored["exchanges"] == list(range(begins, 3))
     first, last = stored["first"], stored["last"]
-    assert (first["round"], last["round"]) == (1, 2)
+    assert (first["round"], last["round"]) == (begins, 2)
     for chosen in (first, last):
         # Where only the server makes models that are meant to predict, clients have none of their own.
-        assert (chosen["local_accuracy"]["mean"] is None) == (method in ("creff", "fedic"))
+        assert (chosen["local_accuracy"]["mean"] is None) == (
+            method in ("creff", "fedic", "prototype_statistics")
+        )
         for name in ("selection_accuracy", "global_accuracy", "incremental_accuracy"):
             assert set(chosen[name]["per_client"]) == {"0", "1"}
             assert 0 <= chosen[name]["worst"] <= chosen[name]["mean"] <= 1
     assert first["forgetting"]["mean"] is None
     assert -1 <= last["forgetting"]["mean"] <= 1
     assert Partition.load(out / "partition.json").stages is not None
-    assert {"partition", "loss", "selection_accuracy"} <= {p.stem for p in (out / "figures").glob("*.png")}
+    drawn = {"partition", "selection_accuracy", *(() if method == "prototype_statistics" else ("loss",))}
+    assert drawn <= {path.stem for path in (out / "figures").glob("*.png")}
     evaluate(str(out))
     assert differences(strict_json(out / "evaluation.json"), last) == []
 

@@ -46,7 +46,12 @@ def refusal(method, task):
 
 def of_method(method, given):
     """Overrides with the form of a task that is a method's own, in place of the form that suits all."""
-    own = {("feddymem", "task=memory_bank"): "task=memory_bank_sums"}
+    own = {
+        ("feddymem", "task=memory_bank"): "task=memory_bank_sums",
+        ("prototype_statistics", "task=classifier_convnet"): "task=classifier_frozen",
+        ("prototype_statistics", "task.encoder.channels=8"): "encoder.size=32",
+        ("prototype_statistics", "task.encoder.channels=4"): "encoder.size=32",
+    }
     return [own.get((method, override), override) for override in given]
 
 

@@ -1,0 +1,244 @@
+"""Prototype statistics: clients send class means and one covariance; the classifier follows in closed form.
+
+Linear discriminant analysis of frozen features, federated: counts, means and scatters add up over clients and stages,
+so that the classifier is that of one client with all images, whatever the partition and the order of stages: nothing is
+forgotten. Nothing is trained, and rounds send nothing but the statistics of images that have come since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import (
+    Client,
+    Exchange,
+    Exchanges,
+    Free,
+    Message,
+    MessageSpec,
+    Prediction,
+    Predictors,
+    Server,
+    TensorSpec,
+    Update,
+)
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above
+from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+_RARE = 1e-6  # share of classes that a client has never had
+
+_ABSENT = -1e6
+"""Bias of classes that no image has shown."""
+
+
+class PrototypeStatisticsClient(Client):
+    """A client that sends statistics of its features by class, and predicts with the classifier of all clients.
+
+    Args:
+        task: A classifier whose encoder is a frozen one without a network of its own (``encoder.hidden=0``).
+        prior: Class frequencies that a deployed client expects: ``balanced``, all alike, or ``own``, its own.
+
+    Raises:
+        UserError: If the encoder is trained.
+    """
+
+    needs = Classifier
+    kept = ("measured", "own_counts")
+    task: Classifier
+
+    def __init__(self, task: Classifier, prior: Literal["balanced", "own"] = "balanced") -> None:
+        super().__init__(task)
+        encoder = task.encoder
+        if not isinstance(encoder, FrozenEncoder) or encoder.network is not None:
+            raise UserError(
+                "method prototype_statistics needs features that stay: give task=classifier_frozen encoder=frozen"
+                " encoder.hidden=0"
+            )
+        self.prior, self.measured = prior, 0
+        self.own_counts = torch.zeros(task.classes, dtype=torch.float64)
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Statistics before round 1; in rounds those of new images."""
+        return Exchanges((Statistics(),), (Statistics(),))
+
+    @property
+    def predictors(self) -> Predictors:
+        """The server's classifier; that with the client's own prior is another one, ``prior``."""
+        return Predictors(own=False, heads=("prior",))
+
+    def receive(self, message: Message) -> None:
+        """Loads the classifier, if there is one yet."""
+        if len(message["weight"]):
+            self.task.classifier.weight.data.copy_(message["weight"][0])
+            self.task.classifier.bias.data.copy_(message["bias"][0])
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+        """Predicts with all classes alike frequent, and with the client's frequencies (``prior``)."""
+        balanced = self.task.predict_step(batch)
+        assert balanced.logits is not None
+        shares = (self.own_counts / self.own_counts.sum().clamp(min=1)).clamp(min=_RARE)
+        logits = balanced.logits + shares.log().to(balanced.logits)
+        main = balanced.logits if self.prior == "balanced" else logits
+        return Prediction(1 - main.softmax(1).amax(1), logits=main, others={"prior": logits})
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares a classifier, or none."""
+        known, shape = Free("classifiers", 1), tuple(self.task.classifier.weight.shape)
+        return {"weight": TensorSpec((known, *shape)), "bias": TensorSpec((known, shape[0]))}
+
+    @torch.no_grad()
+    def send(self, loader: DataLoader) -> Message:
+        """Returns ``count`` [n, K], ``mean`` [n, K, C] and ``within`` [n, C (C + 1) / 2] of the images of a new stage.
+
+        n is 1 in the first message of each stage, and 0 later. ``within`` is the covariance around classes' means.
+        """
+        classes, channels, stage = self.task.classes, self.task.num_features, self.context.stage
+        if self.measured > stage:
+            return _empty(classes, channels)
+        self.measured = stage + 1
+        pairs = map_batches(
+            self.task, loader, lambda batch: (self.task(batch).double().cpu(), batch["label"].cpu())
+        )
+        features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        count = labels.bincount(minlength=classes)
+        total = torch.zeros(classes, channels, dtype=torch.float64).index_add_(0, labels, features)
+        mean = total / count.clamp(min=1)[:, None]
+        around = features - mean[labels]
+        self.own_counts = self.own_counts + count
+        return {
+            "count": count[None],
+            "mean": mean.float()[None],
+            "within": upper_triangle(around.T @ around / len(labels)).float()[None],
+        }
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares the form of `send`; features have length 1."""
+        classes, channels = self.task.classes, self.task.num_features
+        sent = Free("stages", 1)
+        return {
+            "count": TensorSpec((sent, classes), torch.int64, low=0, counted=True),
+            "mean": TensorSpec((sent, classes, channels), low=-1, high=1),
+            "within": TensorSpec((sent, channels * (channels + 1) // 2), low=-1, high=1),
+        }
+
+
+class PrototypeStatisticsServer(Server):
+    """The server, which adds statistics up and computes the classifier.
+
+    Args:
+        client: A client, for sizes.
+        shrinkage: Share of the mean variance that is added to the variance of every direction.
+    """
+
+    kept = ("count", "mean", "scatter", "classifier")
+
+    def __init__(self, client: PrototypeStatisticsClient, shrinkage: float = 0.1) -> None:
+        super().__init__()
+        above("method.server", 0, shrinkage=shrinkage)
+        classes, channels = client.task.classes, client.task.num_features
+        self.shrinkage = shrinkage
+        self.count = torch.zeros(classes, dtype=torch.float64)
+        self.mean = torch.zeros(classes, channels, dtype=torch.float64)
+        self.scatter = torch.zeros(channels, channels, dtype=torch.float64)
+        self.classifier: Message = {
+            "weight": torch.zeros(0, classes, channels),
+            "bias": torch.zeros(0, classes),
+        }
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns the classifier, the same to every client."""
+        return self.classifier
+
+    def add(self, count: Tensor, mean: Tensor, within: Tensor) -> None:
+        """Adds the statistics of further images: counts [K], means [K, C] and their covariance within classes [C, C].
+
+        The scatter around a mean of two sets exceeds the sum of theirs by ``n_1 n_2 / (n_1 + n_2) d d^T``, with d the
+        distance of their means.
+        """
+        both = (self.count + count).clamp(min=1)
+        apart = mean - self.mean
+        between = (apart.T * (self.count * count / both)) @ apart
+        self.scatter = self.scatter + count.sum() * within + between
+        self.mean = self.mean + (count / both)[:, None] * apart
+        self.count = self.count + count
+
+    def learn(self) -> None:
+        """Computes linear discriminants ``S^-1 m_k`` and ``-m_k^T S^-1 m_k / 2``, with S the covariance within classes.
+
+        All classes are expected alike often.
+        """
+        within = self.scatter / self.count.sum()
+        ridge = self.shrinkage * within.diagonal().mean().clamp(min=1e-12)
+        within = within + ridge * torch.eye(len(within), dtype=within.dtype)
+        weight = torch.linalg.solve(within, self.mean.T).T
+        bias = -(weight * self.mean).sum(1) / 2
+        bias = torch.where(self.count > 0, bias, _ABSENT)
+        self.classifier = {"weight": weight.float()[None].contiguous(), "bias": bias.float()[None]}
+
+
+class Statistics(Exchange[PrototypeStatisticsClient, PrototypeStatisticsServer]):
+    """The exchange in which clients send the statistics of a stage that has begun, if any."""
+
+    name = "statistics"
+
+    def broadcast(self, server: PrototypeStatisticsServer, client_id: int) -> Message:
+        """Returns the classifier, if there is one yet."""
+        return server.broadcast(client_id)
+
+    def broadcast_spec(self, client: PrototypeStatisticsClient) -> MessageSpec:
+        """Declares the classifier."""
+        return client.broadcast_spec()
+
+    def receive(self, client: PrototypeStatisticsClient, message: Message) -> None:
+        """Loads the classifier."""
+        client.receive(message)
+
+    def send(self, client: PrototypeStatisticsClient, loader: DataLoader) -> Message:
+        """Returns new statistics."""
+        return client.send(loader)
+
+    def upload_spec(self, client: PrototypeStatisticsClient) -> MessageSpec:
+        """Declares new statistics."""
+        return client.upload_spec()
+
+    def validate(self, server: PrototypeStatisticsServer, client_id: int, update: Update) -> None:
+        """Checks that the counts are of the client's images, and that the covariance is one."""
+        for count, _, within in _parts(update.message):
+            if int(count.sum()) != update.num_samples:
+                raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
+            check_covariance(within)
+
+    def aggregate(self, server: PrototypeStatisticsServer, updates: Mapping[int, Update]) -> None:
+        """Adds the statistics up."""
+        for update in updates.values():
+            for part in _parts(update.message):
+                server.add(*part)
+        if any(len(update.message["count"]) for update in updates.values()):
+            server.learn()
+
+
+def _parts(message: Message) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Returns counts, means and covariance of each stage in a message, in double precision."""
+    rows = zip(message["count"], message["mean"], message["within"], strict=True)
+    return [
+        (count.double(), mean.double(), symmetric(within.double(), mean.shape[1]))
+        for count, mean, within in rows
+    ]
+
+
+def _empty(classes: int, channels: int) -> Message:
+    return {
+        "count": torch.zeros(0, classes, dtype=torch.int64),
+        "mean": torch.zeros(0, classes, channels),
+        "within": torch.zeros(0, channels * (channels + 1) // 2),
+    }

@@ -1,0 +1,97 @@
+"""Features of images in memory: computed once, read again, and computed anew where the file is damaged."""
+
+import pytest
+import torch
+
+from lit_fedad.data.frozen_features import FrozenDataset, features_key, frozen_features
+from lit_fedad.errors import UserError
+
+IMAGES = torch.randint(0, 256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+class Encoder:
+    """The mean of each channel's upper half; counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, pixels):
+        self.calls += 1
+        return pixels[:, :, :4].mean((2, 3))
+
+
+def noisy(pixels):
+    return pixels + 0.1 * torch.rand(len(pixels), 1, 1, 1)
+
+
+def compute(encode, file=None, views=2, seed=0):
+    return frozen_features(IMAGES, encode, noisy, views, seed, file)
+
+
+def test_images_and_turned_views():
+    found = compute(Encoder())
+    pixels = IMAGES.float() / 255
+    torch.testing.assert_close(found.plain.float(), pixels[:, :, :4].mean((2, 3)), rtol=1e-3, atol=1e-3)
+    assert found.views.shape == (5, 4, 2, 3)
+    for turn in range(4):
+        turned = torch.rot90(pixels, turn, (2, 3))[:, :, :4].mean((2, 3))
+        added = found.views[:, turn].float() - turned[:, None]
+        assert (added > -0.002).all()
+        assert (added < 0.102).all()
+        torch.testing.assert_close(added, added[..., :1].expand_as(added), rtol=0, atol=2e-3)
+    assert not torch.equal(found.views[:, 0, 0], found.views[:, 0, 1])
+
+
+def test_is_computed_once_and_the_same_again(tmp_path):
+    file, encode = tmp_path / "folder" / "features.safetensors", Encoder()
+    first, calls = compute(encode, file), encode.calls
+    again = compute(encode, file)
+    assert encode.calls == calls
+    assert torch.equal(first.plain, again.plain)
+    assert torch.equal(first.views, again.views)
+    assert torch.equal(compute(Encoder()).views, first.views)  # without a file
+    assert not torch.equal(compute(Encoder(), seed=1).views, first.views)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other form"])
+def test_a_damaged_file_is_made_anew(tmp_path, damage):
+    file, encode = tmp_path / "features.safetensors", Encoder()
+    first = compute(encode, file)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-7])
+    else:
+        frozen_features(IMAGES[:2], Encoder(), noisy, 2, 0, None)
+        compute(Encoder(), tmp_path / "other.safetensors", views=1)
+        (tmp_path / "other.safetensors").replace(file)
+    with pytest.warns(UserWarning, match="damaged"):
+        again = compute(encode, file)
+    assert torch.equal(first.views, again.views)
+    compute(encode, file)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="feature cache .*file cannot be used"):
+        compute(Encoder(), tmp_path / "file" / "features.safetensors")
+
+
+def test_the_key_tells_images_and_settings_apart():
+    key = features_key(IMAGES, "resnet", 64)
+    assert key == features_key(IMAGES.clone(), "resnet", 64)
+    changed = IMAGES.clone()
+    changed[0, 0, 0, 0] ^= 1
+    assert len({key, features_key(changed, "resnet", 64), features_key(IMAGES, "resnet", 32)}) == 3
+
+
+def test_batches_have_features_in_the_place_of_images():
+    found = compute(Encoder())
+    labels = torch.tensor([0, 1, 2, 3, 0])
+    batch = FrozenDataset(found, labels, normal_classes=2).__getitems__([1, 3])
+    assert torch.equal(batch["image"], found.plain[[1, 3]].float())
+    assert torch.equal(batch["views"], found.views[[1, 3]].float())
+    assert batch["category"].tolist() == [1, 3]
+    assert batch["label"].tolist() == [0, 1]
+    plain = FrozenDataset(found._replace(views=None), labels)[2]
+    assert int(plain["label"]) == 2
+    assert "views" not in plain
+    assert "category" not in plain

@@ -1,0 +1,127 @@
+"""Prototype statistics: the classifier of one client with all images, whatever the partition and the order."""
+
+import pytest
+import torch
+from conftest import TinyPyramid
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch.utils.data import ConcatDataset, DataLoader
+
+from lit_fedad.contracts import Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.prototype_statistics import (
+    PrototypeStatisticsClient,
+    PrototypeStatisticsServer,
+    Statistics,
+)
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+CLASSES = 3
+
+
+def make_task(hidden=0):
+    torch.manual_seed(0)
+    return Classifier(FrozenEncoder(TinyPyramid(), size=32, hidden=hidden), CLASSES, augment=False)
+
+
+def labelled(images, seed=0, classes=CLASSES):
+    draw = torch.Generator().manual_seed(seed)
+    data = []
+    for number in range(images):
+        label = number % classes
+        image = torch.randn(3, 32, 32, generator=draw)
+        image[label] += 1
+        data.append({"image": image, "label": label, "index": number})
+    return DataLoader(data, batch_size=4)
+
+
+@pytest.fixture
+def play(federate):
+    def play(data, rounds=1, **settings):
+        return federate(
+            PrototypeStatisticsClient,
+            PrototypeStatisticsServer,
+            task=make_task(),
+            data=data,
+            rounds=rounds,
+            server=settings,
+        )
+
+    return play
+
+
+def joined(data):
+    return DataLoader(ConcatDataset([loader.dataset for loader in data.values()]), batch_size=5)
+
+
+def table(loader):
+    task = make_task().eval()
+    pairs = [(task(batch), batch["label"]) for batch in loader]
+    return torch.cat([f for f, _ in pairs]).double(), torch.cat([y for _, y in pairs])
+
+
+@pytest.mark.parametrize("sizes", [(12,), (5, 7), (3, 4, 5)])
+def test_is_the_central_classifier_whatever_the_partition(play, sizes):
+    data = {client: labelled(size, client) for client, size in enumerate(sizes)}
+    one, many = play({0: joined(data)}).server.classifier, play(data).server.classifier
+    torch.testing.assert_close(many["weight"], one["weight"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(many["bias"], one["bias"], rtol=1e-3, atol=1e-3)
+
+
+def test_decides_as_linear_discriminant_analysis(play):
+    data = {0: labelled(60, 0), 1: labelled(45, 1)}
+    found = play(data, shrinkage=1e-6).server.classifier
+    features, labels = table(joined(data))
+    reference = LinearDiscriminantAnalysis(solver="lsqr", priors=[1 / CLASSES] * CLASSES)
+    reference.fit(features.numpy(), labels.numpy())
+    scores = features @ found["weight"][0].T.double() + found["bias"][0]
+    by_hand = torch.from_numpy(reference.decision_function(features.numpy()))
+    gaps, wanted = scores - scores.mean(1, keepdim=True), by_hand - by_hand.mean(1, keepdim=True)
+    torch.testing.assert_close(gaps, wanted, rtol=2e-2, atol=0.05 * float(wanted.abs().max()))
+
+
+def test_classes_that_nobody_shows_are_never_chosen(play):
+    found = play({0: labelled(8, classes=2)}).server.classifier
+    scores = table(labelled(9))[0].float() @ found["weight"][0].T + found["bias"][0]
+    assert scores.argmax(1).max() == 1
+
+
+def test_later_rounds_send_nothing_and_change_nothing(play):
+    data = {0: labelled(6), 1: labelled(9, 1)}
+    first, third = play(data, rounds=1), play(data, rounds=3)
+    assert torch.equal(first.server.classifier["weight"], third.server.classifier["weight"])
+    assert [sum(report.elements_up.values()) > 0 for report in third.history] == [True, False, False, False]
+
+
+def test_the_clients_own_frequencies_are_another_classifier():
+    client = PrototypeStatisticsClient(make_task(), prior="own")
+    client.own_counts = torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64)
+    batch = next(iter(labelled(4)))
+    balanced = client.task.predict_step(batch).logits
+    found = client.predict_step(batch)
+    torch.testing.assert_close(found.logits, balanced + torch.tensor([0.25, 0.75, 1e-6]).log())
+    assert torch.equal(found.others["prior"], found.logits)
+    client.prior = "balanced"
+    assert torch.equal(client.predict_step(batch).logits, balanced)
+
+
+def test_a_trained_encoder_is_refused():
+    with pytest.raises(UserError, match="encoder.hidden=0"):
+        PrototypeStatisticsClient(make_task(hidden=4))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"count": torch.tensor([[1, 1, 1]])}, "counts 3 images of its 6"),
+        ({"count": torch.tensor([[9, 1, 1]])}, "counts 11 images of its 6"),
+        ({"within": torch.arange(36.0)[None] - 18}, "negative variance"),
+    ],
+)
+def test_statistics_that_cannot_be_are_refused(change, said):
+    client = PrototypeStatisticsClient(make_task())
+    server = PrototypeStatisticsServer(client)
+    message = client.send(labelled(6))
+    Statistics().validate(server, 0, Update(message, 6))
+    with pytest.raises(UserError, match=said):
+        Statistics().validate(server, 0, Update({**message, **change}, 6))

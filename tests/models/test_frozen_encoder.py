@@ -1,0 +1,66 @@
+"""Frozen encoders: features of pixels by hand, what is trained, and equality of pixels and kept features."""
+
+import pytest
+import torch
+from conftest import TinyPyramid
+from torch.nn import functional as F
+
+from lit_fedad.errors import UserError
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+
+def encoder(**settings):
+    torch.manual_seed(0)
+    return FrozenEncoder(TinyPyramid(), **{"size": 32, "hidden": 5, **settings})
+
+
+def pixels(number=3, side=32):
+    return torch.rand(number, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3)])
+def test_features_are_pooled_maps_of_images_as_the_backbone_expects_them(mean, std):
+    found = encoder(mean=mean, std=std)
+    images = (pixels() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+    maps = found.backbone((pixels() - MEAN.view(-1, 1, 1)) / STD.view(-1, 1, 1))
+    by_hand = F.normalize(torch.cat([layer.mean((2, 3)) for layer in maps], 1), dim=1)
+    torch.testing.assert_close(found.features(images), by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_begins_as_the_frozen_features_and_learns_to_leave_them():
+    found = encoder()
+    frozen = found.features(pixels())
+    torch.testing.assert_close(found(pixels()), frozen)
+    optimizer = torch.optim.SGD([p for p in found.parameters() if p.requires_grad], 1.0)
+    found(pixels()).square()[:, 0].sum().backward()
+    optimizer.step()
+    assert not torch.allclose(found(pixels()), frozen)
+    torch.testing.assert_close(found.features(pixels()), frozen)
+
+
+def test_kept_features_take_the_place_of_images():
+    found = encoder()
+    with torch.no_grad():
+        found.network[2].weight.normal_()
+    torch.testing.assert_close(found(found.features(pixels())), found(pixels()))
+
+
+def test_other_sizes_are_scaled_and_grey_is_refused():
+    assert encoder(size=16)(pixels(side=40)).shape == (3, encoder().num_features)
+    with pytest.raises(UserError, match="looks at 3 channels, the images have 1"):
+        encoder()(torch.zeros(2, 1, 32, 32))
+
+
+def test_no_network_trains_nothing():
+    found = encoder(hidden=0)
+    assert not [p for p in found.parameters() if p.requires_grad]
+    torch.testing.assert_close(found(pixels()), found.features(pixels()))
+
+
+def test_the_backbone_is_no_part_of_what_clients_share():
+    task = Classifier(encoder(), classes=2)
+    assert {name.split(".")[0] for name in task.learned_state()} == {"encoder", "classifier"}
+    assert not [name for name in task.learned_state() if "backbone" in name]
