@@ -225,7 +225,9 @@ class Reconstruction(RepresentationLoss):
         Raises:
             UserError: Always.
         """
-        raise UserError("contrastive_loss=reconstruction decodes images: give features=train")
+        raise UserError(
+            "contrastive_loss=reconstruction decodes pixels, and features are no images: give encoder=resnet18"
+        )
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean squared error as ``loss``."""

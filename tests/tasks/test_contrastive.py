@@ -320,3 +320,25 @@ def test_settings_out_of_range_are_named(wrong):
     with pytest.raises(UserError, match=f"{name}={value}") as error:
         make(**wrong)
     assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_densities_may_be_of_the_encoders_features():
+    task, loader = make(score_from="encoder"), make_loader()
+    task.prepare(loader, Context(seed=0, round=0))
+    assert task.densities.mean.shape[1] == task.num_features
+    z, _ = task.embed(loader)
+    features = task(whole(loader))
+    torch.testing.assert_close(z, features / features.norm(dim=1, keepdim=True))
+    scores = task.predict(features, whole(loader)).image_score
+    torch.testing.assert_close(scores, task.densities(z))
+
+
+def test_known_views_take_the_place_of_drawn_ones():
+    task = make()
+    features = torch.rand(4, 4, 3, 6, generator=torch.Generator().manual_seed(0))
+    batch = {"image": features[:, 0, 0], "views": features, "index": torch.arange(4)}
+    view = task.view(batch)
+    assert view["views"].shape == (8, 4, 6)
+    assert torch.equal(view["image"], view["views"].flatten(0, 1))
+    assert view["normal"].all()

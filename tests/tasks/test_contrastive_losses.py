@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from lit_fedad.errors import UserError
 from lit_fedad.tasks.contrastive_losses import (
     CRAD,
     CSI,
@@ -266,3 +267,52 @@ def test_mixed_precision_stays_near_single_precision(loss):
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
     torch.testing.assert_close(rounded.grad.float(), exact.grad, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("loss", [SimCLR, CSI, CRAD])
+def test_the_base_temperature_scales_loss_and_gradient(loss):
+    """tau / base temperature, 7.142857 at 0.5 over 0.07, as released for a learning rate of 0.01."""
+    batch = {"normal": NORMAL}
+    views = len(loss().turns)
+    found = {}
+    for base in (None, 0.07):
+        z = rows(views, 4, 5).requires_grad_()
+        value = loss(0.5, base_temperature=base)(z, batch)["loss"]
+        value.backward()
+        found[base] = float(value), z.grad
+    assert found[0.07][0] / found[None][0] == pytest.approx(0.5 / 0.07, rel=1e-5)
+    torch.testing.assert_close(found[0.07][1], found[None][1] * 0.5 / 0.07, rtol=1e-4, atol=1e-6)
+
+
+def test_simclr_with_a_base_temperature_is_nt_xent_times_it():
+    z = rows(2, 4, 5)
+    found = SimCLR(TAU, base_temperature=0.07)(z, {})["loss"]
+    assert float(found) == pytest.approx(TAU / 0.07 * nt_xent(z), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [SimCLR(), CSI(), CRAD(rotated_views=1), CRADCode(), CrossEntropy(2, 3)])
+def test_known_views_are_of_the_rotations_that_the_loss_wants(loss):
+    features = torch.zeros(6, 4, 3, 2)  # images, rotations, views, channels
+    features[..., 0] = torch.arange(4).view(1, 4, 1)
+    features[..., 1] = torch.arange(6).view(6, 1, 1) * 10 + torch.arange(3)
+    found = loss.drawn_views(features)
+    assert found.shape == (len(loss.turns), 6, 2)
+    assert torch.equal(found[..., 0], torch.tensor(loss.turns)[:, None].expand(-1, 6).float())
+    assert torch.equal(
+        found[..., 1].div(10, rounding_mode="floor"), torch.arange(6.0).expand(len(loss.turns), -1)
+    )
+
+
+def test_known_views_differ_from_draw_to_draw():
+    features = rows(8, 4, 3, 2)
+    torch.manual_seed(0)
+    first, second = SimCLR().drawn_views(features), SimCLR().drawn_views(features)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(SimCLR().drawn_views(features), first)
+
+
+def test_reconstruction_needs_pixels():
+    loss = Reconstruction(lambda width, size: nn.Linear(width, size), 8, 4)
+    with pytest.raises(UserError, match="features are no images"):
+        loss.drawn_views(rows(2, 4, 3, 2))
