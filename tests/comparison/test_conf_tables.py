@@ -54,7 +54,8 @@ def test_every_column_of_settings_is_what_its_label_says():
     found = columns_of(Setting, "gldp")
     assert len(found) == 13 + 9 + 4
     for (protocol, label), column in found.items():
-        config = compose([*protocol, f"data={column.data}", *column.overrides, "data.root=images"])
+        overrides = [*protocol, f"data={column.data}", *column.overrides, "data.root=images"]
+        config = compose(["method=gldp", *overrides])
         partition = config["partition"]
         numbers = [partition[key] for key in ("clients", "classes", "stages")]
         name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}[column.data]

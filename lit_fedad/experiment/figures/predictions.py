@@ -17,7 +17,7 @@ class Predictions(RunCallback):
         """Draws the figures in the folder ``figures``."""
         if not run.config["evaluation"]["pictures"] or run.model.task.kind != "anomaly":
             return
-        if run.fabric.is_global_zero:
+        if run.fabric.is_global_zero and run.decisions:
             draw_calibration(run)
         if isinstance(run.data.images, SemanticSet):
             show_representations(run)
