@@ -34,6 +34,7 @@ from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
+_LENGTH_TOLERANCE = 0.01  # kept features are in half precision
 _RARE = 1e-6  # share of classes that a client has never had
 
 _ABSENT = -1e6
@@ -213,10 +214,14 @@ class Statistics(Exchange[PrototypeStatisticsClient, PrototypeStatisticsServer])
 
     def validate(self, server: PrototypeStatisticsServer, client_id: int, update: Update) -> None:
         """Checks that the counts are of the client's images, and that the covariance is one."""
-        for count, _, within in _parts(update.message):
+        for count, mean, within in _parts(update.message):
             if int(count.sum()) != update.num_samples:
                 raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
             check_covariance(within)
+            # Features have length 1: what their means leave of it is their variance.
+            length = within.trace() + (count / count.sum()) @ mean.square().sum(1)
+            if abs(float(length) - 1) > _LENGTH_TOLERANCE:
+                raise UserError(f"the client's features have a mean square length of {float(length):.3g}, not 1")
 
     def aggregate(self, server: PrototypeStatisticsServer, updates: Mapping[int, Update]) -> None:
         """Adds the statistics up."""

@@ -262,7 +262,7 @@ def test_methods_differ_where_they_should(lab):
     assert literal["bytes_down"][0] == 0
     losses = {
         m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"]
-        for m in ("feddymem", "feddymem_close", "local")
+        for m in ("feddymem_trained", "feddymem_close", "local")
     }
     assert len(set(losses.values())) == 3
 
@@ -281,8 +281,8 @@ def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
 
 @pytest.mark.slow
 def test_partial_participation(lab):
-    settings = ("federation=partial", "partition.clients=5", "evaluation.pictures=0", "rounds=3")
-    result = lab.finished(*settings)[1]
+    settings = ("method=feddymem_trained", "federation=partial", "partition.clients=5", "rounds=3")
+    result = lab.finished(*settings, "evaluation.pictures=0")[1]
     memory = result["elements_up"][result["exchanges"].index(-1)] // 5
     assert result["elements_up"][-3:] == [2 * memory] * 3
     assert len(result["last"]["i_auroc"]["per_client"]) == 5

@@ -116,6 +116,7 @@ def test_a_trained_encoder_is_refused():
         ({"count": torch.tensor([[1, 1, 1]])}, "counts 3 images of its 6"),
         ({"count": torch.tensor([[9, 1, 1]])}, "counts 11 images of its 6"),
         ({"within": torch.arange(36.0)[None] - 18}, "negative variance"),
+        ({"mean": torch.full((1, CLASSES, 8), 0.9)}, "a mean square length of 6.4"),
     ],
 )
 def test_statistics_that_cannot_be_are_refused(change, said):
