@@ -194,5 +194,11 @@ def residual_norms(vectors: Tensor, basis: Tensor) -> Tensor:
 
 def _directions(moments: Moments) -> tuple[Tensor, Tensor]:
     """Returns variances, descending [C], and directions [C, C], one a column."""
-    variances, directions = torch.linalg.eigh(moments.covariance)
+    # On one thread: with more, digits would depend on how many a server has.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        variances, directions = torch.linalg.eigh(moments.covariance)
+    finally:
+        torch.set_num_threads(threads)
     return variances.flip(0).clamp(min=0), directions.flip(1)
