@@ -221,7 +221,9 @@ class Statistics(Exchange[PrototypeStatisticsClient, PrototypeStatisticsServer])
             # Features have length 1: what their means leave of it is their variance.
             length = within.trace() + (count / count.sum()) @ mean.square().sum(1)
             if abs(float(length) - 1) > _LENGTH_TOLERANCE:
-                raise UserError(f"the client's features have a mean square length of {float(length):.3g}, not 1")
+                raise UserError(
+                    f"the client's features have a mean square length of {float(length):.3g}, not 1"
+                )
 
     def aggregate(self, server: PrototypeStatisticsServer, updates: Mapping[int, Update]) -> None:
         """Adds the statistics up."""

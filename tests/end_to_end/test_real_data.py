@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
@@ -49,7 +50,7 @@ def test_images_without_masks_have_no_pixel_metrics(real):
     result = real("medical", *SMALL)
     for chosen in ("first", "last", "best"):
         for metric in AnomalyEvaluator.metrics:
-            defined = metric in ("i_auroc", "aupr")
+            defined = metric in ("i_auroc", "aupr", "f1_max")
             assert (result[chosen][metric]["mean"] is not None) is defined
     assert result["last"]["i_auroc"]["mean"] > 0.6
 
@@ -85,8 +86,10 @@ def test_fadngs_on_cifar(tmp_path, lab):
     )
     few = ("data.normal.test_per_class=50", "data.test_per_set=500", "fabric.accelerator=cpu", "tracking=off")
     result = train(compose([*overrides, *scale, *few, f"out={tmp_path / 'run'}"]))
-    assert [row[k] for k, row in enumerate(result["partition"]["counts"])] == [89] * 10
-    assert [row[10] for row in result["partition"]["counts"]] == [1] * 10
+    partition = Partition.load(tmp_path / "run" / "partition.json")
+    assert [len(kept) for kept in partition.calibration] == [20] * 10
+    assert [sum(row) for row in result["partition"]["counts"]] == [80] * 10
+    assert all(row[k] > 60 for k, row in enumerate(result["partition"]["counts"]))  # of 89
     for metric in ("auroc", "auroc_cifar100", "auroc_imagenet", "fe_imagenet", "me_calibrated_cifar100"):
         assert 0.2 < result["last"][metric]["mean"] < 0.95
     # What images share with drawn noise is no more than what they share with the densities.
