@@ -143,16 +143,16 @@ COMMANDS = {
     "predict": Command(
         predict,
         {
-            f"{_RUN} images=FOLDER [client=N] [out=DIR] [backbone.weights=FILE]": (
-                "score new images: CSV of scores and decisions, one heatmap an image"
+            f"{_RUN} images=FOLDER [client=N] [alpha=A] [product=NAME] [out=DIR] [backbone.weights=FILE]": (
+                "score new images: CSV of scores, p-values and decisions, one heatmap an image"
             )
         },
     ),
     "export": Command(
         export,
         {
-            f"{_RUN} [client=N] [format=onnx,pt2] [images=FOLDER] [out=DIR]": (
-                "write a trained detector with its threshold and model card, and check it against the live one"
+            f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [images=FOLDER] [out=DIR]": (
+                "write a trained detector with its decision rule and model card, and check it against the live one"
             )
         },
     ),

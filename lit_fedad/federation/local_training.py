@@ -76,11 +76,10 @@ def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
     return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-class Train(Exchange[Client, Server]):
-    """The exchange of most methods: clients receive `Server.broadcast`, train, and send `Client.send`."""
+class Answer(Exchange[Client, Server]):
+    """An exchange made of client and server: clients receive `Server.broadcast`, and answer with `Client.send`."""
 
-    name = "train"
-    trains = True
+    name = "answer"
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         """Returns the server's message to a client."""
@@ -93,10 +92,6 @@ class Train(Exchange[Client, Server]):
     def receive(self, client: Client, message: Message) -> None:
         """Passes the server's message to the client."""
         client.receive(message)
-
-    def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
-        """Trains the client by `fit`."""
-        return fit(client, loader, fabric)
 
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Returns the client's message."""
@@ -113,3 +108,14 @@ class Train(Exchange[Client, Server]):
     def aggregate(self, server: Server, updates: Mapping[int, Update]) -> None:
         """Passes the clients' updates to the server."""
         server.aggregate(updates)
+
+
+class Train(Answer):
+    """The exchange of most methods: an `Answer` before which clients train."""
+
+    name = "train"
+    trains = True
+
+    def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains the client by `fit`."""
+        return fit(client, loader, fabric)

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
-    Exchange,
     Exchanges,
     Free,
     Message,
@@ -29,6 +28,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
+from lit_fedad.federation.local_training import Answer
 from lit_fedad.guards.bounds import above
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.models.frozen_encoder import FrozenEncoder
@@ -39,6 +39,12 @@ _RARE = 1e-6  # share of classes that a client has never had
 
 _ABSENT = -1e6
 """Bias of classes that no image has shown."""
+
+
+class Statistics(Answer):
+    """The exchange in which clients send the statistics of a stage that has begun, if any."""
+
+    name = "statistics"
 
 
 class PrototypeStatisticsClient(Client):
@@ -160,6 +166,27 @@ class PrototypeStatisticsServer(Server):
         """Returns the classifier, the same to every client."""
         return self.classifier
 
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks that the counts are of the client's images, and that the covariance is one."""
+        for count, mean, within in _parts(update.message):
+            if int(count.sum()) != update.num_samples:
+                raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
+            check_covariance(within)
+            # Features have length 1: what their means leave of it is their variance.
+            length = within.trace() + (count / count.sum()) @ mean.square().sum(1)
+            if abs(float(length) - 1) > _LENGTH_TOLERANCE:
+                raise UserError(
+                    f"the client's features have a mean square length of {float(length):.3g}, not 1"
+                )
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Adds the statistics up, and computes the classifier if there are new ones."""
+        for update in updates.values():
+            for part in _parts(update.message):
+                self.add(*part)
+        if any(len(update.message["count"]) for update in updates.values()):
+            self.learn()
+
     def add(self, count: Tensor, mean: Tensor, within: Tensor) -> None:
         """Adds the statistics of further images: counts [K], means [K, C] and their covariance within classes [C, C].
 
@@ -185,53 +212,6 @@ class PrototypeStatisticsServer(Server):
         bias = -(weight * self.mean).sum(1) / 2
         bias = torch.where(self.count > 0, bias, _ABSENT)
         self.classifier = {"weight": weight.float()[None].contiguous(), "bias": bias.float()[None]}
-
-
-class Statistics(Exchange[PrototypeStatisticsClient, PrototypeStatisticsServer]):
-    """The exchange in which clients send the statistics of a stage that has begun, if any."""
-
-    name = "statistics"
-
-    def broadcast(self, server: PrototypeStatisticsServer, client_id: int) -> Message:
-        """Returns the classifier, if there is one yet."""
-        return server.broadcast(client_id)
-
-    def broadcast_spec(self, client: PrototypeStatisticsClient) -> MessageSpec:
-        """Declares the classifier."""
-        return client.broadcast_spec()
-
-    def receive(self, client: PrototypeStatisticsClient, message: Message) -> None:
-        """Loads the classifier."""
-        client.receive(message)
-
-    def send(self, client: PrototypeStatisticsClient, loader: DataLoader) -> Message:
-        """Returns new statistics."""
-        return client.send(loader)
-
-    def upload_spec(self, client: PrototypeStatisticsClient) -> MessageSpec:
-        """Declares new statistics."""
-        return client.upload_spec()
-
-    def validate(self, server: PrototypeStatisticsServer, client_id: int, update: Update) -> None:
-        """Checks that the counts are of the client's images, and that the covariance is one."""
-        for count, mean, within in _parts(update.message):
-            if int(count.sum()) != update.num_samples:
-                raise UserError(f"the client counts {int(count.sum())} images of its {update.num_samples}")
-            check_covariance(within)
-            # Features have length 1: what their means leave of it is their variance.
-            length = within.trace() + (count / count.sum()) @ mean.square().sum(1)
-            if abs(float(length) - 1) > _LENGTH_TOLERANCE:
-                raise UserError(
-                    f"the client's features have a mean square length of {float(length):.3g}, not 1"
-                )
-
-    def aggregate(self, server: PrototypeStatisticsServer, updates: Mapping[int, Update]) -> None:
-        """Adds the statistics up."""
-        for update in updates.values():
-            for part in _parts(update.message):
-                server.add(*part)
-        if any(len(update.message["count"]) for update in updates.values()):
-            server.learn()
 
 
 def _parts(message: Message) -> list[tuple[Tensor, Tensor, Tensor]]:

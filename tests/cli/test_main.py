@@ -186,7 +186,9 @@ def test_training_and_showing_it_again(say, tmp_path):
     status, out, err = say(*arguments)
     assert status == 0
     assert err == [
-        "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more"
+        "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more",
+        "warning: evaluation.alpha=0.01 needs 99 calibration images, and clients 0, 1 have at most 20: what cannot be"
+        " promised is not called anomalous; give a larger evaluation.alpha, or more images",
     ]
     assert any(line.startswith("round  1/1") for line in out)
     status, out, err = say(*arguments)
@@ -219,11 +221,13 @@ def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
     monkeypatch.setattr(exporting, "export", lambda *given: called.append(given))
     say("evaluate", "run=r", "data.root=/a=b")
     say("predict", "images=i", "run=r", "client=2", "backbone.weights=w")
-    say("export", "run=r", "format=pt2", "out=")
+    say("predict", "images=i", "run=r", "alpha=.05", "product=screw")
+    say("export", "run=r", "format=pt2", "out=", "product=screw")
     assert called == [
         ("r", {"data.root": "/a=b"}),
-        ("r", "i", 2, None, {"backbone.weights": "w"}),
-        ("r", None, ("pt2",), None, None, {}),
+        ("r", "i", 2, None, None, None, {"backbone.weights": "w"}),
+        ("r", "i", None, None, 0.05, "screw", {}),
+        ("r", None, ("pt2",), None, None, "screw", {}),
     ]
 
 

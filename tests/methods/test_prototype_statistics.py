@@ -8,11 +8,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.errors import UserError
-from lit_fedad.methods.prototype_statistics import (
-    PrototypeStatisticsClient,
-    PrototypeStatisticsServer,
-    Statistics,
-)
+from lit_fedad.methods.prototype_statistics import PrototypeStatisticsClient, PrototypeStatisticsServer
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -123,6 +119,6 @@ def test_statistics_that_cannot_be_are_refused(change, said):
     client = PrototypeStatisticsClient(make_task())
     server = PrototypeStatisticsServer(client)
     message = client.send(labelled(6))
-    Statistics().validate(server, 0, Update(message, 6))
+    server.validate(0, Update(message, 6))
     with pytest.raises(UserError, match=said):
-        Statistics().validate(server, 0, Update({**message, **change}, 6))
+        server.validate(0, Update({**message, **change}, 6))
