@@ -307,10 +307,10 @@ class EnsembleDistillation:
             task.load_state_dict(weights, strict=False)
             with _precision(fabric):
                 features = torch.cat([task(as_batch(task, part)) for part in images.split(500)])
-                z = task.project(features)
-            rows.append(z)
+                rows.append(task.project(features))
+                represented = task.represent(features)
             known = len(task.densities) > 0
-            scores.append(task.densities(task.represent(features)) if known else torch.zeros_like(z[:, 0]))
+            scores.append(task.densities(represented) if known else torch.zeros_like(represented[:, 0]))
         if self.weighting == "uniform":
             return torch.stack(rows), torch.full((len(rows),), 1 / len(rows), device=images.device)
         return torch.stack(rows), teacher_weights(torch.stack(scores))
