@@ -16,6 +16,30 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
 
 
+def image_groups(samples: Sequence[Sample | LabelledImage], group: str | None) -> list[str]:
+    """Returns the name of each image's group: images of one group are never divided between training and calibration.
+
+    Args:
+        samples: The images.
+        group: Regular expression: what it finds in an image's path is the group's name; None where every image is a
+            group of its own.
+
+    Raises:
+        UserError: If the expression is none, or a path lacks it, or the images have no paths.
+    """
+    if group is None:
+        return [str(number) for number in range(len(samples))]
+    try:
+        found = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
+    except re.error as error:
+        raise UserError(f"calibration.group='{group}' is no regular expression: {error}") from error
+    if len(found) < len(samples):
+        raise UserError(f"calibration.group='{group}': these images are no files; leave it out")
+    if lost := next((sample for sample, match in zip(samples, found, strict=True) if match is None), None):
+        raise UserError(f"calibration.group='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
+    return [match.group(0) for match in found if match is not None]
+
+
 def hold_out(
     partition: Partition, images: Images, share: float, seed: int, group: str | None = None
 ) -> Partition:
@@ -35,9 +59,9 @@ def hold_out(
     Raises:
         UserError: If the expression is none, or the images have no paths to look for it.
     """
+    groups = image_groups(images.train, group)
     if not share or partition.calibration:
         return partition
-    groups = _groups(images.train, group)
     stages, calibration = [], []
     for client, own in enumerate(partition.by_stage):
         draw = numpy_generator(seed, "hold-out", client)
@@ -73,17 +97,3 @@ def _held_out(
                 break
             held.update(own)
     return held
-
-
-def _groups(samples: Sequence[Sample | LabelledImage], group: str | None) -> list[str]:
-    if group is None:
-        return [str(number) for number in range(len(samples))]
-    try:
-        found = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
-    except re.error as error:
-        raise UserError(f"calibration.group='{group}' is no regular expression: {error}") from error
-    if len(found) < len(samples):
-        raise UserError(f"calibration.group='{group}': these images are no files; leave it out")
-    if lost := next((sample for sample, match in zip(samples, found, strict=True) if match is None), None):
-        raise UserError(f"calibration.group='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
-    return [match.group(0) for match in found if match is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from lit_fedad.contracts import Client
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.datamodule import FederatedDataModule
+from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.errors import UserError
@@ -34,6 +36,10 @@ class CalibrationScores:
         fabric: Moves batches and sets precision.
         folds: Number of folds.
         seed: Seed of the folds.
+        group: Regular expression of images that stay in one fold (`image_groups`); None for none.
+
+    Raises:
+        UserError: If the expression does not fit the images.
     """
 
     def __init__(
@@ -44,7 +50,9 @@ class CalibrationScores:
         fabric: Fabric,
         folds: int = 5,
         seed: int = 0,
+        group: str | None = None,
     ) -> None:
+        self.groups = image_groups(images.train, group)
         self.images, self.partition, self.module, self.fabric = images, partition, module, fabric
         self.folds, self.seed = folds, seed
 
@@ -63,14 +71,19 @@ class CalibrationScores:
 
     def _scores_by_fold(self, client: Client, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
-        order = numpy_generator(self.seed, "calibration folds", number).permutation(len(indices))
+        members: dict[str, list[int]] = {}
+        for place, index in enumerate(indices):
+            members.setdefault(self.groups[index], []).append(place)
+        groups = list(members.values())
+        order = numpy_generator(self.seed, "calibration folds", number).permutation(len(groups))
         names = client.task.local_buffers
         whole = {name: getattr(client.task, name) for name in names}
-        for places in np.array_split(order, min(self.folds, len(indices))):
-            fold = [indices[place] for place in sorted(places)]
+        for chosen in np.array_split(order, min(self.folds, len(groups))):
+            places = sorted(chain.from_iterable(groups[group] for group in chosen))
+            fold = [indices[place] for place in places]
             try:
                 client.leave_out(self.module.normal_loader(fold))
-                scores[sorted(places)] = self._scores(client, fold)
+                scores[places] = self._scores(client, fold)
             except UserError:
                 continue  # without this fold there is no model: its images cannot be scored
             finally:

@@ -63,8 +63,8 @@ def calibration_scores(
     config: Config, images: Images, partition: Partition, module: FederatedDataModule, fabric: Fabric
 ) -> CalibrationScores:
     """Builds the function that counts a client's calibration scores."""
-    folds = config["calibration"]["folds"]
-    return CalibrationScores(images, partition, module, fabric, folds, config["seed"])
+    folds, group = config["calibration"]["folds"], config["calibration"]["group"]
+    return CalibrationScores(images, partition, module, fabric, folds, config["seed"], group)
 
 
 def judge(run: Run) -> None:

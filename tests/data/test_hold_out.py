@@ -79,6 +79,7 @@ def test_an_image_that_trains_cannot_calibrate(tmp_path):
 @pytest.mark.parametrize(
     ("group", "said"), [("(", "is no regular expression"), ("lot", "is not found in /data/p0/patient0_0.png")]
 )
-def test_groups_that_are_none_are_refused(group, said):
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_groups_that_are_none_are_refused(group, said, share):
     with pytest.raises(UserError, match=said):
-        hold_out(Partition((tuple(range(3)),)), images(3), 0.5, 0, group)
+        hold_out(Partition((tuple(range(3)),)), images(3), share, 0, group)

@@ -64,6 +64,17 @@ def test_with_a_fold_an_image_the_model_is_that_of_all_others():
     }
 
 
+def test_images_of_a_group_are_left_out_together():
+    owner = [0, 0, 1, 1, 1, 2, 0]
+    samples = tuple(Sample(Path(f"patient{one}/{n}.png"), "nut") for n, one in enumerate(owner))
+    images, partition = ImageSet("drawn", samples, ()), Partition((tuple(range(7)),))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    scores = CalibrationScores(images, partition, Module(), fabric, 100, group=r"patient\d+")
+    groups = {one: sum(float(VALUES[n]) for n in range(7) if owner[n] == one) for one in owner}
+    alone = [abs(float(VALUES.sum()) - groups[owner[n]] - float(VALUES[n])) for n in range(7)]
+    assert scores(Sums(), 0)["nut"].to_json() == counts(alone)
+
+
 def test_every_image_is_scored_once_and_the_model_is_whole_again():
     client = Sums()
     found = scores_of(Partition((tuple(range(7)),)), client, folds=3)
