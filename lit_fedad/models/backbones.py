@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lit_fedad.errors import UserError
 from lit_fedad.models import resnetv2_gluon as resnetv2_gluon  # registers its model with timm
+from lit_fedad.models.transformer_blocks import TransformerBlocks, dynamic_size
 
 HUB_TIMEOUT = 5.0  # seconds; a hub out of reach is noticed within twice this
 
@@ -34,7 +35,8 @@ class FeaturePyramid(nn.Module):
     behind the last used layer is not kept.
 
     Args:
-        features: timm feature extractor: images ``[B, 3, H, W]`` to a list of maps ``[B, C_l, H_l, W_l]``.
+        features: timm feature extractor, or blocks of a transformer: images ``[B, 3, H, W]`` to a list of maps
+            ``[B, C_l, H_l, W_l]``.
         name: Name of the timm model.
         layers: The used layers, as timm counts them.
         weights: Weights as configured.
@@ -59,6 +61,8 @@ class FeaturePyramid(nn.Module):
             "taken": taken,
             "sha256": self.fingerprint,
         }
+        config = features.model.pretrained_cfg
+        self._fixed_size = bool(config.get("fixed_input_size")) and not dynamic_size(name)
         # On a CPU the convolutions are up to twice as fast in this layout.
         self.features: nn.Module = features.to(memory_format=torch.channels_last)
         self.requires_grad_(False).eval()
@@ -70,8 +74,21 @@ class FeaturePyramid(nn.Module):
     # Not inference_mode: its tensors could not enter the graph of a head that is trained on them.
     @torch.no_grad()
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor a layer."""
-        maps = self.features(images.contiguous(memory_format=torch.channels_last))
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor a layer.
+
+        Raises:
+            UserError: If the model takes no images of this size, such as no multiple of a transformer's patch.
+        """
+        try:
+            maps = self.features(images.contiguous(memory_format=torch.channels_last))
+        except (AssertionError, RuntimeError) as error:
+            if isinstance(error, AssertionError) or self._fixed_size:
+                size = f"{images.shape[-2]} x {images.shape[-1]} pixels"
+                raise UserError(
+                    f"backbone {self.provenance['name']!r} takes no images of {size} ({_line(error)}): give another"
+                    " image.size"
+                ) from error
+            raise
         return [features.contiguous() for features in maps]
 
 
@@ -86,7 +103,7 @@ def create_backbone(
     Args:
         name: timm model, with a tag where one set of its weights is meant (``"wide_resnet50_2.tv_in1k"``).
         layers: Feature levels as timm counts them, in rising order; for ResNets 0 is the stem, 1 to 4 are the
-            stages.
+            stages; for transformers they are the blocks, from 0.
         weights: ``"imagenet"`` downloads timm's; ``"own"`` takes the library's own, of ``resnet10t``; ``"auto"``
             downloads where it can and otherwise takes the library's own model in place of ``name``, with a
             warning; ``"random"`` draws them from ``seed``; anything else is a file: a state dict in ``.pth``,
@@ -191,12 +208,15 @@ def _check_own(name: str, layers: tuple[int, ...]) -> None:
 
 def _build(name: str, layers: tuple[int, ...], seed: int, hub_file: Path | None) -> Any:
     """Builds timm's feature extractor, cut behind the last used layer; the global random state stays."""
-    options: dict[str, Any] = {"features_only": True, "feature_cls": "getter", "out_indices": layers}
+    options: dict[str, Any] = {}
     if hub_file is not None:
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(hub_file)}}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
+            if any_size := dynamic_size(name):
+                return TransformerBlocks(timm.create_model(name, **options, **any_size), layers)
+            options |= {"features_only": True, "feature_cls": "getter", "out_indices": layers}
             return timm.create_model(name, **options)
         except safetensors.SafetensorError as error:
             hint = f"({_line(error)}): delete it, or {_INSTEAD}"
