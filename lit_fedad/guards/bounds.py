@@ -75,5 +75,6 @@ def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
     """
     given = (value, value) if isinstance(value, int) else tuple(value)
     if len(given) != 2 or not all(type(number) is int and number >= 1 for number in given):
-        raise UserError(f"{key}={value} must be at least 1, or two such whole numbers, [height,width]")
+        form = "" if isinstance(value, int) else "two whole numbers, [height,width], of "
+        raise UserError(f"{key}={value} must be {form}at least 1")
     return given[0], given[1]

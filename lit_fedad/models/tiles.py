@@ -170,7 +170,8 @@ def _check(size: tuple[int, int], tile: int, overlap: int, unit: int) -> None:
         raise UserError(f"image.overlap={overlap} must be smaller than image.tile={tile}")
     for key, value in (("tile", tile), ("overlap", overlap), ("size", size[0]), ("size", size[1])):
         if value % unit:
+            near = dict.fromkeys((value // unit * unit or unit, -(-value // unit) * unit))
             raise UserError(
                 f"image.{key}={value}: with image.tile the backbone's largest stride, {unit}, must divide image.size,"
-                f" image.tile and image.overlap; give {value // unit * unit or unit} or {-(-value // unit) * unit}"
+                f" image.tile and image.overlap; give {' or '.join(map(str, near))}"
             )

@@ -21,6 +21,9 @@ from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
 
+MOST_PATCHES = 1024
+"""Largest number of patches along a side of an image: above any use, below what fills the memory at once."""
+
 
 class PatchTask(StandardisedTask):
     """A task on the patch features of a frozen backbone.
@@ -222,4 +225,9 @@ def _grid(size: tuple[int, int], grid: int, tile: int | None) -> tuple[int, int]
     """Returns rows and columns of square patches, of which ``grid`` lie along a tile or the short side."""
     side = tile or min(size)
     rows, columns = (max(1, round(pixels * grid / side)) for pixels in size)
+    if max(rows, columns) > MOST_PATCHES:
+        raise UserError(
+            f"task.grid={grid}: images of {size[0]} x {size[1]} pixels would have {rows} x {columns} patches; give a"
+            f" smaller grid, for at most {MOST_PATCHES} a side"
+        )
     return rows, columns
