@@ -1,10 +1,11 @@
-"""Measures what tiles find in large images that are mosaics of small photographs, one of which may have a defect.
+"""Measures what tiles find in large images of a photographed texture, in which a small disc shows another one.
 
-    python scripts/measure_tiles.py root=PRODUCT weights=FILE [out=DIR] [defects=blowhole,break] [images=8]
+    python scripts/measure_tiles.py weights=FILE [out=DIR] [forms=strip,square] [images=8] [seed=0]
 
-``PRODUCT`` is a product folder in MVTec layout with masks, ``FILE`` the weights of ResNet-18. Strips of 1,200 x 400
-pixels and squares of 2,048 are put together, in whose test images one photograph has a defect of 14 to 26 pixels. Each
-form is scored as a whole at 256 pixels and in tiles of 256, by ordinary runs of ``method=federated_subspace``.
+Textures are photographs that ship inside scikit-image, mirrored at their edges to strips of 1,200 x 400 pixels and
+squares of 2,048. Training and test images come from different halves of the photograph. The disc is 20 pixels wide, and
+has mean and contrast of what it replaces. Each form is scored as a whole at 256 pixels and in tiles of 256, by ordinary
+runs of ``method=federated_subspace``; ``FILE`` holds the weights of ResNet-18.
 """
 
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import skimage.data
 from PIL import Image
 
 from lit_fedad.config import compose
@@ -22,8 +24,9 @@ from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width
-DEFECT = (14, 26)  # pixels of the longer side of a defect
-RIM = 16  # pixels between the photograph with the defect and the edge of its mosaic
+NORMAL, FOREIGN = "gravel", "grass"
+DEFECT = 20  # pixels across
+RIM = 64  # pixels between the disc and the edge of the image
 
 
 @dataclass(frozen=True)
@@ -31,96 +34,78 @@ class Options:
     """Options of this script.
 
     Attributes:
-        root: Product folder of the photographs.
         weights: File of ResNet-18's weights.
-        out: Folder of mosaics and runs.
-        defects: Kinds of defects to take.
+        out: Folder of images and runs.
+        forms: Keys of `FORMS`.
         images: Training images, normal test images and anomalous test images of a form, each.
-        seed: Seed of the mosaics and of the runs.
+        seed: Seed of the images and of the runs.
     """
 
-    root: str
     weights: str
     out: str = "outputs/tiles"
-    defects: tuple[str, ...] = ("blowhole", "break")
+    forms: tuple[str, ...] = tuple(FORMS)
     images: int = 8
     seed: int = 0
 
 
-def small_defects(root: Path, kinds: tuple[str, ...]) -> list[tuple[Path, Path]]:
-    """Lists images and masks of defects of the wanted size."""
-    found = []
-    for mask in sorted(path for kind in kinds for path in (root / "ground_truth" / kind).iterdir()):
-        marked = np.nonzero(np.asarray(Image.open(mask).convert("L")))
-        sides = [np.ptp(places) + 1 for places in marked if len(places)]
-        (image,) = (root / "test" / mask.parent.name).glob(f"{mask.stem.removesuffix('_mask')}.*")
-        if sides and DEFECT[0] <= max(sides) <= DEFECT[1]:
-            found.append((image, mask))
-    return found
+def texture(half: np.ndarray, shape: tuple[int, int], draw: np.random.Generator) -> np.ndarray:
+    """Mirrors a photograph to an image of a shape, from a random place on."""
+    start = [int(draw.integers(0, side)) for side in half.shape]
+    ends = [
+        max(0, begin + pixels - side) for begin, pixels, side in zip(start, shape, half.shape, strict=True)
+    ]
+    whole = np.pad(half, [(0, end) for end in ends], mode="symmetric")
+    return whole[start[0] : start[0] + shape[0], start[1] : start[1] + shape[1]].copy()
 
 
-def mosaic(
-    photographs: list[Path], shape: tuple[int, int], draw: np.random.Generator, odd: tuple[Path, Path] | None
-) -> tuple[Image.Image, Image.Image]:
-    """Puts photographs together in random order, and one with a defect among them; returns image and mask."""
-    side = Image.open(photographs[0]).height
-    rows, columns = (-(-pixels // side) + 1 for pixels in shape)
-    left, top = (int(draw.integers(0, side)) for _ in range(2))
-    whole, mask = (Image.new("L", (columns * side, rows * side)) for _ in range(2))
-    chosen = draw.choice(len(photographs), rows * columns)
-    for cell, number in enumerate(chosen):
-        whole.paste(
-            Image.open(photographs[number]).convert("L"), (cell % columns * side, cell // columns * side)
-        )
-    if odd is not None:
-        inner = [
-            (x * side, y * side)
-            for y in range(rows)
-            for x in range(columns)
-            if left + RIM <= x * side <= left + shape[1] - side - RIM
-            and top + RIM <= y * side <= top + shape[0] - side - RIM
-        ]
-        if not inner:  # a strip is hardly higher than a photograph: its row is put inside
-            top, inner = side - (shape[0] - side) // 2, [(side * (columns // 2), side)]
-        place = inner[int(draw.integers(len(inner)))]
-        whole.paste(Image.open(odd[0]).convert("L"), place)
-        mask.paste(Image.open(odd[1]).convert("L").point(lambda value: 255 * (value > 0)), place)
-    box = (left, top, left + shape[1], top + shape[0])
-    return whole.crop(box), mask.crop(box)
+def add_disc(image: np.ndarray, foreign: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Replaces a disc of an image by another texture of the same mean and contrast; returns the mask."""
+    top, left = (int(draw.integers(RIM, side - RIM - DEFECT)) for side in image.shape)
+    place = slice(top, top + DEFECT), slice(left, left + DEFECT)
+    up, across = (int(draw.integers(0, side - DEFECT)) for side in foreign.shape)
+    patch = foreign[up : up + DEFECT, across : across + DEFECT].astype(float)
+    patch = (patch - patch.mean()) / patch.std() * image[place].std() + image[place].mean()
+    y, x = np.mgrid[:DEFECT, :DEFECT] - (DEFECT - 1) / 2
+    inside = y**2 + x**2 <= (DEFECT / 2) ** 2
+    image[place] = np.where(inside, patch.clip(0, 255), image[place]).astype(np.uint8)
+    mask = np.zeros(image.shape, np.uint8)
+    mask[place] = 255 * inside
+    return mask
 
 
 def draw_set(options: Options, form: str, folder: Path) -> None:
-    """Writes the mosaics of one form in MVTec layout, unless they are there."""
+    """Writes the images of one form in MVTec layout, unless they are there."""
     if folder.exists():
         return
-    root, draw = Path(options.root), np.random.default_rng(options.seed)
-    odd = small_defects(root, options.defects)
-    normal = {part: sorted((root / part / "good").iterdir()) for part in ("train", "test")}
-    picked = [odd[number] for number in draw.choice(len(odd), options.images, replace=False)]
-    parts = [("train", "good", None)] * options.images + [("test", "good", None)] * options.images
-    for number, (part, kind, defect) in enumerate([*parts, *(("test", "small", pair) for pair in picked)]):
-        image, mask = mosaic(normal[part], FORMS[form], draw, defect)
-        path = folder / part / kind / f"{number:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path)
-        if defect is not None:
-            path = folder / "ground_truth" / kind / f"{number:03}_mask.png"
+    draw = np.random.default_rng(options.seed)
+    photograph, foreign = (np.asarray(getattr(skimage.data, name)()) for name in (NORMAL, FOREIGN))
+    middle = photograph.shape[1] // 2
+    halves = {"train": photograph[:, :middle], "test": photograph[:, middle:]}
+    kinds = [("train", "good"), ("test", "good"), ("test", "disc")]
+    for number, (part, kind) in enumerate(kind for kind in kinds for _ in range(options.images)):
+        image = texture(halves[part], FORMS[form], draw)
+        files = {folder / part / kind / f"{number:03}.png": image}
+        if kind == "disc":
+            files[folder / "ground_truth" / kind / f"{number:03}_mask.png"] = add_disc(image, foreign, draw)
+        for path, pixels in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            mask.save(path)
+            Image.fromarray(pixels).save(path)
 
 
 def measure(options: Options) -> list[dict[str, str]]:
-    """Makes mosaics and runs, and returns a row of the table for each run.
+    """Makes images and runs, and returns a row of the table for each run.
 
     Args:
-        options: What is measured, and where mosaics and runs lie.
+        options: What is measured, and where images and runs lie.
 
     Raises:
         UserError: As a run does.
     """
+    if unknown := set(options.forms) - set(FORMS):
+        raise UserError(f"forms={','.join(options.forms)}: '{min(unknown)}' is none of {', '.join(FORMS)}")
     rows = []
-    for form, (height, width) in FORMS.items():
-        out = Path(options.out)
+    for form in options.forms:
+        (height, width), out = FORMS[form], Path(options.out)
         draw_set(options, form, out / "data" / form)
         geometries = {
             "whole": ["image.size=256"],

@@ -42,9 +42,13 @@ def tiled(config: Config, backbone: FeaturePyramid) -> Backbone:
     """Returns the backbone, or one that sees images tile by tile.
 
     Raises:
-        UserError: If the image cannot be cut so.
+        UserError: If the image cannot be cut so, or the backbone does not say its strides.
     """
     image = config["image"]
     if image.get("tile") is None:
         return backbone
+    if not hasattr(backbone, "strides"):
+        raise UserError(
+            f"image.tile={image['tile']}: {type(backbone).__name__} does not say its strides; give another backbone"
+        )
     return TiledPyramid(backbone, pair("image.size", image["size"]), image["tile"], image.get("overlap"))

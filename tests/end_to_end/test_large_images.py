@@ -21,7 +21,7 @@ from lit_fedad.tasks.subspace import Subspace
 COMMON = (
     "method=federated_subspace", "debug=seconds", "backbone=own", "backbone.weights=own", "tracking=off", "rounds=0",
     "data=mvtec_mixture", "data.products=[cloth]", "data.train_per_product=null", "data.test_per_product=null",
-    "cache.enabled=false", "batch_size=2", "evaluation.batch_size=2", "task.sigma=2",
+    "batch_size=2", "evaluation.batch_size=2", "evaluation.pictures=0", "task.sigma=2",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def draw_cloths(root, shape, side):
 
 def scored(home, root, *overrides):
     """The last metrics of a run, by mean over its clients."""
-    config = compose([*COMMON, f"data.root={root}", f"out={home}", *overrides])
+    config = compose([*COMMON, f"data.root={root}", f"out={home}", f"cache.folder={root}", *overrides])
     return {key: value["mean"] for key, value in train(config, quiet=True)["last"].items() if key != "round"}
 
 
@@ -124,19 +124,19 @@ def test_predict_scores_tiles_and_draws_heatmaps_of_the_images_shape(strip_run, 
         assert Image.open(tmp_path / row["heatmap"]).size == (96, 64)
 
 
-@pytest.mark.parametrize("format", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_the_exported_graph_cuts_the_tiles_itself(strip_run, tmp_path, format):
-    if format == "onnx":
+@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_the_exported_graph_cuts_the_tiles_itself(strip_run, tmp_path, kind):
+    if kind == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
     images = strip_run.parent / "data" / "cloth" / "test"
     # Compares the file with the live detector, and refuses differences.
-    export(str(strip_run), formats=(format,), images=str(images), out=str(tmp_path))
+    export(str(strip_run), formats=(kind,), images=str(images), out=str(tmp_path))
     assert json.loads((tmp_path / "preprocessing.json").read_text())["size"] == [64, 96]
     card = (tmp_path / "model_card.md").read_text()
     assert "[B, 3, 64, 96]" in card
     assert "cutting images into overlapping tiles of 32 pixels too" in card
-    if format == "pt2":
+    if kind == "pt2":
         names = {}
         photograph = images / "weave" / "0.png"
         block = card.split("```python\n")[1].split("```")[0]
