@@ -29,6 +29,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.text import redact, redacted
 
 Config = dict[str, Any]
@@ -39,6 +40,9 @@ _CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
 _JUDGEMENT = ("alpha", "pictures", "batch_size")
 
+TILING = ("tile", "overlap")
+"""Keys of the image that say how it is cut into tiles."""
+
 # Smallest and largest numbers; the largest sides are above any use, and below what fills the memory at once.
 _RANGES: dict[str, tuple[float, float]] = {
     "rounds": (0, math.inf),
@@ -46,6 +50,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "grid": (1, 1024),
     "image.size": (1, 8192),
     "image.resize": (1, 8192),
+    "image.tile": (1, 8192),
+    "image.overlap": (0, 8192),
     "image.channels": (1, 3),
     "evaluation.every": (1, math.inf),
     "evaluation.batch_size": (1, math.inf),
@@ -57,7 +63,10 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 # Types of keys whose default value does not tell them.
 _TYPES: dict[str, Any] = {
+    "image.size": int | list,
     "image.resize": int | None,
+    "image.tile": int | None,
+    "image.overlap": int | None,
     "evaluation.alpha": float | list,
     "calibration.share": float | None,
     "calibration.by": typing.Literal["product", "client"],
@@ -134,6 +143,9 @@ def identity(config: Config) -> str:
     # Cached features are in half precision: a run without the cache ends with other last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
+    image = config.get("image", {})
+    if image.get("tile") is None:  # nothing is tiled: a run is the same as before there were these keys
+        decisive["image"] = {key: value for key, value in image.items() if key not in TILING}
     evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in _JUDGEMENT}
     return _hash({**decisive, "evaluation": evaluation})
 
@@ -314,7 +326,8 @@ def _check_root(config: Config) -> None:
     for key, (least, most) in _RANGES.items():
         section_name, _, leaf = key.rpartition(".")
         value = (config[section_name] if section_name else config).get(leaf)
-        if value is not None and not least <= value <= most:
+        numbers = pair(key, value) if isinstance(value, list) else () if value is None else (value,)
+        if not all(least <= number <= most for number in numbers):
             bound = f"at least {least}" if most == math.inf else f"in [{least}, {most}]"
             raise UserError(f"{key}={value} must be {bound}")
 

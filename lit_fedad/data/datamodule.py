@@ -1,5 +1,6 @@
 """Batches of the clients' training images and of the test set, for Fabric and for a plain Trainer."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
@@ -18,13 +19,13 @@ class Batch(TypedDict, total=False):
     """Batch of a loader: images or their features, never both.
 
     Attributes:
-        image: Normalised images, float32 ``[B, C, S, S]``; C is 1 for grey, else 3. Of frozen encoders the images'
+        image: Normalised images, float32 ``[B, C, H, W]``; C is 1 for grey, else 3. Of frozen encoders the images'
             features, float32 ``[B, C]``.
         views: Features of random views of every rotation of the images, float32 ``[B, 4, V, C]``; only where a loss
             needs them.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
-        mask: 1 on anomalous pixels, uint8 ``[B, S, S]``; absent unless asked for.
+        mask: 1 on anomalous pixels, uint8 ``[B, H, W]``; absent unless asked for.
         index: Position in the data set, int64 ``[B]``.
         category: Position of the class or anomaly set in the image set's ``categories``, int64 ``[B]``; only where
             classes stand behind the two labels.
@@ -50,7 +51,7 @@ class Targets:
 
     def __init__(self, samples: Sequence[Sample], transform: ImageTransform, with_masks: bool) -> None:
         self._labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
-        self._size = transform.size
+        self._shape = transform.shape
         self._masks: np.ndarray | None = None
         if with_masks:
             masks = [np.packbits(transform.mask(sample.mask, sample.path).numpy()) for sample in samples]
@@ -61,8 +62,8 @@ class Targets:
         index = torch.as_tensor(indices, dtype=torch.int64)
         batch = Batch(label=self._labels[index], index=index)
         if self._masks is not None:
-            bits = np.unpackbits(self._masks[index.numpy()], axis=1, count=self._size**2)
-            batch["mask"] = torch.from_numpy(bits.reshape(-1, self._size, self._size))
+            bits = np.unpackbits(self._masks[index.numpy()], axis=1, count=math.prod(self._shape))
+            batch["mask"] = torch.from_numpy(bits.reshape(-1, *self._shape))
         return batch
 
 

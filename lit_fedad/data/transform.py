@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import pair
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -33,21 +34,21 @@ class ImageTransform:
     """Resizes (bicubic), crops and normalises images; masks follow with nearest-neighbour sampling.
 
     Attributes:
-        size: Side of the square output in pixels.
-        fit: How an image becomes square. ``"squeeze"`` resizes both sides; ``"pad"`` the long side, with black beside
-            the image; ``"crop"`` the short side, of which only the centre is kept: what lies outside, a defect perhaps,
-            is never seen.
-        resize: Length of the short side before the crop; None for ``size``.
+        size: Side of the square output in pixels, or its height and width.
+        fit: How an image gets this shape. ``"squeeze"`` resizes both sides; ``"pad"`` keeps their ratio, with black
+            beside the image; ``"crop"`` keeps it too, and only the centre of the image: what lies outside, a defect
+            perhaps, is never seen.
+        resize: Length of the short side before the crop to a square; None for ``size``.
         mean: Mean of the red, green and blue channel in [0, 1], or of grey; see `each_channel`.
         std: Standard deviation of the channels.
         channels: 3 for colours, 1 for grey.
 
     Raises:
-        UserError: A size is not positive, the crop is larger than the resized image or there is none, ``channels`` is
-            another number, or ``mean`` and ``std`` do not fit it.
+        UserError: A size is not positive, the crop is larger than the resized image, is no square or there is none,
+            ``channels`` is another number, or ``mean`` and ``std`` do not fit it.
     """
 
-    size: int
+    size: int | Sequence[int]
     resize: int | None = None
     fit: Fit = "squeeze"
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -55,23 +56,33 @@ class ImageTransform:
     channels: int = field(default=3, repr=False)  # there are as many means, which the fingerprint names
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UserError(f"transform size={self.size}: give a positive number of pixels")
+        height, width = pair("image.size", self.size)
+        # One spelling makes one fingerprint.
+        object.__setattr__(self, "size", height if height == width else (height, width))
         if self.fit not in get_args(Fit):
             raise UserError(f"image.fit={self.fit}: give {', '.join(get_args(Fit))}")
         if self.resize is not None and self.fit != "crop":
             raise UserError(f"image.resize={self.resize} belongs to image.fit=crop, not to {self.fit}")
-        if self.resize is not None and self.resize < self.size:
+        if self.resize is not None and height != width:
+            raise UserError(
+                f"image.resize={self.resize} is for square crops, not for image.size=[{height},{width}]; leave it out"
+            )
+        if self.resize is not None and self.resize < height:
             raise UserError(
                 f"transform resize={self.resize} is below size={self.size}, the side of the crop;"
                 " raise resize, or leave it out"
             )
         if self.channels not in (1, 3):
             raise UserError(f"transform channels={self.channels}: give 3, or 1 for grey images")
-        # Configurations hand over lists and whole numbers: one spelling makes one fingerprint.
+        # Configurations hand over lists and whole numbers.
         mean, std = each_channel("transform", self.mean, self.std, self.channels)
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the output in pixels."""
+        return pair("image.size", self.size)
 
     @property
     def fingerprint(self) -> str:
@@ -82,14 +93,14 @@ class ImageTransform:
         """Reads and normalises an image.
 
         Returns:
-            Normalised image, float32 [channels, size, size].
+            Normalised image, float32 [channels, H, W].
 
         Raises:
             UserError: The file cannot be read as an image.
         """
         image = _to_rgb(_open(path), path)
         pixels = self._fit(image if self.channels == 3 else image.convert("L"), InterpolationMode.BICUBIC)
-        scaled = pixels.view(self.size, self.size, self.channels).permute(2, 0, 1) / 255
+        scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (scaled - mean) / std
 
@@ -97,7 +108,7 @@ class ImageTransform:
         """Reads an image for figures: the same geometry without normalisation.
 
         Returns:
-            RGB image, uint8 [size, size, 3].
+            RGB image, uint8 [H, W, 3].
 
         Raises:
             UserError: The file cannot be read as an image.
@@ -114,13 +125,13 @@ class ImageTransform:
             image_path: The image it belongs to, whose size it must have.
 
         Returns:
-            1 where the pixel is anomalous, uint8 [size, size].
+            1 where the pixel is anomalous, uint8 [H, W].
 
         Raises:
             UserError: The file cannot be read, or its size is not that of the image.
         """
         if path is None:
-            return torch.zeros(self.size, self.size, dtype=torch.uint8)
+            return torch.zeros(self.shape, dtype=torch.uint8)
         mask, image_size = _open(path), _open(image_path).size
         if mask.size != image_size:
             raise UserError(
@@ -134,15 +145,19 @@ class ImageTransform:
         return self._fit(Image.fromarray(anomalous.astype(np.uint8)), InterpolationMode.NEAREST)
 
     def _fit(self, image: Image.Image, interpolation: InterpolationMode) -> Tensor:
-        """The geometry, the same for images and masks: uint8 [size, size] or [size, size, channels]."""
-        square = [self.size, self.size]
-        if self.fit == "crop":
-            image = tvf.center_crop(tvf.resize(image, [self.resize or self.size], interpolation), square)
-        elif self.fit == "pad":
-            # center_crop pads what is smaller than the crop with zeros.
-            image = tvf.center_crop(tvf.resize(image, None, interpolation, max_size=self.size), square)
+        """The geometry, the same for images and masks: uint8 [H, W] or [H, W, channels]."""
+        shape = list(self.shape)
+        if self.fit == "squeeze":
+            return torch.from_numpy(np.array(tvf.resize(image, shape, interpolation)))
+        height, width = (self.resize, self.resize) if self.resize else shape
+        # The ratio of the sides is kept: either the height decides, or the width.
+        by_height = (height * image.width <= width * image.height) == (self.fit == "pad")
+        if by_height:
+            width = max(1, int(height * image.width / image.height))
         else:
-            image = tvf.resize(image, square, interpolation)
+            height = max(1, int(width * image.height / image.width))
+        # center_crop pads what is smaller than the crop with zeros.
+        image = tvf.center_crop(tvf.resize(image, [height, width], interpolation), shape)
         return torch.from_numpy(np.array(image))
 
 

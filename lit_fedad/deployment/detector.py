@@ -47,10 +47,10 @@ class Detector(nn.Module):
         """Normalises pixels to the input of the task.
 
         Args:
-            pixels: Float32 in 0 .. 1 [B, C, S, S].
+            pixels: Float32 in 0 .. 1 [B, C, H, W].
 
         Returns:
-            Images [B, C, S, S].
+            Images [B, C, H, W].
         """
         return (pixels - self.pixel_mean) / self.pixel_std
 
@@ -78,10 +78,10 @@ class Detector(nn.Module):
         """Predicts images.
 
         Args:
-            pixels: Float32 in 0 .. 1 [B, C, S, S], at the run's image size.
+            pixels: Float32 in 0 .. 1 [B, C, H, W], at the run's image size.
 
         Returns:
-            ``image_score`` [B], ``anomaly_map`` [B, S, S] of tasks that localise, ``p_value`` [B] and ``decision``,
+            ``image_score`` [B], ``anomaly_map`` [B, H, W] of tasks that localise, ``p_value`` [B] and ``decision``,
             bool [B]; of classifiers ``probabilities`` [B, K] and ``class``, int64 [B].
         """
         return self.outputs(self.client.predict_step({"image": self.normalise(pixels)}))
@@ -100,7 +100,7 @@ def trace(detector: Detector, transform: ImageTransform) -> ExportedProgram:
     Raises:
         UserError: If the client's prediction cannot be traced.
     """
-    example = torch.zeros(2, transform.channels, transform.size, transform.size)
+    example = torch.zeros(2, transform.channels, *transform.shape)
     with torch.no_grad():
         detector(example)  # makes what a task makes once and keeps
     for tensor in (*detector.parameters(), *detector.buffers()):

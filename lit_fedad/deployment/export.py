@@ -22,9 +22,9 @@ from lit_fedad.deployment.model_card import Facts, model_card
 from lit_fedad.deployment.predict import choose_client, image_files
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
+from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
@@ -146,7 +146,7 @@ def _random_pixels(transform: ImageTransform, seed: int) -> Iterator[Tensor]:
     """Draws batches of several sizes, one image among them: the graph must not depend on their number."""
     draw = generator(seed, "export")
     for size in _RANDOM_BATCHES:
-        yield torch.rand(size, transform.channels, transform.size, transform.size, generator=draw)
+        yield torch.rand(size, transform.channels, *transform.shape, generator=draw)
 
 
 def _pixels(paths: Sequence[Path], transform: ImageTransform) -> Iterator[Tensor]:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.deployment.decision_rule import DecisionRule
+from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.text import printable_lines
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
@@ -124,6 +125,7 @@ def model_card(facts: Facts) -> str:
         ],
         signature=_signature(facts),
         geometry=_geometry(facts),
+        tile=facts.config["image"].get("tile"),
         files=[
             (f"`{file.name}`", f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}")
             for file in facts.files
@@ -171,20 +173,28 @@ def _metrics(facts: Facts) -> _Rows:
 
 
 def _signature(facts: Facts) -> _Rows:
-    channels, side = len(facts.preprocessing["mode"]), facts.preprocessing["size"]
+    channels, (height, width) = len(facts.preprocessing["mode"]), pair("size", facts.preprocessing["size"])
     colours = "grey" if channels == 1 else "red, green, blue"
-    rows: _Rows = [("`pixels`", f"[B, {channels}, {side}, {side}]", f"input: float32 in 0 .. 1, {colours}")]
+    rows: _Rows = [
+        ("`pixels`", f"[B, {channels}, {height}, {width}]", f"input: float32 in 0 .. 1, {colours}")
+    ]
     for name, shape in facts.outputs.items():
         rows.append((f"`{name}`", f"[{', '.join(map(str, ('B', *shape)))}]", _MEANINGS[name]))
     return rows
 
 
 def _geometry(facts: Facts) -> str:
-    side, short = facts.preprocessing["size"], facts.preprocessing["resize"]
+    (height, width), short = pair("size", facts.preprocessing["size"]), facts.preprocessing["resize"]
+    if height == width:
+        return {
+            "squeeze": f"both sides to {height}",
+            "pad": f"the long side to {height}, with black beside the short one",
+            "crop": f"the short side to {short or height}, then the centre crop",
+        }[facts.preprocessing["fit"]]
     return {
-        "squeeze": f"both sides to {side}",
-        "pad": f"the long side to {side}, with black beside the short one",
-        "crop": f"the short side to {short or side}, then the centre crop",
+        "squeeze": f"the height to {height}, the width to {width}",
+        "pad": f"by one factor to fit into {height} x {width} (height, width), with black beside it",
+        "crop": f"by one factor to cover {height} x {width} (height, width), then the centre crop",
     }[facts.preprocessing["fit"]]
 
 

@@ -20,10 +20,10 @@ from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.decisions import summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.experiment.build import image_transform
 from lit_fedad.experiment.calibration import alphas, decisions
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
+from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.guards.text import csv_cell
 from lit_fedad.metrics.conformal import Calibration

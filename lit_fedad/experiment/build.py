@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_fedad.config import Config, build, call, identity, locate, takes
+from lit_fedad.config import Config, build, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.contracts.randomness import seeded
@@ -35,6 +35,7 @@ from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.frozen_data import frozen_datasets, frozen_encoder, frozen_public
+from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -42,7 +43,7 @@ from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.federation.turn import Turn
-from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.tiles import Backbone, TiledPyramid
 from lit_fedad.report.console import Display
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
@@ -59,7 +60,7 @@ class Model:
         server: The method's server side.
     """
 
-    backbone: FeaturePyramid | None
+    backbone: Backbone | None
     task: Task
     client: Client
     server: Server
@@ -140,6 +141,7 @@ def build_images(config: Config) -> Images:
             f"image.channels={config['image']['channels']}: task {task.__name__} looks at three channels, as all tasks"
             " but classifiers do; give image.channels=3"
         )
+    check_geometry(config)
     images: Images = build(config["data"])
     if images.kind != task.kind:
         raise UserError(
@@ -217,7 +219,9 @@ def build_model(
         if takes(config["task"], "backbone"):
             if config.get("backbone") is None:
                 raise UserError("this task looks at images through a backbone: give backbone=resnet18")
-            given["backbone"] = build(config["backbone"])
+            given["backbone"] = tiled(config, build(config["backbone"]))
+        if takes(config["task"], "tile"):
+            given["tile"] = config["image"].get("tile")
         if takes(config["task"], "classes"):
             given["classes"] = len(categories)
         task = build(config["task"], **given)
@@ -283,13 +287,6 @@ def build_data(
     return Data(images, partition, transform, module)
 
 
-def image_transform(config: Config) -> ImageTransform:
-    """Builds the transform from image files to the task's input; labelled sets have their own mean and deviation."""
-    source = config["data"].get("normal", config["data"])
-    own = {key: source[key] for key in ("mean", "std") if key in source}
-    return call(ImageTransform, {**own, **config["image"]}, "image")
-
-
 def _labelled_data(
     config: Config, images: LabelledSet, task: Task, fabric: Fabric, display: Display
 ) -> tuple[ImageTransform, Dataset, Dataset]:
@@ -319,7 +316,7 @@ def _labelled_data(
 
 
 def _image_data(
-    config: Config, images: ImageSet, backbone: FeaturePyramid | None, fabric: Fabric, display: Display
+    config: Config, images: ImageSet, backbone: Backbone | None, fabric: Fabric, display: Display
 ) -> tuple[ImageTransform, Dataset, Dataset]:
     transform = image_transform(config)
     if transform.fit == "crop" and fabric.is_global_zero:
@@ -335,12 +332,13 @@ def _image_data(
         backbone.to(fabric.device)
         cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
         samples = (*images.train, *images.test)
+        batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
         if fabric.is_global_zero:
             with all_cores(fabric), display.progress("Frozen features") as progress:
-                cache.fill(samples, progress=progress, device=fabric.device)
+                cache.fill(samples, batch_size, progress, fabric.device)
         fabric.barrier()
         if not fabric.is_global_zero:
-            cache.fill(samples, device=fabric.device)
+            cache.fill(samples, batch_size, device=fabric.device)
         train = cache.dataset(images.train, with_masks=False)
         test = cache.dataset(images.test, with_masks=images.has_masks)
     return transform, train, test

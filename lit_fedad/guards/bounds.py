@@ -1,5 +1,7 @@
 """Checks of the ranges of numbers that a configuration gives."""
 
+from collections.abc import Sequence
+
 from lit_fedad.errors import UserError
 
 
@@ -55,3 +57,24 @@ def within(section: str, least: float, most: float, **numbers: float | None) -> 
     for key, number in numbers.items():
         if number is not None and not least <= number <= most:
             raise UserError(f"{section}.{key}={number} must be in [{least}, {most}]")
+
+
+def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """Reads a length, or two of them: rows and columns, or height and width.
+
+    Args:
+        key: Name of the value, for the message.
+        value: One whole number for both, or a list of two.
+
+    Raises:
+        UserError: If it is neither, or a number is below 1.
+
+    Example:
+        >>> pair("image.size", 224), pair("image.size", [400, 1200])
+        ((224, 224), (400, 1200))
+    """
+    given = (value, value) if isinstance(value, int) else tuple(value)
+    if len(given) != 2 or not all(type(number) is int and number >= 1 for number in given):
+        form = "" if isinstance(value, int) else "two whole numbers, [height,width], of "
+        raise UserError(f"{key}={value} must be {form}at least 1")
+    return given[0], given[1]

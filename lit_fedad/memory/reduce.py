@@ -116,7 +116,10 @@ class PositionReduce(MemoryReduce):
         if values is not None:
             raise UserError("PositionReduce knows radii of distances alone: leave task.subspace out")
         if maps.shape[1] != self._slots:
-            raise ValueError(f"PositionReduce needs a slot a patch: {maps.shape[1]} for {self._slots} slots")
+            raise UserError(
+                f"task.slots={self._slots}: PositionReduce needs a slot a patch, and an image has {maps.shape[1]}"
+                f" patches; give task.slots={maps.shape[1]}"
+            )
         if self._sum is None:
             self._sum = torch.zeros(maps.shape[1:], dtype=torch.float64, device=maps.device)
             self._plain = torch.zeros_like(self._sum)

@@ -64,7 +64,7 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     masks = any(case.mask is not None for case in cases)
     heads = ["image", *(["mask"] if masks else []), "anomaly map", "overlay"]
     height, width = cases[0].anomaly_map.shape
-    cell = _CELL * height / width
+    cell = min(_CELL * height / width, 2 * _CELL)  # upright strips are shown narrower
     sheet_width = _GAP + len(heads) * (_CELL + _GAP) + _BAR
     sheet_height = _HEAD + len(cases) * (cell + _CAPTION)
 

@@ -17,7 +17,7 @@ from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 
-_WHOLE = ("best_round", "rounds", "training_images", "image_size")
+_WHOLE = ("best_round", "rounds", "training_images")
 
 _BRACKETS = {
     "best": "the best round, which a run chooses by its first metric on the test set",
@@ -319,7 +319,7 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
         "partition": f"{result['partition']['strategy']}, {len(sizes)} client{'s' if len(sizes) > 1 else ''}",
         "data": result["data"],
         "training_images": sum(sizes),
-        "image_size": config["image"]["size"],
+        "image_size": str(config["image"]["size"]),
         "mlflow_run": result["tracking_run_id"],
     }
 

@@ -76,7 +76,7 @@ class MemoryBank(PatchTask):
         image_score: LocalScale | None = None,
         subspace: Share | None = None,
         grid: int = 56,
-        image_size: int = 224,
+        image_size: int | Sequence[int] = 224,
         slots: int | None = None,
         standardise: bool = False,
         shrinkage: float = 1.0,
@@ -88,9 +88,10 @@ class MemoryBank(PatchTask):
         sigma: float = 4.0,
         rim: int = 0,
         top: float = 0.0,
+        tile: int | None = None,
     ) -> None:
         super().__init__(
-            backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top
+            backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
         )
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
@@ -145,7 +146,7 @@ class MemoryBank(PatchTask):
         return {"patches": patches, "places": places}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes memory features M of a view's patches [B, n, C], or of whole images [B, grid * grid, C]."""
+        """Computes memory features M of a view's patches [B, n, C], or of whole images [B, H0 * W0, C]."""
         if "patches" in batch:
             patches, places = batch["patches"], batch["places"]
         else:
@@ -301,7 +302,7 @@ class MemoryBank(PatchTask):
     # ------------------------------------------------------------------------------------------------ scoring
 
     def outside(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes how far patches lie outside the subspace of normal features [B * grid * grid].
+        """Computes how far patches lie outside the subspace of normal features [B * H0 * W0].
 
         All layers are averaged over 3x3 positions: that blurs maps, but makes image scores better.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,14 @@ from lit_fedad.contracts import StandardisedTask
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.precision import full_precision
 from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.guards.bounds import above, at_least, pair, within
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
+
+MOST_PATCHES = 1024
+"""Largest number of patches along a side of an image: above any use, below what fills the memory at once."""
 
 
 class PatchTask(StandardisedTask):
@@ -30,8 +33,9 @@ class PatchTask(StandardisedTask):
 
     Args:
         backbone: Frozen feature extractor.
-        grid: Side of the patch grid, H0 = W0.
-        image_size: Side of the images, in pixels.
+        grid: Patches along the side of what the backbone sees at once: of a tile, else of the image's short side. The
+            grid of an image, H0 x W0, has as many rows and columns of such patches as the image holds.
+        image_size: Side of the images in pixels, or their height and width.
         standardise: Whether channels are standardised over the training patches.
         shrinkage: See `channel_scale`.
         whiten: Share of the mean variance that is added to the variance of every direction, before standardised
@@ -42,6 +46,7 @@ class PatchTask(StandardisedTask):
         rim: Patches at each side of the grid that image scores leave out: features there depend on what the backbone
             pads its input with.
         top: Share of a map's pixels, the highest, whose mean is the image score; 0 for the maximum.
+        tile: Side of the tiles that the backbone sees one by one, in pixels; None where it sees whole images.
 
     Raises:
         UserError: If a number is out of range.
@@ -58,7 +63,7 @@ class PatchTask(StandardisedTask):
         self,
         backbone: FeaturePyramid,
         grid: int,
-        image_size: int,
+        image_size: int | Sequence[int],
         standardise: bool,
         shrinkage: float,
         whiten: float | None,
@@ -66,42 +71,45 @@ class PatchTask(StandardisedTask):
         sigma: float,
         rim: int,
         top: float,
+        tile: int | None = None,
     ) -> None:
         super().__init__()
-        at_least("task", 1, grid=grid, image_size=image_size)
+        at_least("task", 1, grid=grid)
+        size = pair("task.image_size", image_size)
         at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage)
         above("task", 0, whiten=whiten)
         within("task", 0, 1, top=top)
         if average_pool not in (True, False, "last"):
             raise UserError(f"task.average_pool={average_pool} must be true, false or 'last'")
-        if 2 * rim >= grid:
-            raise UserError(f"task.rim={rim} leaves nothing of a grid of {grid} patches a side")
+        self.grid = rows, columns = _grid(size, grid, tile)
+        if 2 * rim >= min(self.grid):
+            raise UserError(f"task.rim={rim} leaves nothing of a grid of {min(self.grid)} patches a side")
         self.backbone = backbone
         self.num_features = sum(backbone.channels)
-        self.grid, self.vectors_per_image = grid, grid * grid
+        self.vectors_per_image = rows * columns
         self.standardise, self.shrinkage, self.average_pool = standardise, shrinkage, average_pool
         self.whiten = whiten
         self.rim, self.top = rim, top
-        self.draw_map = AnomalyMap(grid, image_size, sigma)
+        self.draw_map = AnomalyMap(self.grid, size, sigma)
         # Values that are not yet set are NaN.
         known = not standardise and whiten is None
         self.register_buffer("mean", torch.full((self.num_features,), 0.0 if known else torch.nan))
         self.register_buffer("scale", torch.ones(self.num_features))
         whitening = 0 if whiten is None else self.num_features
         self.register_buffer("whitening", torch.eye(whitening))
-        side = (torch.arange(grid) + 0.5) / grid * 2 - 1
-        y, x = torch.meshgrid(side, side, indexing="ij")
+        sides = [(torch.arange(patches) + 0.5) / patches * 2 - 1 for patches in self.grid]
+        y, x = torch.meshgrid(*sides, indexing="ij")
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
     def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
         """Computes frozen features on the grid (FedDyMem Eq. 8).
 
         Args:
-            batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, S, S].
+            batch: With ``pyramid`` (cached features of each layer) or ``image`` [B, 3, H, W].
             average_pool: Layers that are averaged; None for those of the task.
 
         Returns:
-            Patch features [B, grid * grid, C], not standardised.
+            Patch features [B, H0 * W0, C], not standardised.
         """
         with full_precision(self.mean):  # as cached features are computed
             pyramid = batch["pyramid"] if "pyramid" in batch else self.backbone(batch["image"])
@@ -110,10 +118,8 @@ class PatchTask(StandardisedTask):
         for place, layer in enumerate(pyramid, start=1):
             if pooled is True or (pooled == "last" and place == len(pyramid)):
                 layer = F.avg_pool2d(layer, 3, stride=1, padding=1)
-            if layer.shape[-1] != self.grid:
-                layer = F.interpolate(
-                    layer, size=(self.grid, self.grid), mode="bilinear", align_corners=False
-                )
+            if tuple(layer.shape[2:]) != self.grid:
+                layer = F.interpolate(layer, size=self.grid, mode="bilinear", align_corners=False)
             layers.append(layer.flatten(2))
         return torch.cat(layers, dim=1).transpose(1, 2)
 
@@ -199,17 +205,29 @@ class PatchTask(StandardisedTask):
         )
 
     def draw(self, scores: Tensor) -> Tensor:
-        """Draws patch scores [B * grid * grid] as anomaly maps [B, S, S]."""
-        maps: Tensor = self.draw_map(scores.reshape(-1, self.grid, self.grid))
+        """Draws patch scores [B * H0 * W0] as anomaly maps [B, H, W]."""
+        maps: Tensor = self.draw_map(scores.reshape(-1, *self.grid))
         return maps
 
     def judge(self, scores: Tensor) -> Tensor:
-        """Computes image scores [B] of patch scores [B * grid * grid]: the peak of their map, the rim left out."""
-        squares = scores.reshape(-1, self.grid, self.grid)
+        """Computes image scores [B] of patch scores [B * H0 * W0]: the peak of their map, the rim left out."""
+        grids = scores.reshape(-1, *self.grid)
         if self.rim:
-            inner = slice(self.rim, self.grid - self.rim)
-            squares = F.pad(squares[:, inner, inner], (self.rim,) * 4)
-        pixels = self.draw(squares).flatten(1)
+            rows, columns = (slice(self.rim, patches - self.rim) for patches in self.grid)
+            grids = F.pad(grids[:, rows, columns], (self.rim,) * 4)
+        pixels = self.draw(grids).flatten(1)
         if self.top == 0:
             return pixels.amax(1)
         return pixels.topk(max(1, round(self.top * pixels.shape[1])), dim=1).values.mean(1)
+
+
+def _grid(size: tuple[int, int], grid: int, tile: int | None) -> tuple[int, int]:
+    """Returns rows and columns of square patches, of which ``grid`` lie along a tile or the short side."""
+    side = tile or min(size)
+    rows, columns = (max(1, round(pixels * grid / side)) for pixels in size)
+    if max(rows, columns) > MOST_PATCHES:
+        raise UserError(
+            f"task.grid={grid}: images of {size[0]} x {size[1]} pixels would have {rows} x {columns} patches; give a"
+            f" smaller grid, for at most {MOST_PATCHES} a side"
+        )
+    return rows, columns

@@ -63,16 +63,17 @@ class Subspace(PatchTask):
         clusters: int = 0,
         image_score: LocalScale | None = None,
         grid: int = 56,
-        image_size: int = 224,
+        image_size: int | Sequence[int] = 224,
         standardise: bool = True,
         shrinkage: float = 1.0,
         average_pool: bool | str = True,
         sigma: float = 4.0,
         rim: int = 1,
         top: float = 0.0,
+        tile: int | None = None,
     ) -> None:
         super().__init__(
-            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top
+            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
         )
         check_share("task", share=share)
         at_least("task", 0, clusters=clusters)
@@ -83,7 +84,7 @@ class Subspace(PatchTask):
         self.register_buffer("radii", torch.ones(clusters))
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes frozen features [B, grid * grid, C]."""
+        """Computes frozen features [B, H0 * W0, C]."""
         return self.embed(batch)
 
     @property

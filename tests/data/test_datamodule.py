@@ -67,6 +67,16 @@ def test_items_equal_batches(samples):
     assert "mask" not in ImageDataset(samples, TRANSFORM)[13]
 
 
+def test_oblong_masks_come_in_the_shape_of_their_images(samples):
+    transform = ImageTransform(size=(6, 12))
+    batch = ImageDataset(samples, transform, with_masks=True).__getitems__([13, 3])
+    assert batch["image"].shape == (2, 3, 6, 12)
+    assert batch["mask"].shape == (2, 6, 12)
+    assert torch.equal(batch["mask"][0], transform.mask(samples[13].mask, samples[13].path))
+    assert batch["mask"][0].sum() == 6
+    assert not batch["mask"][1].any()
+
+
 def test_cached_features_come_in_the_same_batches_as_images(samples, tmp_path):
     cache = FeatureCache(tmp_path, TRANSFORM, lambda images: [images], "identity")
     cache.fill(samples)

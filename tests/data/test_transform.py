@@ -272,3 +272,55 @@ def test_every_value_of_a_float_mask_above_zero_is_anomalous(tmp_path):
     image = save(tmp_path / "a.png", np.zeros((2, 2), np.uint8))
     mask = save(tmp_path / "mask.tif", np.array([[0, 0.25], [1, 0.001]], np.float32))
     assert ImageTransform(2).mask(mask, image).tolist() == [[0, 1], [1, 1]]
+
+
+def test_oblong_images_are_squeezed_to_height_and_width(photo):
+    expected = np.asarray(Image.open(photo).resize((30, 10), Image.Resampling.BICUBIC))
+    assert np.array_equal(ImageTransform([10, 30]).raw(photo).numpy(), expected)
+    assert ImageTransform([10, 30]).image(photo).shape == (3, 10, 30)
+
+
+@pytest.mark.parametrize(("shape", "scaled"), [((10, 30), (15, 10)), ((30, 15), (15, 10))])
+def test_oblong_padding_keeps_the_whole_image_in_the_middle(photo, shape, scaled):
+    raw = ImageTransform(shape, fit="pad").raw(photo).numpy()
+    left, top = (shape[1] - scaled[0]) // 2, (shape[0] - scaled[1]) // 2
+    expected = np.zeros((*shape, 3), np.uint8)
+    expected[top : top + scaled[1], left : left + scaled[0]] = np.asarray(
+        Image.open(photo).resize(scaled, Image.Resampling.BICUBIC)
+    )
+    assert np.array_equal(raw, expected)
+
+
+def test_oblong_crops_keep_the_centre(photo):
+    # 60 x 40 becomes 30 x 20, whose rows 5 to 15 remain.
+    expected = np.asarray(Image.open(photo).resize((30, 20), Image.Resampling.BICUBIC))[5:15]
+    assert np.array_equal(ImageTransform([10, 30], fit="crop").raw(photo).numpy(), expected)
+
+
+def test_oblong_masks_follow_their_images(photo, tmp_path):
+    marked = np.zeros((40, 60), np.uint8)
+    marked[:20, :30] = 255
+    mask = ImageTransform([10, 30]).mask(save(tmp_path / "mask.png", marked), photo)
+    assert mask.shape == (10, 30)
+    assert mask[:5, :15].all()
+    assert mask.sum() == 75
+    assert ImageTransform([10, 30]).mask(None, photo).shape == (10, 30)
+
+
+def test_two_equal_sides_are_one():
+    assert ImageTransform([16, 16]).fingerprint == ImageTransform(16).fingerprint
+    assert ImageTransform([16, 24]).fingerprint == ImageTransform((16, 24)).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": [16]}, r"image.size=\[16\] must be two whole numbers"),
+        ({"size": [16, 0]}, "must be two whole numbers"),
+        ({"size": [16, 8.5]}, "must be two whole numbers"),
+        ({"size": [16, 24], "fit": "crop", "resize": 32}, "image.resize=32 is for square crops"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        ImageTransform(**given)

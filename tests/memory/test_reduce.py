@@ -220,7 +220,7 @@ def test_a_later_round_needs_a_memory_of_the_right_size(rule, memory):
 
 
 def test_bad_sizes_are_refused(maps):
-    with pytest.raises(ValueError, match="6 for 9 slots"):
+    with pytest.raises(UserError, match="an image has 6 patches; give task.slots=6"):
         reduced(PositionReduce(), maps, slots=9)
     with pytest.raises(UserError, match="max_patches=0"):
         SlotReduce(max_patches=0)

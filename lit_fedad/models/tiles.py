@@ -1,0 +1,177 @@
+"""Large images for a frozen backbone: seen tile by tile, the tiles' features joined to one map an image."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.errors import UserError
+from lit_fedad.models.backbones import FeaturePyramid
+
+PIXELS_AT_ONCE = 2**20
+"""Pixels of all tiles that the backbone sees in one call, but at least one tile: what bounds its memory."""
+
+
+class TiledPyramid(nn.Module):
+    """A frozen backbone that sees large images as overlapping tiles; stands in for a `FeaturePyramid`.
+
+    Tiles lie evenly over the image and overlap by at least ``overlap`` pixels. Where several tiles cover a position,
+    its features are their mean, weighted by the distance to the edge of each tile: the edge, where features depend on
+    what the backbone pads its input with, counts least, and no seam remains. Whatever follows sees one map a layer, as
+    of a backbone that sees the whole image.
+
+    Args:
+        backbone: The backbone.
+        size: Height and width of the images in pixels.
+        tile: Side of the tiles in pixels.
+        overlap: Pixels that neighbouring tiles share at least; None for a quarter of the tile, rounded to what the
+            backbone needs.
+        at_once: Tiles that the backbone sees in one call; None for as many as `PIXELS_AT_ONCE` hold.
+
+    Attributes:
+        channels, strides, provenance: Those of the backbone.
+        fingerprint: The backbone's, the tile's and the overlap's.
+        count: Number of tiles of an image.
+
+    Raises:
+        UserError: If a tile is larger than the image, the overlap not smaller than the tile, or a length no multiple of
+            the backbone's largest stride.
+    """
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        size: tuple[int, int],
+        tile: int,
+        overlap: int | None = None,
+        at_once: int | None = None,
+    ) -> None:
+        super().__init__()
+        unit = max(backbone.strides)
+        overlap = tile // 4 // unit * unit if overlap is None else overlap
+        _check(size, tile, overlap, unit)
+        self.backbone = backbone
+        self.channels, self.strides = backbone.channels, backbone.strides
+        self.provenance: dict[str, Any] = backbone.provenance
+        whole = f"{backbone.fingerprint} tile {tile} overlap {overlap} v1"
+        self.fingerprint = hashlib.sha256(whole.encode()).hexdigest()
+        self.tile, self.at_once = tile, at_once or max(1, PIXELS_AT_ONCE // tile**2)
+        starts = [_starts(side, tile, overlap, unit) for side in size]
+        self.count = len(starts[0]) * len(starts[1])
+        self.pixels = nn.ModuleList(_Pieces(side, tile, at) for side, at in zip(size, starts, strict=True))
+        self.cells = nn.ModuleList(
+            nn.ModuleList(
+                _Pieces(side // stride, tile // stride, [start // stride for start in at])
+                for side, at in zip(size, starts, strict=True)
+            )
+            for stride in self.strides
+        )
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Maps images ``[B, 3, H, W]`` to features ``[B, C_l, H_l, W_l]``, one tensor a layer."""
+        if torch.compiler.is_exporting():  # the graph must not depend on how many images there are
+            return self._join([self.backbone(self._cut(images))])
+        single = [
+            self._join([self.backbone(tiles) for tiles in self._cut(image).split(self.at_once)])
+            for image in images.split(1)
+        ]
+        return [torch.cat(layers) for layers in zip(*single, strict=True)]
+
+    def _cut(self, images: Tensor) -> Tensor:
+        """Cuts images [B, 3, H, W] into tiles [B * count, 3, tile, tile]."""
+        rows, columns = cast("_Sides", self.pixels)
+        pieces = columns.cut(rows.cut(images, 2), 4)
+        return pieces.movedim((2, 4), (1, 2)).flatten(0, 2)
+
+    def _join(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Joins the features of all tiles of some images, given in parts, to maps [B, C_l, H_l, W_l]."""
+        joined = []
+        for layers, sides in zip(zip(*parts, strict=True), self.cells, strict=True):
+            rows, columns = cast("_Sides", sides)
+            tiles = torch.cat(layers)
+            grid = tiles.unflatten(0, (-1, rows.number, columns.number))
+            joined.append(rows.join(columns.join(grid.movedim((1, 2), (2, 4)), 4), 2))
+        return joined
+
+
+Backbone = FeaturePyramid | TiledPyramid
+"""A frozen backbone, whether it sees whole images or tiles."""
+
+
+class _Pieces(nn.Module):
+    """One side of an image, as overlapping pieces.
+
+    Args:
+        length: Length of the side.
+        piece: Length of the pieces.
+        starts: Where each piece begins, ascending; together they cover the side.
+    """
+
+    inside: Tensor
+    found: Tensor
+    share: Tensor
+
+    def __init__(self, length: int, piece: int, starts: Sequence[int]) -> None:
+        super().__init__()
+        self.number = len(starts)
+        within = torch.arange(length) - torch.tensor(starts)[:, None]  # [pieces, length]
+        covers = (within >= 0) & (within < piece)
+        edge = torch.minimum(within + 0.5, piece - 0.5 - within).where(covers, 0.0)
+        # The pieces at every position by their share of it; where others have more pieces, the last have none.
+        share, order = (edge / edge.sum(0)).sort(dim=0, descending=True, stable=True)
+        most = int(covers.sum(0).max())
+        found = order * piece + within.gather(0, order).clamp(0, piece - 1)
+        self.register_buffer(
+            "inside", torch.cat([start + torch.arange(piece) for start in starts]), persistent=False
+        )
+        self.register_buffer("found", found[:most], persistent=False)
+        self.register_buffer("share", share[:most], persistent=False)
+
+    def cut(self, values: Tensor, dim: int) -> Tensor:
+        """Cuts a dimension of this length into two: pieces, and positions within them."""
+        return values.index_select(dim, self.inside).unflatten(dim, (self.number, -1))
+
+    def join(self, pieces: Tensor, dim: int) -> Tensor:
+        """Joins two dimensions, pieces and positions within them, to one of this length."""
+        flat = pieces.flatten(dim, dim + 1)
+        shape = [-1 if at == dim else 1 for at in range(flat.ndim)]
+        return reduce(
+            torch.add,
+            (
+                flat.index_select(dim, found) * share.view(shape)
+                for found, share in zip(self.found, self.share, strict=True)
+            ),
+        )
+
+
+_Sides = tuple[_Pieces, _Pieces]
+
+
+def _starts(side: int, tile: int, overlap: int, unit: int) -> list[int]:
+    """Returns where tiles begin: evenly over the side, at multiples of the unit, the last flush with its end."""
+    steps = math.ceil((side - tile) / (tile - overlap))
+    return [(side - tile) // unit * step // steps * unit for step in range(steps + 1)] if steps else [0]
+
+
+def _check(size: tuple[int, int], tile: int, overlap: int, unit: int) -> None:
+    if tile > min(size):
+        raise UserError(
+            f"image.tile={tile} is larger than the image, {size[0]} x {size[1]} pixels (height, width): give a smaller"
+            " tile, or a larger image.size"
+        )
+    if overlap >= tile:
+        raise UserError(f"image.overlap={overlap} must be smaller than image.tile={tile}")
+    for key, value in (("tile", tile), ("overlap", overlap), ("size", size[0]), ("size", size[1])):
+        if value % unit:
+            near = dict.fromkeys((value // unit * unit or unit, -(-value // unit) * unit))
+            raise UserError(
+                f"image.{key}={value}: with image.tile the backbone's largest stride, {unit}, must divide image.size,"
+                f" image.tile and image.overlap; give {' or '.join(map(str, near))}"
+            )

@@ -1,0 +1,141 @@
+"""Measures what tiles find in large images of a photographed texture, in which a small disc shows another one.
+
+    python scripts/measure_tiles.py weights=FILE [out=DIR] [forms=strip,square] [images=8] [seed=0]
+
+Textures are photographs that ship inside scikit-image, mirrored at their edges to strips of 1,200 x 400 pixels and
+squares of 2,048. Training and test images come from different halves of the photograph. The disc is 20 pixels wide, and
+has mean and contrast of what it replaces. Each form is scored as a whole at 256 pixels and in tiles of 256, by ordinary
+runs of ``method=federated_subspace``; ``FILE`` holds the weights of ResNet-18.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import skimage.data
+from PIL import Image
+
+from lit_fedad.config import compose
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.train import train
+from lit_fedad.options import read
+from lit_fedad.report.console import Display, plain_warnings
+
+FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width
+NORMAL, FOREIGN = "gravel", "grass"
+DEFECT = 20  # pixels across
+RIM = 64  # pixels between the disc and the edge of the image
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of this script.
+
+    Attributes:
+        weights: File of ResNet-18's weights.
+        out: Folder of images and runs.
+        forms: Keys of `FORMS`.
+        images: Training images, normal test images and anomalous test images of a form, each.
+        seed: Seed of the images and of the runs.
+    """
+
+    weights: str
+    out: str = "outputs/tiles"
+    forms: tuple[str, ...] = tuple(FORMS)
+    images: int = 8
+    seed: int = 0
+
+
+def texture(half: np.ndarray, shape: tuple[int, int], draw: np.random.Generator) -> np.ndarray:
+    """Mirrors a photograph to an image of a shape, from a random place on."""
+    start = [int(draw.integers(0, side)) for side in half.shape]
+    ends = [
+        max(0, begin + pixels - side) for begin, pixels, side in zip(start, shape, half.shape, strict=True)
+    ]
+    whole = np.pad(half, [(0, end) for end in ends], mode="symmetric")
+    return whole[start[0] : start[0] + shape[0], start[1] : start[1] + shape[1]].copy()
+
+
+def add_disc(image: np.ndarray, foreign: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """Replaces a disc of an image by another texture of the same mean and contrast; returns the mask."""
+    top, left = (int(draw.integers(RIM, side - RIM - DEFECT)) for side in image.shape)
+    place = slice(top, top + DEFECT), slice(left, left + DEFECT)
+    up, across = (int(draw.integers(0, side - DEFECT)) for side in foreign.shape)
+    patch = foreign[up : up + DEFECT, across : across + DEFECT].astype(float)
+    patch = (patch - patch.mean()) / patch.std() * image[place].std() + image[place].mean()
+    y, x = np.mgrid[:DEFECT, :DEFECT] - (DEFECT - 1) / 2
+    inside = y**2 + x**2 <= (DEFECT / 2) ** 2
+    image[place] = np.where(inside, patch.clip(0, 255), image[place]).astype(np.uint8)
+    mask = np.zeros(image.shape, np.uint8)
+    mask[place] = 255 * inside
+    return mask
+
+
+def draw_set(options: Options, form: str, folder: Path) -> None:
+    """Writes the images of one form in MVTec layout, unless they are there."""
+    if folder.exists():
+        return
+    draw = np.random.default_rng(options.seed)
+    photograph, foreign = (np.asarray(getattr(skimage.data, name)()) for name in (NORMAL, FOREIGN))
+    middle = photograph.shape[1] // 2
+    halves = {"train": photograph[:, :middle], "test": photograph[:, middle:]}
+    kinds = [("train", "good"), ("test", "good"), ("test", "disc")]
+    for number, (part, kind) in enumerate(kind for kind in kinds for _ in range(options.images)):
+        image = texture(halves[part], FORMS[form], draw)
+        files = {folder / part / kind / f"{number:03}.png": image}
+        if kind == "disc":
+            files[folder / "ground_truth" / kind / f"{number:03}_mask.png"] = add_disc(image, foreign, draw)
+        for path, pixels in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+
+
+def measure(options: Options) -> list[dict[str, str]]:
+    """Makes images and runs, and returns a row of the table for each run.
+
+    Args:
+        options: What is measured, and where images and runs lie.
+
+    Raises:
+        UserError: As a run does.
+    """
+    if unknown := set(options.forms) - set(FORMS):
+        raise UserError(f"forms={','.join(options.forms)}: '{min(unknown)}' is none of {', '.join(FORMS)}")
+    rows = []
+    for form in options.forms:
+        (height, width), out = FORMS[form], Path(options.out)
+        draw_set(options, form, out / "data" / form)
+        geometries = {
+            "whole": ["image.size=256"],
+            "tiles": [f"image.size=[{height},{width}]", "image.tile=256"],
+        }
+        for name, geometry in geometries.items():
+            began = time.monotonic()
+            result = train(
+                compose(
+                    ["method=federated_subspace", "data=mvtec_mixture", f"data.root={out / 'data'}", "grid=32",
+                     f"data.products=[{form}]", "backbone=resnet18", f"backbone.weights={options.weights}",
+                     "partition=iid", "partition.clients=2", "batch_size=2", "evaluation.batch_size=2",
+                     "tracking=off", f"seed={options.seed}", f"out={out / f'{form}-{name}'}", *geometry]
+                ),
+                quiet=True,
+            )  # fmt: skip
+            last = result["last"]
+            figures = {key: f"{last[key]['mean']:.3f}" for key in ("i_auroc", "p_auroc", "pro", "p_ap")}
+            peak = f"{result['peak_rss_bytes'] / 2**30:.1f} GB"
+            seconds = f"{time.monotonic() - began:.0f}"
+            rows.append({"image": form, "seen as": name, **figures, "seconds": seconds, "memory": peak})
+    return rows
+
+
+if __name__ == "__main__":
+    screen = Display()
+    with plain_warnings(screen):
+        try:
+            chosen, _ = read(Options, sys.argv[1:], "measure_tiles", overrides=False)
+            screen.table(measure(chosen))
+        except UserError as error:
+            screen.error(str(error))
+            sys.exit(2)

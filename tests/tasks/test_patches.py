@@ -1,0 +1,54 @@
+"""Patch grids of oblong images and of tiles."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lit_fedad.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("size", "tile", "grid"),
+    [(32, None, (4, 4)), ((32, 64), None, (4, 8)), ((72, 32), None, (9, 4)), ((32, 64), 16, (8, 16))],
+)
+def test_patches_are_square_whatever_the_shape_of_the_image(make_task, size, tile, grid):
+    task = make_task(image_size=size, tile=tile)
+    assert task.grid == grid
+    assert task.vectors_per_image == grid[0] * grid[1]
+    assert task.slots == 16  # grid * grid, of what the backbone sees at once
+
+
+def test_features_and_places_go_row_by_row(make_task):
+    task = make_task(image_size=(32, 64))
+    images = torch.randn(2, 3, 32, 64)
+    features = task.embed({"image": images}).view(2, 4, 8, 8)
+    torch.testing.assert_close(features[..., :3], F.avg_pool2d(images, 8).permute(0, 2, 3, 1))
+    places = task.places.view(4, 8, 2)
+    assert places[0, :, 0].tolist() == [-7 / 8, -5 / 8, -3 / 8, -1 / 8, 1 / 8, 3 / 8, 5 / 8, 7 / 8]
+    assert places[:, 0, 1].tolist() == [-3 / 4, -1 / 4, 1 / 4, 3 / 4]
+
+
+def test_maps_have_the_shape_of_the_image_and_scores_leave_out_its_rim(make_task):
+    task = make_task(image_size=(32, 64), rim=1, sigma=1)
+    scores = torch.zeros(2, 4, 8)
+    scores[0, 1, 6], scores[1, 1, 7] = 1, 1
+    maps = task.draw(scores.flatten())
+    assert maps.shape == (2, 32, 64)
+    assert divmod(int(maps[0].argmax()), 64)[0] // 8 == 1
+    assert divmod(int(maps[0].argmax()), 64)[1] // 8 == 6
+    judged = task.judge(scores.flatten())
+    assert judged[0] == maps[0].max()
+    assert judged[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"image_size": (32, 64), "rim": 2}, "task.rim=2 leaves nothing of a grid of 4"),
+        ({"image_size": (32, 0)}, "task.image_size=.* of at least 1"),
+        ({"image_size": 2048, "tile": 8, "grid": 8}, "task.grid=8: .* 2048 x 2048 patches"),
+    ],
+)
+def test_grids_that_cannot_be_are_refused(make_task, given, message):
+    with pytest.raises(UserError, match=message):
+        make_task(**given)
