@@ -22,6 +22,7 @@ from lit_fedad.evaluation.decisions import (
     Rate,
     decide,
     evaluated_scores,
+    product_rates,
     summarise_rates,
 )
 from lit_fedad.federation.loop import Federation
@@ -87,6 +88,10 @@ def judge(run: Run) -> None:
     run.extras["decisions"] = {
         f"{alpha:g}": {
             **summarise_rates(run.decisions[alpha]),
+            "products": {
+                side: {product: rate.to_json() for product, rate in rates.items()}
+                for side, rates in product_rates(run.decisions[alpha]).items()
+            },
             "clients": {client: _plain(own) for client, own in run.decisions[alpha].items()},
         }
         for alpha in promised
@@ -125,7 +130,8 @@ def _evaluated(images: Images, partition: Partition, by_product: bool) -> Evalua
 def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
     products = {product: rate.to_json() for product, rate in judged["products"].items()}
     sides = {side: rate.to_json() for side, rate in judged.items() if isinstance(rate, Rate)}
-    return {**sides, "products": products, "without_promise": judged["without_promise"]}
+    lists = {name: judged[name] for name in ("held", "without_promise")}
+    return {**sides, "products": products, **lists}
 
 
 def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> None:

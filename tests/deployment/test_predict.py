@@ -284,7 +284,7 @@ def test_evaluation_equals_what_the_run_reported(tiny_run, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     shown = [row for row in rows if row and row[0] in ("I-AUROC", "P-AUROC", "PRO", "AUPR")]
     assert shown == [
-        [title, *(f"{reported[name][key]:.3f}" for key in ("mean", "worst", "pooled"))]
+        [title, *(f"{reported[name][key]:.3f}" for key in ("mean", "worst", "pooled", "product_mean"))]
         for name, title in METRIC_TITLES.items()
         if title in ("I-AUROC", "P-AUROC", "PRO", "AUPR")
     ]
