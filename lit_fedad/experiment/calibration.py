@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 
 from lit_fedad.config import Config
 from lit_fedad.contracts import Client
@@ -25,7 +26,6 @@ from lit_fedad.evaluation.decisions import (
     product_rates,
     summarise_rates,
 )
-from lit_fedad.federation.loop import Federation
 from lit_fedad.metrics.conformal import Calibration, needed_images
 
 if TYPE_CHECKING:
@@ -71,14 +71,15 @@ def calibration_scores(
 def judge(run: Run) -> None:
     """Calibrates all clients after the last round, and judges their decisions; in every process.
 
-    Sets `Run.calibration`, writes ``calibration.json``, and adds the rates to `Run.rates` and ``decisions`` to
-    ``result.json``, on the first process.
+    Sets `Run.calibration`, `Run.scores` and `Run.decisions`, writes ``calibration.json``, and adds the rates to
+    `Run.rates` and ``decisions`` to ``result.json``, on the first process.
     """
     federation, config, data = run.federation, run.config, run.data
     scores = calibration_scores(config, data.images, data.partition, data.module, run.fabric)
     run.calibration = calibrate(federation, federation.rounds, scores)
     promised = alphas(config)
-    run.decisions = decisions(federation, config, data, run.calibration, {*promised, *_DRAWN})
+    run.scores = evaluated_scores(federation, federation.rounds, data.module.test_dataloader(), run.fabric)
+    run.decisions = decisions(run.scores, config, data, run.calibration, {*promised, *_DRAWN})
     if not run.fabric.is_global_zero:
         return
     run.folder.save_json("calibration.json", run.calibration.to_json())
@@ -99,16 +100,20 @@ def judge(run: Run) -> None:
 
 
 def decisions(
-    federation: Federation, config: Config, data: Data, calibration: Calibration, promised: Iterable[float]
+    scores: Mapping[int, Tensor],
+    config: Config,
+    data: Data,
+    calibration: Calibration,
+    promised: Iterable[float],
 ) -> dict[float, dict[int, dict[str, Any]]]:
-    """Judges the decisions of all clients on the test images after the last round, by promised rate (`decide`)."""
-    loader, fabric = data.module.test_dataloader(), federation.fabric
-    scores = evaluated_scores(federation, federation.rounds, loader, fabric)
-    images = _evaluated(data.images, data.partition, config["calibration"]["by"] == "product")
+    """Judges the decisions of all clients on the test images by their scores (`decide`), by promised rate."""
+    images = evaluated_images(config, data)
     return {alpha: decide(scores, images, calibration, alpha) for alpha in promised}
 
 
-def _evaluated(images: Images, partition: Partition, by_product: bool) -> EvaluatedImages:
+def evaluated_images(config: Config, data: Data) -> EvaluatedImages:
+    """Describes a run's test images as its decisions are judged by them."""
+    images, partition = data.images, data.partition
     everyone = partition.calibration or ((),) * len(partition.clients)
     held = {
         client: Counter(images.train[index].category for index in (*own, *kept))
@@ -123,7 +128,7 @@ def _evaluated(images: Images, partition: Partition, by_product: bool) -> Evalua
         torch.tensor([sample.label for sample in images.test]),
         [sample.category for sample in images.test],
         held,
-        known=by_product,
+        known=config["calibration"]["by"] == "product",
     )
 
 

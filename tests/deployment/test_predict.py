@@ -73,7 +73,8 @@ def test_every_image_gets_a_score_a_decision_and_a_heatmap(tiny_run, photos, tmp
     heatmaps = [out / row["heatmap"] for row in rows]
     assert len(set(heatmaps)) == 4
     assert sorted(heatmaps) == sorted(out.rglob("*.png"))
-    assert {Image.open(path).size for path in heatmaps} == {(32, 32)}
+    ((width, height),) = {Image.open(path).size for path in heatmaps}
+    assert width == 32 < height  # the p-value stands below
 
 
 def test_scores_are_those_of_the_run(tiny_run, tmp_path):
@@ -197,6 +198,7 @@ def test_the_colour_scale_hangs_on_the_threshold_alone(tiny_run, photos, tmp_pat
         np.asarray(Image.open(tmp_path / name)).astype(int)
         for name in ("many/heatmaps/a/one_png.png", "one/heatmaps/one_png.png")
     )
+    many, one = many[: one.shape[1]], one[: one.shape[1]]  # without the caption
     assert abs(many - one).max() <= 1  # the last bits of a convolution depend on the batch
 
 
