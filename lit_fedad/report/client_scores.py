@@ -22,7 +22,7 @@ class ClientScores:
     """Scores by one client's detector.
 
     Attributes:
-        calibration: Scores of the normal images that set the threshold, without repetition [m].
+        calibration: Scores of the client's calibration images, without repetition [m].
         counts: Number of images with each of them [m].
         normal: Scores of normal test images [n].
         anomalous: Scores of anomalous test images [k].
@@ -39,7 +39,7 @@ class ClientScores:
 def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
     """Draws one panel a client: histograms of its scores, each as a share of its kind, and the threshold.
 
-    Scores that are not finite are counted in the panel's title and not drawn.
+    Titles have the number of calibration images, and that of scores that are not finite, which are not drawn.
 
     Args:
         clients: Scores by client, at least one.
@@ -98,4 +98,6 @@ def _title(client: int, scores: ClientScores) -> str:
     limit = f"threshold {scores.threshold:.3g}" if math.isfinite(scores.threshold) else "no threshold"
     tests = np.concatenate([scores.normal, scores.anomalous])
     lost = np.count_nonzero(~np.isfinite(tests))
-    return f"client {client}: {limit}" + (f" ({lost} scores not finite)" if lost else "")
+    return f"client {client} ({scores.counts.sum()} images): {limit}" + (
+        f" ({lost} scores not finite)" if lost else ""
+    )

@@ -36,7 +36,7 @@ def test_each_kind_is_a_share_of_its_own_images():
     assert sorted(h for h in heights(outline, middle) if h) == pytest.approx(sorted(e for e in expected if e))
     (line,) = axes.lines
     assert line.get_xdata() == [4.25, 4.25]
-    assert axes.get_title() == "client 3: threshold 4.25"
+    assert axes.get_title() == "client 3 (10 images): threshold 4.25"
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sorted(names) == ["anomalous test", "calibration", "normal test", "threshold"]
 
@@ -61,6 +61,6 @@ def test_what_has_no_end_is_said_and_not_drawn(tmp_path):
         threshold=np.inf,
     )
     figure = client_scores_figure({0: odd})
-    assert figure.axes[0].get_title() == "client 0: no threshold (2 scores not finite)"
+    assert figure.axes[0].get_title() == "client 0 (0 images): no threshold (2 scores not finite)"
     save_figure(figure, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size

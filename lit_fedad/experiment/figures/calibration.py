@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_fedad.evaluation.decisions import pooled_rates
 from lit_fedad.experiment.calibration import alphas, evaluated_images
 from lit_fedad.experiment.run import Run
-from lit_fedad.metrics.conformal import wilson_interval
+from lit_fedad.metrics.conformal import ScoreCounts, wilson_interval
 from lit_fedad.report.calibration_figure import calibration_figure
 from lit_fedad.report.client_scores import ClientScores, client_scores_figure
 from lit_fedad.report.figures import save_figure
@@ -37,7 +37,8 @@ def draw_calibration(run: Run) -> None:
 def draw_scores(run: Run) -> None:
     """Draws ``scores.png``: each client's calibration and test scores beside the threshold that it ships.
 
-    The threshold is that for images whose product is not known. Of many clients the 12 with most images are drawn.
+    The threshold is that for images whose product is not known; where a client has too few scores it may be by those of
+    all clients. Of many clients the 12 with most images are drawn.
 
     Args:
         run: A run whose decisions have been judged, on the first process.
@@ -47,12 +48,12 @@ def draw_scores(run: Run) -> None:
     largest = sorted(run.scores, key=lambda client: (-sizes[client], client))[:_MOST_CLIENTS]
     clients = {}
     for client in sorted(largest):
-        calibration, scores = run.calibration.source(client, alpha).scores, run.scores[client]
+        own, scores = ScoreCounts.union(run.calibration.clients.get(client, {}).values()), run.scores[client]
         clients[client] = ClientScores(
-            calibration.edges.numpy(),
-            calibration.counts.numpy(),
+            own.edges.numpy(),
+            own.counts.numpy(),
             scores[~anomalous].numpy(),
             scores[anomalous].numpy(),
-            calibration.threshold(alpha),
+            run.calibration.threshold(client, alpha),
         )
     save_figure(client_scores_figure(clients), run.folder.path / "figures" / "scores.png")
