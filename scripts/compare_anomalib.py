@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -185,6 +186,7 @@ def _measure(
 ) -> Answer:
     """Computes values several times: returns the shortest processor time, and the memory beyond that of the data."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of the first batch, which may hold no anomalous image
     # Modules are imported, and memory is taken that a process takes once, before anything is measured.
     compute(tuple(part[:_BATCH] for part in data), "i_auroc" if compute is theirs else False)
     before = psutil.Process().memory_info().rss
