@@ -14,10 +14,12 @@ from lit_fedad.comparison.plan import table_names
 from lit_fedad.comparison.runs import CompleteRun, complete_runs, groups_by_data
 from lit_fedad.comparison.sections.clients import client_spread
 from lit_fedad.comparison.sections.curves import accuracy_over_bytes, accuracy_over_rounds
+from lit_fedad.comparison.sections.decisions import promises
 from lit_fedad.comparison.sections.overview import complete_table, incomplete_table
 from lit_fedad.comparison.sections.papers import missing_runs, paper_tables
 from lit_fedad.comparison.sections.pictures import partitions, run_sheets
 from lit_fedad.comparison.sections.privacy import attacks
+from lit_fedad.comparison.sections.products import product_tables
 from lit_fedad.comparison.sections.sweeps import sweeps
 from lit_fedad.errors import UserError
 from lit_fedad.guards.text import without_user
@@ -118,6 +120,8 @@ def build_page(
         "Over the rounds": accuracy_over_rounds(data, links, uri),
         "Accuracy and bytes": accuracy_over_bytes(data),
         "Clients apart": client_spread(data, links),
+        "Products": product_tables(data, links),
+        "Decisions": promises(data, links),
         "Partitions": partitions(data, links),
         "What detectors see": run_sheets(data, links),
         "Privacy": attacks(data, links),

@@ -63,8 +63,19 @@ class CompleteRun:
         Args:
             metric: Name of the metric.
         """
-        values = self.result["last"].get(metric, {}).get("per_client", {})
-        return {client: value for client, value in values.items() if value is not None}
+        return self._defined(metric, "per_client")
+
+    def per_product(self, metric: str) -> dict[str, float]:
+        """Returns a metric after the last round by product, without products for which it is not defined.
+
+        Args:
+            metric: Name of the metric.
+        """
+        return self._defined(metric, "per_product")
+
+    def _defined(self, metric: str, kind: str) -> dict[str, float]:
+        values = self.result["last"].get(metric, {}).get(kind, {})
+        return {holder: value for holder, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lit_fedad.data.sample import IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation.decisions import summarise_rates
+from lit_fedad.evaluation.decisions import evaluated_scores, summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.calibration import alphas, decisions
 from lit_fedad.experiment.console import Progress
@@ -29,6 +29,7 @@ from lit_fedad.guards.text import csv_cell
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.report.heatmaps import save_heatmap
+from lit_fedad.report.naming import p_value_text
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
@@ -59,7 +60,9 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
         assert metrics is not None
         if finished.model.task.kind == "anomaly":
             alpha = alphas(finished.config)[0]
-            judged = decisions(federation, finished.config, finished.data, folder.calibration(), [alpha])
+            loader = finished.data.module.test_dataloader()
+            scores = evaluated_scores(federation, last, loader, finished.fabric)
+            judged = decisions(scores, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
         path = folder.save_json("evaluation.json", {"round": last, **metrics})
     display.note(f"round {last} of {folder.path}")
@@ -237,16 +240,19 @@ class _Detect:
                     "p_value": f"{float(p_values[place]):.6g}",
                     "threshold": f"{self.rule.threshold:.9g}",
                     "decision": NORMAL if score <= self.rule.threshold else ANOMALOUS,
-                    "heatmap": "" if maps is None else self._draw(path, maps[place].cpu().numpy()),
+                    "heatmap": ""
+                    if maps is None
+                    else self._draw(path, maps[place].cpu().numpy(), float(p_values[place])),
                 }
         return list(rows.values())
 
-    def _draw(self, path: Path, anomaly_map: np.ndarray) -> str:
+    def _draw(self, path: Path, anomaly_map: np.ndarray, p_value: float) -> str:
         """Draws the heatmap of an image into a folder of the same relative path, so that no two share a name."""
         folder = path.parent.relative_to(self.root) if self.root.is_dir() else Path()
         name = Path("heatmaps") / folder / f"{path.stem}_{path.suffix[1:]}.png"
         image = self.transform.raw(path).numpy()
-        save_heatmap(self.destination / name, image, anomaly_map, self.rule.colour / 2, 2 * self.rule.colour)
+        span, caption = (self.rule.colour / 2, 2 * self.rule.colour), p_value_text(p_value)
+        save_heatmap(self.destination / name, image, anomaly_map, *span, caption)
         return name.as_posix()
 
 

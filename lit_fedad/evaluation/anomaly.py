@@ -1,7 +1,11 @@
-"""Image and pixel metrics of anomaly detectors."""
+"""Image and pixel metrics of anomaly detectors, of all test images and of each product's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
@@ -9,14 +13,29 @@ from lit_fedad.contracts import Client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.federated import Summary, summarise
+from lit_fedad.metrics.base import union
+from lit_fedad.metrics.federated import Summary, over_clients, plain_values, summarise, with_products
+
+
+class Scored(NamedTuple):
+    """What the scores of one model are worth.
+
+    Attributes:
+        state: Metric state of all test images.
+        products: Values of each product's images, by product and name. They are numbers, as a state a product would
+            take several megabytes for every client.
+    """
+
+    state: AnomalyMetrics
+    products: dict[str, dict[str, float]]
 
 
 class AnomalyEvaluator(Evaluator):
-    """An evaluator of every client on the union of all test images (FedDyMem Eq. 4).
+    """An evaluator of every client on the union of all test images (FedDyMem Eq. 4), and on each product's.
 
     Args:
         loader: Test batches in a fixed order.
+        products: Product of each test image, by the ``index`` of batches.
         pixel: Whether there are masks; pixel metrics are then computed for tasks that localise.
         fabric: Moves batches and sets precision.
         pro_limit: Largest false positive rate of PRO.
@@ -24,25 +43,46 @@ class AnomalyEvaluator(Evaluator):
 
     metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr", "f1_max", "p_ap", "pro_05", "aupimo")
 
-    def __init__(self, loader: DataLoader, pixel: bool, fabric: Fabric, pro_limit: float = 0.3) -> None:
-        self.loader, self.pixel, self.fabric, self.pro_limit = loader, pixel, fabric, pro_limit
+    def __init__(
+        self,
+        loader: DataLoader,
+        products: Sequence[str],
+        pixel: bool,
+        fabric: Fabric,
+        pro_limit: float = 0.3,
+    ) -> None:
+        self.loader, self.products, self.pixel = loader, products, pixel
+        self.fabric, self.pro_limit = fabric, pro_limit
 
-    def score(self, client: Client, number: int) -> AnomalyMetrics:
-        """Computes the metric state of one client."""
-        metrics = AnomalyMetrics(pixel=False)
-        for position, batch in enumerate(self.loader):
+    def score(self, client: Client, number: int) -> Scored:
+        """Computes the metric state of one client, and its values of each product."""
+        states = self.states(client)
+        return Scored(
+            union(states.values()), {product: plain_values(state) for product, state in states.items()}
+        )
+
+    def states(self, client: Client) -> dict[str, AnomalyMetrics]:
+        """Computes a client's metric states by product; their `union` is that of all images."""
+        states: dict[str, AnomalyMetrics] = {}
+        for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
-            maps = prediction.anomaly_map if self.pixel else None
-            if position == 0:
-                metrics = AnomalyMetrics(pixel=maps is not None, limit=self.pro_limit)
-            pixels = () if maps is None else (maps.cpu(), batch["mask"])
-            metrics.update(prediction.image_score.cpu(), batch["label"], *pixels)
-        return metrics
+            scores, maps = prediction.image_score.cpu(), prediction.anomaly_map if self.pixel else None
+            names = [self.products[index] for index in batch["index"].tolist()]
+            for product in dict.fromkeys(names):
+                own = torch.tensor([place for place, name in enumerate(names) if name == product])
+                pixels = () if maps is None else (maps.cpu()[own], batch["mask"][own])
+                if product not in states:
+                    states[product] = AnomalyMetrics(pixel=maps is not None, limit=self.pro_limit)
+                states[product].update(scores[own], batch["label"][own], *pixels)
+        return states
 
-    def spread(self, state: AnomalyMetrics, clients: list[int]) -> dict[int, AnomalyMetrics]:
+    def spread(self, state: Scored, clients: list[int]) -> dict[int, Scored]:
         """Returns the same state for every client."""
         return dict.fromkeys(clients, state)
 
-    def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Summary]:
-        """Computes the mean, worst, pooled and per-client values of each metric."""
-        return summarise(states)
+    def summarise(self, states: dict[int, Scored]) -> dict[str, Summary]:
+        """Computes the mean, worst, pooled, per-client and per-product values of each metric."""
+        return with_products(
+            summarise({client: scored.state for client, scored in states.items()}),
+            over_clients({client: scored.products for client, scored in states.items()}),
+        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +19,16 @@ from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.anomaly import AnomalyMetrics
-from lit_fedad.metrics.continual import defined_mean, forgetting, summarise_clients
-from lit_fedad.metrics.federated import Summary, summarise
+from lit_fedad.metrics.base import union
+from lit_fedad.metrics.continual import forgetting, summarise_clients
+from lit_fedad.metrics.federated import (
+    Summary,
+    defined_mean,
+    over_clients,
+    plain_values,
+    summarise,
+    with_products,
+)
 
 
 class Judged(NamedTuple):
@@ -30,10 +37,12 @@ class Judged(NamedTuple):
     Attributes:
         met: Metric state of all these images.
         tasks: I-AUROC of each stage alone.
+        products: Values of each product, by product and name.
     """
 
     met: AnomalyMetrics
     tasks: list[float]
+    products: dict[str, dict[str, float]]
 
 
 class AnomalyStreamEvaluator(Evaluator):
@@ -42,7 +51,7 @@ class AnomalyStreamEvaluator(Evaluator):
     A stage's test images are those of the product types in its training images. With a_lj the I-AUROC after stage l on
     the test images of stage j, and m the current stage of a client:
 
-    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of stages 1 .. m together.
+    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of stages 1 .. m together, and of each product.
     - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after stage l.
     - ``forgetting``: mean over j < m of max_l a_lj - a_mj, j <= l < m (see `forgetting`).
     - ``i_auroc_task_j``: a_mj, from j = 1; NaN before a client has reached its stage j.
@@ -87,7 +96,8 @@ class AnomalyStreamEvaluator(Evaluator):
                 generator=torch.Generator(),  # otherwise the loader draws from the global generator
                 collate_fn=default_convert,  # data sets return whole batches
             )
-            self.judges[number] = AnomalyEvaluator(loader, images.has_masks, fabric, pro_limit)
+            products = [sample.category for sample in images.test]
+            self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit)
         longest = max(map(len, self.tasks))
         self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, longest + 1))
         self.metrics = (
@@ -118,23 +128,37 @@ class AnomalyStreamEvaluator(Evaluator):
         tasks = {holder: self.tasks[holder][: stage + 1] for holder, stage in stages.items()}
         met = {holder: frozenset[int]().union(*own) for holder, own in tasks.items()}
         scored = {
-            product: self.judges[product].score(client, product)
+            product: self.judges[product].states(client)
             for product in sorted(frozenset[int]().union(*met.values()))
         }
+        alone = {
+            product: {name: plain_values(state) for name, state in states.items()}
+            for product, states in scored.items()
+        }
         wanted = {*met.values(), *(task for own in tasks.values() for task in own)}
-        states = {products: _union(scored[product] for product in sorted(products)) for products in wanted}
+        states = {
+            products: union(state for product in sorted(products) for state in scored[product].values())
+            for products in wanted
+        }
         image_aurocs = {
             products: float(state.compute_local()["i_auroc"]) for products, state in states.items()
         }
         return {
-            holder: Judged(states[met[holder]], [image_aurocs[task] for task in own])
+            holder: Judged(
+                states[met[holder]],
+                [image_aurocs[task] for task in own],
+                {name: values for product in sorted(met[holder]) for name, values in alone[product].items()},
+            )
             for holder, own in tasks.items()
         }
 
     def _summarise(
         self, now: Mapping[int, Judged], stages: Mapping[int, int], earlier: Sequence[RoundReport]
     ) -> dict[str, Summary]:
-        of_met = summarise({client: judged.met for client, judged in now.items()})
+        of_met = with_products(
+            summarise({client: judged.met for client, judged in now.items()}),
+            over_clients({client: judged.products for client, judged in now.items()}),
+        )
         values: dict[int, dict[str, float]] = {}
         for client, judged in now.items():
             ends = {self.module.stage(client, report.round): report.metrics or {} for report in earlier}
@@ -156,11 +180,3 @@ class AnomalyStreamEvaluator(Evaluator):
             }
         sizes = {client: int(self.counts[client][: stages[client] + 1].sum()) for client in now}
         return {**of_met, **summarise_clients(values, sizes, ["forgetting"])}
-
-
-def _union(states: Iterable[AnomalyMetrics]) -> AnomalyMetrics:
-    first, *others = states
-    union = deepcopy(first)
-    for other in others:
-        union.merge_state(other)
-    return union

@@ -16,7 +16,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.federation.evaluator import Interview
 from lit_fedad.metrics.conformal import Calibration, wilson_interval
-from lit_fedad.metrics.federated import Summary, summary
+from lit_fedad.metrics.federated import Summary, summary, with_products
 
 RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate_foreign")
 """Names of the rates: of products that a client holds, and of all others."""
@@ -89,12 +89,13 @@ class Rate:
         return self.misses / self.anomalous if self.anomalous else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Returns numbers, rates and the 95 % interval of the false-alarm rate, as of so many images."""
+        """Returns numbers, rates and their 95 % intervals, as of so many images."""
         return {
             **vars(self),
             "false_alarm_rate": self.false_alarm_rate,
             "interval": list(wilson_interval(self.false_alarms, self.normal)),
             "miss_rate": self.miss_rate,
+            "miss_interval": list(wilson_interval(self.misses, self.anomalous)),
         }
 
 
@@ -113,8 +114,8 @@ def decide(
         alpha: Promised rate of false alarms.
 
     Returns:
-        By client: ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; and ``without_promise``,
-        the products about which no promise can be made.
+        By client: ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; ``held``, the products of
+        ``own``; and ``without_promise``, the products about which no promise can be made.
     """
     judged: dict[int, dict[str, Any]] = {}
     kinds = list(dict.fromkeys(images.products))
@@ -135,18 +136,38 @@ def decide(
             "foreign": Rate.mixed([(1, rate) for name, rate in products.items() if name not in held]),
         }
         mixed["own"] += nowhere
-        judged[client] = {**mixed, "products": products, "without_promise": silent}
+        own_products = [name for name in products if name in held]
+        judged[client] = {**mixed, "products": products, "held": own_products, "without_promise": silent}
     return judged
 
 
 def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summary]:
-    """Computes mean, worst, pooled and per-client values of `RATES` from what `decide` returns."""
-    found, pooled = {}, pooled_rates(judged)
+    """Computes mean, worst, pooled, per-client and per-product values of `RATES` from what `decide` returns."""
+    found, per_product, pooled, of_products = {}, {}, pooled_rates(judged), product_rates(judged)
     for name in RATES:
         side = "foreign" if name.endswith("_foreign") else "own"
         kind = name.removesuffix("_foreign")
         values = {client: getattr(own[side], kind) for client, own in sorted(judged.items())}
         found[name] = summary(values, getattr(pooled[side], kind), max)
+        per_product[name] = {product: getattr(rate, kind) for product, rate in of_products[side].items()}
+    return with_products(found, per_product)
+
+
+def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
+    """Averages what `decide` returns of each product over the clients that hold it, and over those that do not.
+
+    All clients judge the same images, so the numbers of images are those of one client: further clients make no
+    interval narrower.
+
+    Returns:
+        Rates by side, ``own`` and ``foreign``, and product; without images where no client is on that side.
+    """
+    found: dict[str, dict[str, Rate]] = {"own": {}, "foreign": {}}
+    for product in dict.fromkeys(name for own in judged.values() for name in own["products"]):
+        for side, rates in found.items():
+            chosen = [own for own in judged.values() if (product in own["held"]) == (side == "own")]
+            together = sum((own["products"][product] for own in chosen), Rate())
+            rates[product] = Rate(*(count / max(len(chosen), 1) for count in vars(together).values()))
     return found
 
 

@@ -359,7 +359,8 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
         return SemanticEvaluator(data.module, normal, anomalies, fabric, calibration, alphas(config)[0])
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
-    return AnomalyEvaluator(loader, data.images.has_masks, fabric, pro_limit)
+    products = [sample.category for sample in data.images.test]
+    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit)
 
 
 def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:

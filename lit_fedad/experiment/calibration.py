@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 
 from lit_fedad.config import Config
 from lit_fedad.contracts import Client
@@ -22,9 +23,9 @@ from lit_fedad.evaluation.decisions import (
     Rate,
     decide,
     evaluated_scores,
+    product_rates,
     summarise_rates,
 )
-from lit_fedad.federation.loop import Federation
 from lit_fedad.metrics.conformal import Calibration, needed_images
 
 if TYPE_CHECKING:
@@ -70,14 +71,15 @@ def calibration_scores(
 def judge(run: Run) -> None:
     """Calibrates all clients after the last round, and judges their decisions; in every process.
 
-    Sets `Run.calibration`, writes ``calibration.json``, and adds the rates to `Run.rates` and ``decisions`` to
-    ``result.json``, on the first process.
+    Sets `Run.calibration`, `Run.scores` and `Run.decisions`, writes ``calibration.json``, and adds the rates to
+    `Run.rates` and ``decisions`` to ``result.json``, on the first process.
     """
     federation, config, data = run.federation, run.config, run.data
     scores = calibration_scores(config, data.images, data.partition, data.module, run.fabric)
     run.calibration = calibrate(federation, federation.rounds, scores)
     promised = alphas(config)
-    run.decisions = decisions(federation, config, data, run.calibration, {*promised, *_DRAWN})
+    run.scores = evaluated_scores(federation, federation.rounds, data.module.test_dataloader(), run.fabric)
+    run.decisions = decisions(run.scores, config, data, run.calibration, {*promised, *_DRAWN})
     if not run.fabric.is_global_zero:
         return
     run.folder.save_json("calibration.json", run.calibration.to_json())
@@ -87,6 +89,10 @@ def judge(run: Run) -> None:
     run.extras["decisions"] = {
         f"{alpha:g}": {
             **summarise_rates(run.decisions[alpha]),
+            "products": {
+                side: {product: rate.to_json() for product, rate in rates.items()}
+                for side, rates in product_rates(run.decisions[alpha]).items()
+            },
             "clients": {client: _plain(own) for client, own in run.decisions[alpha].items()},
         }
         for alpha in promised
@@ -94,16 +100,20 @@ def judge(run: Run) -> None:
 
 
 def decisions(
-    federation: Federation, config: Config, data: Data, calibration: Calibration, promised: Iterable[float]
+    scores: Mapping[int, Tensor],
+    config: Config,
+    data: Data,
+    calibration: Calibration,
+    promised: Iterable[float],
 ) -> dict[float, dict[int, dict[str, Any]]]:
-    """Judges the decisions of all clients on the test images after the last round, by promised rate (`decide`)."""
-    loader, fabric = data.module.test_dataloader(), federation.fabric
-    scores = evaluated_scores(federation, federation.rounds, loader, fabric)
-    images = _evaluated(data.images, data.partition, config["calibration"]["by"] == "product")
+    """Judges the decisions of all clients on the test images by their scores (`decide`), by promised rate."""
+    images = evaluated_images(config, data)
     return {alpha: decide(scores, images, calibration, alpha) for alpha in promised}
 
 
-def _evaluated(images: Images, partition: Partition, by_product: bool) -> EvaluatedImages:
+def evaluated_images(config: Config, data: Data) -> EvaluatedImages:
+    """Describes a run's test images as its decisions are judged by them."""
+    images, partition = data.images, data.partition
     everyone = partition.calibration or ((),) * len(partition.clients)
     held = {
         client: Counter(images.train[index].category for index in (*own, *kept))
@@ -118,14 +128,15 @@ def _evaluated(images: Images, partition: Partition, by_product: bool) -> Evalua
         torch.tensor([sample.label for sample in images.test]),
         [sample.category for sample in images.test],
         held,
-        known=by_product,
+        known=config["calibration"]["by"] == "product",
     )
 
 
 def _plain(judged: Mapping[str, Any]) -> dict[str, Any]:
     products = {product: rate.to_json() for product, rate in judged["products"].items()}
     sides = {side: rate.to_json() for side, rate in judged.items() if isinstance(rate, Rate)}
-    return {**sides, "products": products, "without_promise": judged["without_promise"]}
+    lists = {name: judged[name] for name in ("held", "without_promise")}
+    return {**sides, "products": products, **lists}
 
 
 def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.stopping import RunStoppedError
@@ -30,11 +31,12 @@ class Tracking(RunCallback):
             self._tracker.metrics(flat_metrics(report), step=report.round)
 
     def on_rounds_end(self, run: Run) -> None:
-        """Records the rates of the shipped decisions, and the privacy measures of other callbacks."""
+        """Records the rates of the shipped decisions, the promised one, and privacy measures of other callbacks."""
         if self._tracker is None:
             return
         if run.rates:
-            self._tracker.metrics(flat_summaries(run.rates), run.federation.rounds)
+            promised = {"false_alarm_rate/promised": alphas(run.config)[0]}
+            self._tracker.metrics(flat_summaries(run.rates) | promised, run.federation.rounds)
         run.extras["tracking_run_id"] = self._tracker.run_id
         if privacy := run.extras.get("privacy"):
             values = {f"privacy/{name}": value for name, value in privacy.items()}
@@ -114,11 +116,15 @@ def flat_metrics(report: RoundReport) -> dict[str, float]:
 
 
 def flat_summaries(summaries: Mapping[str, Any]) -> dict[str, float]:
-    """Flattens metrics, each with its values over clients, into numbers for the tracker."""
+    """Flattens metrics, each with its values over clients and products, into numbers for the tracker."""
     flat: dict[str, float] = {}
     for name, values in summaries.items():
         flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
         flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
+        if "per_product" in values:
+            flat[f"{name}/mean_of_products"] = values["product_mean"]
+            for product, value in values["per_product"].items():
+                flat[f"{name}/product_{product.replace('/', '_')}"] = value
     return flat
 
 

@@ -1,6 +1,8 @@
 """Common parts of the metrics: states that merge, lists of samples that may be empty, and checks of batches."""
 
-from typing import Any
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +45,22 @@ class MergeableMetric(Metric):
             )
         super().merge_state(incoming_state)
         self._update_count += incoming_state.update_count if isinstance(incoming_state, Metric) else 1
+
+
+M = TypeVar("M", bound=MergeableMetric)
+
+
+def union(metrics: Iterable[M]) -> M:
+    """Merges metrics of disjoint samples to a new one; at least one, all of the same settings.
+
+    Raises:
+        ValueError: If there is none, or their settings differ.
+    """
+    first, *others = metrics
+    together = deepcopy(first)
+    for other in others:
+        together.merge_state(other)
+    return together
 
 
 def kept(samples: Tensor, device: torch.device) -> Tensor:

@@ -1,13 +1,13 @@
 """Accuracy of a client whose classes change over the stages of its stream, and summaries over clients."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lit_fedad.metrics.base import MergeableMetric, check_logits
-from lit_fedad.metrics.federated import Summary, summary
+from lit_fedad.metrics.federated import Summary, defined_mean, summary
 
 
 class ContinualAccuracy(MergeableMetric):
@@ -154,12 +154,6 @@ def forgetting(after: Mapping[int, Sequence[float]]) -> float:
         best = max((value for value in earlier if not math.isnan(value)), default=math.nan)
         drops.append(best - after[last][old])
     return defined_mean(drops)
-
-
-def defined_mean(values: Iterable[float]) -> float:
-    """Computes the mean of the values that are not NaN; NaN if there is none."""
-    defined = [value for value in values if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else math.nan
 
 
 def summarise_clients(

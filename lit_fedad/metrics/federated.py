@@ -5,9 +5,9 @@ widely when clients score on different scales, so both are reported under names 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
@@ -30,12 +30,14 @@ class ClientMetrics(Protocol):
 
 
 class Summary(TypedDict):
-    """One metric over a federation; NaN where undefined."""
+    """One metric over a federation, and over products where they are known (`with_products`); NaN where undefined."""
 
     mean: float
     worst: float
     pooled: float
     per_client: dict[int, float]
+    per_product: NotRequired[dict[str, float]]
+    product_mean: NotRequired[float]
 
 
 def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
@@ -72,14 +74,14 @@ def summarise(per_client: Mapping[int, ClientMetrics]) -> dict[str, Summary]:
     values: dict[int, dict[str, float]] = {}
     for client, metrics in sorted(per_client.items()):
         pooled.merge_state(metrics)
-        values[client] = {name: float(value) for name, value in metrics.compute_local().items()}
+        values[client] = plain_values(metrics)
     return {
         name: summary(
             {client: of_client[name] for client, of_client in values.items()},
-            float(value),
+            value,
             max if name in pooled.lower_is_better else min,
         )
-        for name, value in pooled.compute_local().items()
+        for name, value in plain_values(pooled).items()
     }
 
 
@@ -87,8 +89,70 @@ def summary(per_client: dict[int, float], pooled: float, worst: Callable[[list[f
     """Computes the mean and the worst of the defined values, and joins the pooled value to them."""
     defined = [value for value in per_client.values() if not math.isnan(value)]
     return {
-        "mean": math.fsum(defined) / len(defined) if defined else math.nan,
+        "mean": defined_mean(defined),
         "worst": worst(defined) if defined else math.nan,
         "pooled": pooled,
         "per_client": per_client,
     }
+
+
+def plain_values(metrics: ClientMetrics) -> dict[str, float]:
+    """Computes the values of a metric's own samples as plain floats, by name."""
+    return {name: float(value) for name, value in metrics.compute_local().items()}
+
+
+def defined_mean(values: Iterable[float]) -> float:
+    """Computes the mean of the values that are not NaN; NaN if there is none."""
+    defined = [value for value in values if not math.isnan(value)]
+    return math.fsum(defined) / len(defined) if defined else math.nan
+
+
+def over_clients(values: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Averages the clients' values of single products.
+
+    Args:
+        values: Of every client the values by product and name; a client may lack a product.
+
+    Returns:
+        By name and product the mean over the clients for which the value is defined; NaN if there is none.
+
+    Example:
+        >>> over_clients({0: {"nut": {"pro": 0.5}}, 1: {"nut": {"pro": 0.75}, "bolt": {"pro": math.nan}}})
+        {'pro': {'nut': 0.625, 'bolt': nan}}
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for of_client in values.values():
+        for product, own in of_client.items():
+            for name, value in own.items():
+                found.setdefault(name, {}).setdefault(product, []).append(value)
+    return {
+        name: {product: defined_mean(own) for product, own in by_product.items()}
+        for name, by_product in found.items()
+    }
+
+
+def with_products(
+    summaries: Mapping[str, Summary], per_product: Mapping[str, Mapping[str, float]]
+) -> dict[str, Summary]:
+    """Adds values of single products to summaries, and their mean over products, as tables of MVTec AD have it.
+
+    Args:
+        summaries: Summaries by name.
+        per_product: Values by name and product, of all or some of the names. A product for which a value is NaN, such
+            as the AUROC of one without an anomalous image, has no part in the mean.
+
+    Returns:
+        The summaries by name; a name that ``per_product`` lacks is left as it is.
+
+    Example:
+        >>> value = summary({0: 0.6}, 0.6, min)
+        >>> with_products({"pro": value}, {"pro": {"nut": 0.5, "bolt": math.nan, "cap": 0.75}})["pro"]["product_mean"]
+        0.625
+    """
+    added: dict[str, Summary] = {}
+    for name, value in summaries.items():
+        added[name] = value
+        if name in per_product:
+            own = dict(per_product[name])
+            added[name] = {**value, "per_product": own, "product_mean": defined_mean(own.values())}
+    return added

@@ -167,26 +167,27 @@ class Display:
 
         Args:
             result: `first`, `last` and `best`, each with the number of its `round` and a mapping for each
-                metric, with `mean` and `worst` (over the clients) and `pooled` (all test images as one set),
-                where None, NaN or a missing key means undefined; also `bytes_up`, `bytes_down` and
-                `seconds_per_round`, one number an exchange.
+                metric, with `mean` and `worst` (over the clients), `pooled` (all test images as one set) and, where
+                products are known, `per_product` and `product_mean`, where None, NaN or a missing key means
+                undefined; also `bytes_up`, `bytes_down` and `seconds_per_round`, one number an exchange.
         """
         rounds = {head: result[head] for head in ("first", "last", "best")}
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-        table.add_column("metric")
+        table, of_last = _table(), _spreads(result["last"])
         for head, metrics in rounds.items():
             star = "*" if constant_predictions(metrics) else ""
             table.add_column(f"{head} ({metrics['round']}){star}", justify="right")
-        table.add_column("worst client", justify="right")
-        table.add_column("pooled", justify="right")
+        for head in of_last:
+            table.add_column(head, justify="right")
         for metric in _listed(key for metrics in rounds.values() for key in metrics if key != "round"):
             cells = [metrics.get(metric, {}).get("mean") for metrics in rounds.values()]
-            cells += [result["last"].get(metric, {}).get(key) for key in ("worst", "pooled")]
+            cells += [result["last"].get(metric, {}).get(key) for key in of_last.values()]
             table.add_row(metric_title(metric), *(_metric(cell).strip() for cell in cells))
         up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print("")
         self._out.print(table)
-        self._print("Means over clients by round; worst client and pooled test set of the last round.")
+        self._print(f"Means over clients by round; {_said(of_last)} of the last round.")
+        if lacking := _without_value(result["last"]):
+            self._print(lacking)
         if "false_alarm_rate" in result["last"]:
             alpha = next(iter(result["decisions"]))
             self._print(
@@ -201,19 +202,19 @@ class Display:
         """Prints the metrics of one round.
 
         Args:
-            metrics: Each with `mean` and `worst` (over the clients) and `pooled` (all test images as one
-                set), where None or NaN means undefined.
+            metrics: Each with `mean` and `worst` (over the clients), `pooled` (all test images as one set) and, where
+                products are known, `per_product` and `product_mean`, where None or NaN means undefined.
         """
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-        table.add_column("metric")
-        for head in ("mean", "worst client", "pooled"):
+        table, spreads = _table(), {"mean": "mean", **_spreads(metrics)}
+        for head in spreads:
             table.add_column(head, justify="right")
         known = [metric for metric in METRIC_TITLES if metric in metrics]
         for metric in _listed([*known, *metrics]):
-            values = metrics[metric]
-            cells = [_metric(values[key]).strip() for key in ("mean", "worst", "pooled")]
+            cells = [_metric(metrics[metric].get(key)).strip() for key in spreads.values()]
             table.add_row(metric_title(metric), *cells)
         self._out.print(table)
+        if lacking := _without_value(metrics):
+            self._print(lacking)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:
         """Prints a table, one line a row however long; columns of numbers are aligned to the right.
@@ -356,6 +357,40 @@ def _listed(names: Iterable[str]) -> list[str]:
     """Metrics of the closing tables, once each: errors of single anomaly sets are only in the files."""
     errors = ("fe", "me", "fe_calibrated", "me_calibrated")
     return [name for name in dict.fromkeys(names) if metric_family(name) not in errors]
+
+
+def _table() -> Table:
+    """Creates a table of metrics, whose titles stay on one line where it is narrow."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("metric", no_wrap=True)
+    return table
+
+
+def _spreads(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values of a metric beside its mean over clients: key by heading."""
+    spreads = {"worst\nclient": "worst", "pooled": "pooled"}
+    if any("product_mean" in values for values in metrics.values() if isinstance(values, Mapping)):
+        spreads["mean of\nproducts"] = "product_mean"
+    return spreads
+
+
+def _said(spreads: Mapping[str, str]) -> str:
+    products = ", mean over products" if "product_mean" in spreads.values() else ""
+    return f"worst client, pooled test set{products}"
+
+
+def _without_value(metrics: Mapping[str, Any]) -> str | None:
+    """Names the products that have no part in the mean over products; None if all have."""
+    name = next(
+        (name for name, values in metrics.items() if name != "round" and "per_product" in values), None
+    )
+    if name is None:
+        return None
+    values = metrics[name]["per_product"]
+    lacking = [product for product, value in values.items() if value is None or math.isnan(value)]
+    if not lacking:
+        return None
+    return f"Without a normal or an anomalous test image, and in no mean over products: {', '.join(lacking)}."
 
 
 def _clean(message: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures of an experiment: data of the clients, curves over rounds, score histograms; and how they are saved."""
+"""Figures of an experiment: data of the clients, curves over rounds; and how they are saved."""
 
 import math
 import os
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike
 
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
@@ -141,44 +140,6 @@ def curves_figure(history: Mapping[int, Sequence[tuple[int, float]]], ylabel: st
         figure.legend(loc="outside right upper", **LEGEND)
     else:
         figure.legend(loc="outside upper center", ncols=3, **LEGEND)
-    return figure
-
-
-def score_figure(scores: ArrayLike, labels: ArrayLike, threshold: float | None) -> Figure:
-    """Draws histograms of the scores of normal and anomalous images, each as a share of its class.
-
-    Scores that are not finite are counted in the legend and not drawn.
-
-    Args:
-        scores: Image scores [N].
-        labels: 0 for normal, 1 for anomalous [N].
-        threshold: Decision threshold to mark; None for no mark.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ValueError: `scores` and `labels` differ in length.
-    """
-    score, label = np.asarray(scores, dtype=float), np.asarray(labels)
-    if score.shape != label.shape:
-        raise ValueError(f"{score.size} scores for {label.size} labels; expected one label a score")
-    finite = np.isfinite(score)
-    edges = np.histogram_bin_edges(score[finite], bins=30).tolist()
-
-    figure = blank_figure(_COLUMN, 2.3)
-    axes = labelled_axes(figure, "image score", "share of the class")
-    for value, name, colour in ((0, "normal", COLOURS[0]), (1, "anomalous", COLOURS[5])):
-        chosen = label == value
-        shown = score[chosen & finite]
-        lost = int(chosen.sum()) - shown.size
-        text = f"{name} (n = {chosen.sum()}" + (f", {lost} not finite)" if lost else ")")
-        look: dict[str, Any] = {"color": colour, "weights": np.full(shown.size, 1 / max(shown.size, 1))}
-        axes.hist(shown, edges, histtype="stepfilled", alpha=0.45, label=text, **look)
-        axes.hist(shown, edges, histtype="step", linewidth=1, **look)
-    if threshold is not None:
-        axes.axvline(threshold, color=DARK, linewidth=1, linestyle="--", label=f"threshold {threshold:.3g}")
-    figure.legend(loc="outside upper center", ncols=2, **LEGEND)
     return figure
 
 

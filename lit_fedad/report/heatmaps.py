@@ -1,5 +1,6 @@
 """Anomaly maps beside the images they were computed from: sheets, overlays, and the choice of cases."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from lit_fedad.report.figures import whole_file
 from lit_fedad.report.style import FONT_SIZE, blank_figure
@@ -141,8 +142,10 @@ def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float
     return np.rint((1 - opacity) * grey[..., None] + opacity * heat).astype(np.uint8)
 
 
-def save_heatmap(path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> Path:
-    """Writes the `overlay` of one image as PNG, pixel for pixel.
+def save_heatmap(
+    path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float, caption: str
+) -> Path:
+    """Writes the `overlay` of one image as PNG, pixel for pixel, and a caption in a strip below it.
 
     Args:
         path: File to write; missing folders are created.
@@ -150,6 +153,7 @@ def save_heatmap(path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: f
         anomaly_map: Anomaly scores [H, W].
         vmin: Score at the lower end of the colour scale.
         vmax: Score at its upper end.
+        caption: Short text, set as large as the width of the image allows.
 
     Returns:
         `path`.
@@ -157,7 +161,14 @@ def save_heatmap(path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: f
     Raises:
         ValueError: Image and map differ in size.
     """
-    picture = Image.fromarray(overlay(image, anomaly_map, vmin, vmax))
+    heat = Image.fromarray(overlay(image, anomaly_map, vmin, vmax))
+    size = float(np.clip(heat.width / 16, 9, 24))
+    strip = math.ceil(1.4 * size)
+    room = (heat.width - 2) / ImageFont.load_default(size).getlength(caption)
+    font = ImageFont.load_default(max(size * min(room, 1), 1))
+    picture = Image.new("RGB", (heat.width, heat.height + strip), "white")
+    picture.paste(heat)
+    ImageDraw.Draw(picture).text((heat.width / 2, heat.height + strip / 2), caption, "black", font, "mm")
     with whole_file(path) as part:
         picture.save(part, format="png")
     return path

@@ -101,3 +101,13 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def p_value_text(p_value: float) -> str:
+    """Formats a p-value for a caption.
+
+    Example:
+        >>> p_value_text(0.012345), p_value_text(1.0)
+        ('p = 0.0123', 'p = 1')
+    """
+    return f"p = {p_value:.3g}"

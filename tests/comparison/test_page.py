@@ -18,6 +18,7 @@ from lit_fedad.config import compose
 from lit_fedad.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.report.html import Commands, Gallery, Grid
+from lit_fedad.report.tables import UNKNOWN
 from lit_fedad.tracking.reading import TrackedRun, metric_history, tracked_runs
 
 UI = "http://127.0.0.1:5000"
@@ -104,6 +105,52 @@ def test_curves_spread_and_partitions(make_run, page_of):
     (partitions,) = section(page, "Partitions").blocks
     assert [picture.url for picture in partitions.pictures] == [f"{UI}/#/experiments/7/runs/a"]
     assert not [part for part in page.sections if part.title == "Privacy"]
+
+
+def with_products(run, false_alarms):
+    own = {"nut": 0.5, "bolt": None, "cap": 0.75}
+    run.result["last"] = {
+        **run.result["last"],
+        "pro": {"mean": 0.9, "per_product": own, "product_mean": 0.625},
+    }
+    rate = {"false_alarm_rate": false_alarms, "interval": [0.0018, 0.0545], "miss_rate": None}
+    rate["miss_interval"] = [None, None]
+    rates = {"false_alarm_rate": {"mean": false_alarms}, "miss_rate": {"mean": 0.5}}
+    products = {"own": {"nut": rate}, "foreign": {"nut": {}}}
+    run.result["decisions"] = {
+        "0.01": {**rates, "products": products},
+        "0.1": {**rates, "products": products},
+    }
+    return run
+
+
+def test_products_stand_beside_their_mean(make_run, page_of):
+    runs = [make_run("a", "feddymem", [0.5, 0.7]), make_run("b", "feddymem", [0.5, 0.7], seed=1)]
+    runs = [with_products(run, 0.01) for run in runs]
+    runs[1].result["last"]["pro"] = {"per_product": {"nut": 0.25, "cap": 0.25}, "product_mean": 0.25}
+    (grid,) = grids(page_of(runs), "Products")
+    assert grid.heads == ["run", "metric", "mean of products", "nut", "cap"]
+    assert texts(grid) == [["feddymem", "PRO", "0.4375", "0.3750", "0.5000"]]
+
+
+def test_seen_rates_stand_beside_the_promised_one(make_run, page_of):
+    run = with_products(make_run("a", "feddymem", [0.5, 0.7]), 0.01)
+    shutil.copy(run.files / "figures" / "partition.png", run.files / "figures" / "scores.png")
+    grid, gallery = section(page_of([run]), "Decisions").blocks
+    assert grid.heads[:3] == ["run, product", "promised", "false alarms"]
+    assert texts(grid) == [
+        ["feddymem, seed 0", "0.01", "0.0100", "0.5000", UNKNOWN, UNKNOWN],
+        ["nut", "0.01", "0.0100 (0.0018 to 0.0545)", *[UNKNOWN] * 3],
+        ["feddymem, seed 0", "0.1", "0.0100", "0.5000", UNKNOWN, UNKNOWN],
+    ]
+    assert [picture.caption for picture in gallery.pictures] == [
+        "Scores of each client beside its threshold: feddymem on textures, seed 0"
+    ]
+
+
+def test_runs_without_products_and_decisions_have_no_such_sections(make_run, page_of):
+    page = page_of([make_run("a", "feddymem", [0.5, 0.7])])
+    assert not {part.title for part in page.sections} & {"Products", "Decisions"}
 
 
 def test_attacks_are_shown_where_there_are_some(make_run, page_of):

@@ -63,8 +63,10 @@ def test_method_trains_and_writes_its_files(lab, method):
         assert stored[chosen]["aupimo"]["mean"] is None  # of so few pixels
         for metric in set(AnomalyEvaluator.metrics) - {"aupimo"}:
             values = stored[chosen][metric]
-            assert set(values) == {"mean", "worst", "pooled", "per_client"}
+            assert set(values) == {"mean", "worst", "pooled", "per_client", "per_product", "product_mean"}
             assert set(values["per_client"]) == clients
+            assert set(values["per_product"]) == set(stored["partition"]["products"])
+            assert 0 <= values["product_mean"] <= 1
             assert 0 <= values["worst"] <= values["mean"] <= 1
             assert 0 <= values["pooled"] <= 1
     best = max(values["i_auroc"] for values in stored["metrics"].values())

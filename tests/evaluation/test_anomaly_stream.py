@@ -150,6 +150,19 @@ def test_every_round_against_scikit_learn(played):
         assert own == pytest.approx(roc_auc_score(masks.ravel(), pixels.ravel()), abs=1e-3)
 
 
+def test_each_product_is_averaged_over_the_clients_that_have_met_it(played):
+    rounds, found = played
+    for round in range(ROUNDS + 1):
+        met = {client: MET[client][stage_of(client, round)] for client in (0, 1)}
+        expected = {
+            product: np.mean([i_auroc(rounds.client, c, round, product) for c in met if product in met[c]])
+            for product in set(met[0] + met[1])
+        }
+        assert found[round]["i_auroc"]["per_product"] == pytest.approx(expected)
+        assert found[round]["i_auroc"]["product_mean"] == pytest.approx(np.mean(list(expected.values())))
+    assert "per_product" not in found[ROUNDS]["forgetting"]
+
+
 def test_clients_are_summarised(played):
     rounds, found = played
     last = found[-1]

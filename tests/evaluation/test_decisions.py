@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from lit_fedad.evaluation.decisions import EvaluatedImages, decide, pooled_rates, summarise_rates
+from lit_fedad.evaluation.decisions import (
+    EvaluatedImages,
+    Rate,
+    decide,
+    pooled_rates,
+    product_rates,
+    summarise_rates,
+)
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 
 LABELS = torch.tensor([0, 0, 1, 1, 0, 1, 1])
@@ -80,3 +87,23 @@ def test_products_count_as_often_as_the_client_has_them():
     own = decide({0: SCORES}, skewed, CALIBRATION, alpha=0.2)[0]["own"]
     assert own.false_alarm_rate == pytest.approx(30 / 40 * 1 / 2 + 10 / 40 * 0)
     assert own.normal == pytest.approx(40**2 / (30**2 / 2 + 10**2 / 1))
+
+
+def test_products_are_averaged_over_those_that_hold_them_and_the_others():
+    judged = decide({0: SCORES, 1: SCORES}, images(), CALIBRATION, alpha=0.2)
+    rates = product_rates(judged)
+    # Both clients hold nuts and judge the same two normal ones: there are two, not four.
+    assert vars(rates["own"]["nut"]) == {"normal": 2, "false_alarms": 1, "anomalous": 2, "misses": 1}
+    assert rates["own"]["leaf"] == rates["foreign"]["leaf"]
+    assert vars(rates["foreign"]["nut"]) == vars(Rate())
+    found = summarise_rates(judged)
+    assert found["false_alarm_rate"]["per_product"] == {"nut": 0.5, "leaf": 0.0}
+    assert found["false_alarm_rate"]["product_mean"] == 0.25
+    assert math.isnan(found["miss_rate_foreign"]["per_product"]["nut"])
+    assert found["miss_rate_foreign"]["product_mean"] == 0.5
+
+
+def test_both_rates_have_their_interval():
+    shown = Rate(normal=100, false_alarms=1, anomalous=10, misses=10).to_json()
+    assert shown["interval"] == pytest.approx([0.0018, 0.0545], abs=1e-4)
+    assert shown["miss_interval"] == pytest.approx([0.7225, 1.0], abs=1e-4)

@@ -178,9 +178,17 @@ def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
     labels = torch.arange(12) % 2
     mask = (images[:, 0] > 0.5).byte() * labels[:, None, None].byte()
     batches = [
-        {"image": images[i : i + 5], "label": labels[i : i + 5], "mask": mask[i : i + 5]} for i in (0, 5, 10)
+        {
+            "image": images[i : i + 5],
+            "label": labels[i : i + 5],
+            "mask": mask[i : i + 5],
+            "index": torch.arange(12)[i : i + 5],
+        }
+        for i in (0, 5, 10)
     ]
-    evaluator = AnomalyEvaluator(batches, masks, Fabric(accelerator="cpu", devices=1))
+    evaluator = AnomalyEvaluator(batches, ["nut"] * 12, masks, Fabric(accelerator="cpu", devices=1))
     found = evaluator.summarise({0: evaluator.score(Localiser(maps), 0)})
     assert ("p_auroc" in found) == ("pro" in found) == (masks and maps)
     assert found["i_auroc"]["mean"] == pytest.approx(roc_auc_score(labels, images.mean((1, 2, 3))))
+    for values in found.values():
+        assert values["per_product"] == pytest.approx({"nut": values["mean"]}, nan_ok=True)

@@ -11,7 +11,6 @@ from lit_fedad.report.figures import (
     curves_figure,
     partition_figure,
     save_figure,
-    score_figure,
     stages_figure,
     whole_file,
 )
@@ -277,43 +276,6 @@ def test_no_client_is_refused():
         curves_figure({}, "y")
 
 
-def test_histograms_show_the_share_of_each_class():
-    generator = np.random.default_rng(2)
-    scores = np.concatenate([generator.normal(0, 1, 40), generator.normal(2, 1, 160)])
-    labels = np.repeat([0, 1], [40, 160])
-    figure = score_figure(scores, labels, threshold=1.25)
-    (axes,) = figure.axes
-    filled = [patch for patch in axes.patches if patch.get_fill()]
-    edges = np.linspace(scores.min(), scores.max(), 31)
-    for value, patch in zip((0, 1), filled, strict=True):
-        expected = np.histogram(scores[labels == value], edges)[0] / np.sum(labels == value)
-        corners = patch.get_xy()
-        assert corners[:, 1].max() == pytest.approx(expected.max())
-        middle = (edges[:-1] + edges[1:]) / 2
-        tops = [corners[np.searchsorted(corners[:61, 0], x), 1] for x in middle]
-        np.testing.assert_allclose(tops, expected, atol=1e-12)
-    (line,) = axes.lines
-    assert line.get_xdata() == [1.25, 1.25]
-    assert set(legend_texts(figure)) == {"normal (n = 40)", "anomalous (n = 160)", "threshold 1.25"}
-
-
-def test_scores_that_are_not_finite_are_counted_and_a_missing_class_is_no_error():
-    figure = score_figure([0.1, float("nan"), 0.4, float("inf")], [0, 0, 0, 0], threshold=None)
-    assert legend_texts(figure) == ["normal (n = 4, 2 not finite)", "anomalous (n = 0)"]
-    assert not figure.axes[0].lines
-
-
-def test_the_legend_of_a_histogram_is_not_cut_off():
-    figure = score_figure([1234.5, 2345.6, np.nan] * 5000, [0, 1, 1] * 5000, threshold=1999.123)
-    figure.canvas.draw()
-    assert inside(figure, figure.legends[0])
-
-
-def test_every_score_needs_a_label():
-    with pytest.raises(ValueError, match="3 scores for 2 labels"):
-        score_figure([1, 2, 3], [0, 1], None)
-
-
 def test_a_figure_is_saved_as_the_same_png_each_time(tmp_path):
     paths = [tmp_path / "new" / "a.png", tmp_path / "b.png"]
     for path in paths:
@@ -338,7 +300,6 @@ def test_pyplot_and_its_global_state_stay_untouched(tmp_path):
         partition_figure(COUNTS, PRODUCTS),
         stages_figure(STAGES, PRODUCTS),
         curves_figure({0: [(0, 1.0)]}, "y"),
-        score_figure([1], [0], 2.0),
     ]
     for figure in figures:
         save_figure(figure, tmp_path / "a.png")

@@ -124,9 +124,21 @@ def test_overlay_refuses_sizes_that_differ():
 
 def test_a_saved_heatmap_is_the_overlay_pixel_for_pixel(tmp_path):
     one = case()
-    path = save_heatmap(tmp_path / "maps" / "000.png", one.image, one.anomaly_map, 0.2, 0.9)
-    np.testing.assert_array_equal(np.asarray(Image.open(path)), overlay(one.image, one.anomaly_map, 0.2, 0.9))
+    path = save_heatmap(tmp_path / "maps" / "000.png", one.image, one.anomaly_map, 0.2, 0.9, "p = 0.0123")
+    found, expected = np.asarray(Image.open(path)), overlay(one.image, one.anomaly_map, 0.2, 0.9)
+    height, width, _ = expected.shape
+    np.testing.assert_array_equal(found[:height], expected)
+    assert found.shape[1] == width
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("side", [32, 128, 512])
+def test_the_caption_lies_within_the_strip_below(side, tmp_path):
+    image, flat = np.zeros((side, side, 3), np.uint8), np.zeros((side, side))
+    path = save_heatmap(tmp_path / "a.png", image, flat, 1.0, 2.0, "p = 0.00123")
+    strip = np.asarray(Image.open(path).convert("L"))[side:]
+    assert strip.min() < 128  # ink, and none at the borders
+    assert {*strip[0], *strip[-1], *strip[:, 0], *strip[:, -1]} == {255}
 
 
 def test_a_few_extreme_or_undefined_pixels_do_not_move_the_range():

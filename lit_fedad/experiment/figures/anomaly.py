@@ -1,8 +1,8 @@
-"""Figures of an anomaly detector's scores, and heatmaps of single images."""
+"""Heatmaps of single images, and their p-values."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import torch
 from lightning.fabric import Fabric
@@ -13,12 +13,13 @@ from lit_fedad.evaluation.predict import image_scores, predict_batch
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run
-from lit_fedad.report.figures import save_figure, score_figure
+from lit_fedad.report.figures import save_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
+from lit_fedad.report.naming import p_value_text
 
 
 def draw_heatmaps(run: Run) -> None:
-    """Draws the score distribution of the client with most data, and its best and worst cases where it localises.
+    """Draws the best and the worst cases of the client with most data, with their p-values, where it localises.
 
     Args:
         run: A run after its last round; ``evaluation.pictures`` is the number of best and of worst cases.
@@ -35,29 +36,28 @@ def draw_heatmaps(run: Run) -> None:
     labels = [sample.label for sample in data.images.test]
 
     # The client's process computes its predictions; the first process, which holds the calibration, draws.
-    def answer(client: Client, number: int) -> tuple[torch.Tensor, list[Case]] | None:
+    def answer(client: Client, number: int) -> list[tuple[int, float, Case]] | None:
         if number != largest:
             return None
         scores = image_scores(client, data.module.test_dataloader(), fabric)
-        cases = [
-            _case(client, data, fabric, i, float(scores[i])) for i in pick_cases(scores, labels, each, each)
-        ]
-        return scores, [case for case in cases if case is not None]
+        cases = {i: _case(client, data, fabric, i) for i in pick_cases(scores, labels, each, each)}
+        return [(i, float(scores[i]), case) for i, case in cases.items() if case is not None]
 
-    answered = federation.ask(federation.rounds, answer).get(largest)
-    if answered is None:
+    cases = federation.ask(federation.rounds, answer).get(largest)
+    if not cases:
         return
-    scores, cases = answered
-    limit = run.calibration.threshold(largest, alphas(run.config)[0])
-    threshold = limit if math.isfinite(limit) else None
-    save_figure(score_figure(scores, labels, threshold), folder / "figures" / "scores.png")
-    if cases:
-        above = "" if threshold is None else f" (threshold {threshold:.3g})"
-        title = f"Client {largest} on {data.images.name}: clearest cases, then hardest{above}"
-        save_figure(heatmap_sheet(cases, title), folder / "figures" / "heatmaps.png")
+    alpha, by_product = alphas(run.config)[0], run.config["calibration"]["by"] == "product"
+    captioned = []
+    for index, score, case in cases:
+        product = data.images.test[index].category if by_product else None
+        known = run.calibration.source(largest, alpha, product).scores
+        p_value = p_value_text(float(known.p_values(torch.tensor([score]))))
+        captioned.append(replace(case, caption=f"{case.caption}, score {score:.3g}, {p_value}"))
+    title = f"Client {largest} on {data.images.name}: clearest cases, then hardest (anomalous: p at most {alpha:g})"
+    save_figure(heatmap_sheet(captioned, title), folder / "figures" / "heatmaps.png")
 
 
-def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) -> Case | None:
+def _case(client: Client, data: Data, fabric: Fabric, index: int) -> Case | None:
     """Returns a test image with the client's prediction; None if its task does not localise."""
     assert isinstance(data.images, ImageSet)
     sample = data.images.test[index]
@@ -69,5 +69,5 @@ def _case(client: Client, data: Data, fabric: Fabric, index: int, score: float) 
         image=data.transform.raw(sample.path).numpy(),
         mask=data.transform.mask(sample.mask, sample.path).numpy() if data.images.has_masks else None,
         anomaly_map=anomaly_map[0].cpu().numpy(),
-        caption=f"{sample.category}: {sample.defect}, score {score:.3g}",
+        caption=f"{sample.category}: {sample.defect}",
     )

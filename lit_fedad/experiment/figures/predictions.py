@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.figures.anomaly import draw_heatmaps
-from lit_fedad.experiment.figures.calibration import draw_calibration
+from lit_fedad.experiment.figures.calibration import draw_calibration, draw_scores
 from lit_fedad.experiment.figures.semantic import show_representations
 from lit_fedad.experiment.run import Run, RunCallback
 
@@ -19,6 +19,7 @@ class Predictions(RunCallback):
             return
         if run.fabric.is_global_zero and run.decisions:
             draw_calibration(run)
+            draw_scores(run)
         if isinstance(run.data.images, SemanticSet):
             show_representations(run)
         elif isinstance(run.data.images, ImageSet):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,6 @@ from lit_fedad.experiment.figures.embedding import (
 )
 from lit_fedad.experiment.run import Run
 from lit_fedad.metrics.conformal import ScoreCounts
-from lit_fedad.report.figures import save_figure, score_figure
 from lit_fedad.report.representations import draw_representations
 from lit_fedad.report.tsne import tsne_layout
 from lit_fedad.tasks.contrastive import Contrastive
@@ -33,7 +30,7 @@ _IN_THE_PLANE = 500  # normal test images that t-SNE lays out, and as many anoma
 def show_representations(run: Run) -> None:
     """Draws test images in the first client's representation, with its decisions (FADngs Fig. 6 and FADngs Fig. 7).
 
-    Writes ``representations.png`` and ``scores.png``. A normal image belongs to the client with most training images of
+    Writes ``representations.png``. A normal image belongs to the client with most training images of
     its class. Where the client scores by the densities of all clients, its decisions by its own densities alone, with
     the same promise, are drawn beside.
 
@@ -63,8 +60,6 @@ def show_representations(run: Run) -> None:
         return
     features, scores, alone = answered
     threshold = run.calibration.threshold(first, alpha)
-    limit = threshold if math.isfinite(threshold) else None
-    save_figure(score_figure(scores, anomalous[indices], limit), figures / "scores.png")
     draw_representations(
         figures / "representations.png",
         tsne_layout(features),

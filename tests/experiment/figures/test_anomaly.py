@@ -1,5 +1,6 @@
 """The pictures of a run."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from lit_fedad.config import build
 from lit_fedad.contracts import Prediction
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_data, build_federation, build_model, build_partition
-from lit_fedad.experiment.figures import anomaly
+from lit_fedad.experiment.figures import anomaly, calibration
 from lit_fedad.experiment.figures import history as history_figures
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def drawn(monkeypatch):
     """What is handed to the figures, by the name of the figure."""
     calls = {}
-    figures = ("partition_figure", "stages_figure", "curves_figure", "score_figure", "heatmap_sheet")
+    figures = ("partition_figure", "stages_figure", "curves_figure", "heatmap_sheet")
     for name in (*figures, "communication_figure"):
         module = anomaly if hasattr(anomaly, name) else history_figures
         original = getattr(module, name)
@@ -55,7 +56,7 @@ def restored(tiny_run):
 
 
 def run_of(federation, data, fabric, folder, pictures, calibration):
-    config = {"evaluation": {"pictures": pictures, "alpha": 0.5}}
+    config = {"evaluation": {"pictures": pictures, "alpha": 0.5}, "calibration": {"by": "client"}}
     display = Display(quiet=True)
     return Run(config, RunFolder(folder), None, data, federation, fabric, display, calibration)
 
@@ -143,37 +144,55 @@ def test_nothing_measured_draws_nothing(tmp_path):
     assert not (tmp_path / "figures").exists()
 
 
-def test_the_largest_clients_scores_and_cases_with_its_threshold(restored, drawn, tmp_path):
+def test_the_largest_clients_cases_with_their_p_values(restored, drawn, tmp_path):
     federation, data, fabric = restored
     sizes = data.partition.sizes
     largest = int(np.argmax(sizes))
     anomaly.draw_heatmaps(
         run_of(federation, data, fabric, tmp_path, 2, limits({largest: 5.25, 1 - largest: 99.0}))
     )
-    scores, labels, threshold = drawn["score_figure"][0]
-    assert threshold == pytest.approx(5.25, rel=1e-3)
-    assert labels == [sample.label for sample in data.images.test]
-    metrics = federation.ask(
-        federation.rounds,
-        lambda client, _: anomaly.image_scores(client, data.module.test_dataloader(), fabric),
-    )
-    torch.testing.assert_close(scores, metrics[largest])
     cases, title = drawn["heatmap_sheet"][0]
     assert len(cases) == 4
     assert title.startswith(f"Client {largest} on textures")
-    assert title.endswith("(threshold 5.25)")
+    assert title.endswith("(anomalous: p at most 0.5)")
+    for case in cases:  # of one calibration image, p is 1/2 above it and else 1
+        score, p_value = re.search(r"score (\S+), p = (\S+)$", case.caption).groups()
+        assert float(p_value) == (0.5 if float(score) > 5.3 else 1)
     best = cases[0]
     assert best.image.shape == (32, 32, 3)
     assert best.mask.shape == best.anomaly_map.shape == (32, 32)
-    assert pictures(tmp_path) == {"heatmaps.png", "scores.png"}
+    assert pictures(tmp_path) == {"heatmaps.png"}
 
 
-def test_a_task_that_does_not_localise_still_has_its_scores(restored, monkeypatch, tmp_path):
+def test_a_task_that_does_not_localise_has_no_heatmaps(restored, monkeypatch, tmp_path):
     federation, data, fabric = restored
     monkeypatch.setattr(
         federation.client, "predict_step", lambda batch: Prediction(batch["image"].flatten(1).mean(1))
     )
     anomaly.draw_heatmaps(run_of(federation, data, fabric, tmp_path, 1, limits({})))
+    assert not (tmp_path / "figures").exists()
+
+
+def test_scores_of_the_largest_clients_beside_what_they_ship(restored, monkeypatch, tmp_path):
+    federation, data, fabric = restored
+    labels = torch.tensor([sample.label for sample in data.images.test])
+    scores = torch.arange(len(labels)).float()
+    run = run_of(federation, data, fabric, tmp_path, 2, limits({0: 5.25}))
+    run.scores = {1: scores + 1, 0: scores}
+    given = []
+    original = calibration.client_scores_figure
+    monkeypatch.setattr(
+        calibration, "client_scores_figure", lambda clients: given.append(clients) or original(clients)
+    )
+    calibration.draw_scores(run)
+    (clients,) = given
+    assert list(clients) == [0, 1]
+    assert clients[0].threshold == pytest.approx(5.25, rel=1e-3)
+    assert clients[0].counts.tolist() == [1]
+    assert np.isinf(clients[1].threshold)  # it has no calibration scores
+    for client, own in clients.items():
+        assert own.normal.tolist() == (scores + client)[labels == 0].tolist()
+        assert own.anomalous.tolist() == (scores + client)[labels == 1].tolist()
     assert pictures(tmp_path) == {"scores.png"}
 
 

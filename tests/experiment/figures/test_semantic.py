@@ -58,7 +58,6 @@ FADNGS = ["method=fadngs", *SMALL, *GENTLE, "public.count=10", "method.server.di
 ALL = {"representations.png", "scores.png", "capacities.png", "distance_correlation.png"}
 REPORTS = {
     "draw_representations": semantic,
-    "score_figure": semantic,
     "draw_score_boxes": capacities,
     "draw_correlation_heatmap": density_privacy,
 }
@@ -178,7 +177,7 @@ def test_clients_that_share_no_densities_have_one_decision_and_no_report(overrid
     for callback in (Predictions(), density_privacy.DensityPrivacy()):
         callback.on_rounds_end(run)
     assert run.extras == {}
-    assert drawn.keys() == {"draw_representations", "score_figure"}
+    assert drawn.keys() == {"draw_representations"}
     _, features, _, _, alone, _, judge = drawn["draw_representations"]
     assert features.shape == (len(laid_out(data)), 128)
     assert alone is None
