@@ -28,6 +28,7 @@ class TinyPyramid(nn.Module):
 
     channels = (3, 5)
     fingerprint = "tiny"
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
     def __init__(self) -> None:
         super().__init__()

@@ -304,7 +304,7 @@ def _labelled_data(
     if frozen_encoder(task) is not None:
         folder = cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
         datasets = frozen_datasets(images, task, folder, config["seed"], fabric, display)
-        return image_transform(config), *datasets
+        return image_transform(config, None), *datasets
     parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
     train, test = (
         SemanticDataset(*part, images.normal_classes, images.mean, images.std)
@@ -312,13 +312,13 @@ def _labelled_data(
         else LabelledDataset(*part, images.mean, images.std)
         for part in parts
     )
-    return image_transform(config), train, test
+    return image_transform(config, None), train, test
 
 
 def _image_data(
     config: Config, images: ImageSet, backbone: Backbone | None, fabric: Fabric, display: Display
 ) -> tuple[ImageTransform, Dataset, Dataset]:
-    transform = image_transform(config)
+    transform = image_transform(config, backbone)
     if transform.fit == "crop" and fabric.is_global_zero:
         marked = [(sample.mask, sample.path) for sample in images.test if sample.mask is not None]
         if lost := emptied_masks(marked, transform):

@@ -10,12 +10,20 @@ from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.tiles import Backbone, TiledPyramid
 
 
-def image_transform(config: Config) -> ImageTransform:
-    """Builds the transform from image files to the task's input; labelled sets have their own mean and deviation."""
+def image_transform(config: Config, backbone: Backbone | None) -> ImageTransform:
+    """Builds the transform from image files to the task's input.
+
+    Pixels are normalised as the backbone expects them; labelled sets have their own mean and deviation.
+
+    Args:
+        config: The configuration.
+        backbone: The frozen backbone, if there is one.
+    """
+    expected = {} if backbone is None else {"mean": backbone.mean, "std": backbone.std}
     source = config["data"].get("normal", config["data"])
     own = {key: source[key] for key in ("mean", "std") if key in source}
     given = {key: value for key, value in config["image"].items() if key not in TILING}
-    return call(ImageTransform, {**own, **given}, "image")
+    return call(ImageTransform, {**expected, **own, **given}, "image")
 
 
 def check_geometry(config: Config) -> None:

@@ -45,6 +45,7 @@ class FeaturePyramid(nn.Module):
     Attributes:
         channels: C_l of each layer.
         strides: H / H_l of each layer.
+        mean, std: Means and standard deviations of the channels by which the model expects images to be normalised.
         fingerprint: SHA-256 over architecture, layers and weights: equal fingerprints, equal features.
         provenance: Origin of the weights, for the record of a run.
     """
@@ -62,6 +63,8 @@ class FeaturePyramid(nn.Module):
             "sha256": self.fingerprint,
         }
         config = features.model.pretrained_cfg
+        self.mean: tuple[float, ...] = tuple(config["mean"])
+        self.std: tuple[float, ...] = tuple(config["std"])
         self._fixed_size = bool(config.get("fixed_input_size")) and not dynamic_size(name)
         # On a CPU the convolutions are up to twice as fast in this layout.
         self.features: nn.Module = features.to(memory_format=torch.channels_last)

@@ -12,8 +12,6 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.backbones import FeaturePyramid
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what backbones of ImageNet expect
-
 
 class FrozenEncoder(nn.Module):
     """Frozen features of an image, and a trainable residual network on them.
@@ -60,8 +58,8 @@ class FrozenEncoder(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
             self.network = nn.Sequential(nn.Linear(self.num_features, hidden), nn.ReLU(), last)
-        # Pixels as the backbone sees them are (x std + mean - _MEAN) / _STD of pixels x as the data set has them.
-        expected = torch.tensor(_MEAN).view(-1, 1, 1), torch.tensor(_STD).view(-1, 1, 1)
+        # Pixels as the backbone sees them are (x std + mean - its mean) / its std of pixels x as the data set has them.
+        expected = torch.tensor(backbone.mean).view(-1, 1, 1), torch.tensor(backbone.std).view(-1, 1, 1)
         given = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
         self.register_buffer("pixel_mean", (expected[0] - given[0]) / given[1], persistent=False)
         self.register_buffer("pixel_std", expected[1] / given[1], persistent=False)

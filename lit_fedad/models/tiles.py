@@ -35,7 +35,7 @@ class TiledPyramid(nn.Module):
         at_once: Tiles that the backbone sees in one call; None for as many as `PIXELS_AT_ONCE` hold.
 
     Attributes:
-        channels, strides, provenance: Those of the backbone.
+        channels, strides, mean, std, provenance: Those of the backbone.
         fingerprint: The backbone's, the tile's and the overlap's.
         count: Number of tiles of an image.
 
@@ -58,6 +58,7 @@ class TiledPyramid(nn.Module):
         _check(size, tile, overlap, unit)
         self.backbone = backbone
         self.channels, self.strides = backbone.channels, backbone.strides
+        self.mean, self.std = backbone.mean, backbone.std
         self.provenance: dict[str, Any] = backbone.provenance
         whole = f"{backbone.fingerprint} tile {tile} overlap {overlap} v1"
         self.fingerprint = hashlib.sha256(whole.encode()).hexdigest()

@@ -18,12 +18,12 @@ from sklearn.metrics import roc_auc_score
 from lit_fedad.config import build
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
-from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import ScoreCounts
@@ -124,7 +124,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     model = build_model(config, ["a", "b"])
     model.restore(tiny_run, config, 0, make_fabric(accelerator="cpu"))
     samples = [Sample(photos / row["path"], "new") for row in rows]
-    dataset = ImageDataset(samples, ImageTransform(**config["image"]))
+    dataset = ImageDataset(samples, image_transform(config, model.backbone))
     module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
     trainer = L.Trainer(
         accelerator="cpu",

@@ -14,6 +14,7 @@ class Local(nn.Module):
     """Two layers of means over squares: a position sees nothing beyond itself, so tiles must not show at all."""
 
     channels, strides, fingerprint, provenance = (3, 3), (4, 8), "local", {"name": "local"}
+    mean, std = (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)
 
     def forward(self, images):
         assert not images.requires_grad

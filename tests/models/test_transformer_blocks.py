@@ -6,7 +6,9 @@ import pytest
 import timm
 import torch
 
+from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.models.transformer_blocks import dynamic_size
 
@@ -56,6 +58,18 @@ def test_sizes_that_do_not_fit_are_said_in_one_line(name, size, said):
         backbone(name, (0,))(torch.zeros(1, 3, *size))
     assert str(error.value).endswith("give another image.size")
     assert "\n" not in str(error.value)
+
+
+def test_images_are_normalised_as_the_model_expects():
+    config = {"data": {}, "image": {"size": 64}}
+    own = image_transform(config, backbone("test_vit", (0,)))
+    assert (own.mean, own.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    usual = image_transform(config, backbone("test_resnet", (1,)))
+    assert (usual.mean, usual.std) == (IMAGENET_MEAN, IMAGENET_STD)
+    labelled = image_transform(
+        {**config, "data": {"mean": [0.1] * 3, "std": [0.2] * 3}}, backbone("test_vit", (0,))
+    )
+    assert labelled.mean == (0.1, 0.1, 0.1)
 
 
 def test_a_block_that_there_is_not_is_said():
