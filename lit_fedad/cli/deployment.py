@@ -1,4 +1,4 @@
-"""The commands that use a finished run: ``evaluate``, ``predict`` and ``export``."""
+"""The commands that use a finished run: ``evaluate``, ``predict``, ``export`` and ``watch``."""
 
 from __future__ import annotations
 
@@ -108,3 +108,17 @@ def export(options: Sequence[str]) -> None:
     export.export(
         chosen.run, chosen.client, chosen.format, chosen.images, chosen.out, chosen.product, overrides
     )
+
+
+def watch(options: Sequence[str]) -> None:
+    """Scores a folder of images as it grows, and says when they drift.
+
+    Args:
+        options: Those of `WatchOptions`, and overrides such as ``backbone.weights=FILE``.
+
+    Raises:
+        UserError: For bad input.
+    """
+    from lit_fedad.deployment.watch import WatchOptions, watch
+
+    watch(*read(WatchOptions, options, "watch"))

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lit_fedad.cli.deployment import evaluate, export, predict
+from lit_fedad.cli.deployment import evaluate, export, predict, watch
 from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
@@ -147,6 +147,17 @@ COMMANDS = {
                 "score new images: CSV of scores, p-values and decisions, one heatmap an image"
             )
         },
+    ),
+    "watch": Command(
+        watch,
+        {
+            f"{_RUN} images=FOLDER [client=N] [product=NAME] [alpha=A] [run_length=10000] [window=200]"
+            " [interval=10] [once=false] [out=DIR] [backbone.weights=FILE]": (
+                "score a folder as it grows, and raise an alarm when images drift, at most one in run_length images by"
+                " chance; once=true looks once; the same command continues"
+            )
+        },
+        continues=True,
     ),
     "export": Command(
         export,

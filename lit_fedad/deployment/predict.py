@@ -147,7 +147,7 @@ def predict(
     return scores
 
 
-def _readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
+def readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
     """Reads images as input of the task; warns of those that cannot be read."""
     images = {}
     for path in paths:
@@ -173,7 +173,7 @@ class _Classify:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows."""
-        images = _readable(paths, self.transform, self.display)
+        images = readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
         if images:
             batch = {"image": torch.stack(list(images.values()))}
@@ -222,7 +222,7 @@ class _Detect:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows; unreadable images have no score and no heatmap."""
-        images = _readable(paths, self.transform, self.display)
+        images = readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         if images:
             prediction = predict_batch(
@@ -263,20 +263,32 @@ def image_files(root: Path, destination: Path) -> list[Path]:
     Raises:
         UserError: If there is no image.
     """
-    if not root.exists():
-        raise UserError(f"images={root}: no such file or folder")
     made = destination.resolve() / "heatmaps"
-    found = [
-        path
-        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not path.name.startswith(".")
-        and path.is_file()
-        and not path.resolve().is_relative_to(made)
-    ]
+    found = [path for path in find_images(root) if not path.resolve().is_relative_to(made)]
     if not found:
         raise UserError(f"images={root}: no image there ({', '.join(IMAGE_SUFFIXES)})")
     return found
+
+
+def find_images(root: Path) -> list[Path]:
+    """Lists the images in a folder, of which there may be none, and those in all folders within it.
+
+    Args:
+        root: The folder, or one image.
+
+    Returns:
+        Their paths, in alphabetical order.
+
+    Raises:
+        UserError: If there is no such folder or file.
+    """
+    if not root.exists():
+        raise UserError(f"images={root}: no such file or folder")
+    return [
+        path
+        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
+        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+    ]
 
 
 def choose_client(client: int | None, sizes: Sequence[int], calibrated: Collection[int]) -> int:

@@ -23,7 +23,7 @@ from lit_fedad.guards.text import redact, redacted
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.tracking.reading import find_run_folder
 
-_FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
+_FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export", "watch")
 _LISTED = ("config.yaml", "calibration.json", "result.json")  # in the manifest
 # Those by which a run's folder is recognised are removed last.
 _FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
