@@ -61,6 +61,7 @@ class WatchOptions:
         window: Last images that uniformity of p-values and the stability index look at.
         interval: Seconds between two looks at the folder.
         once: Whether to look once, and end.
+        version: Number of the detector's version: 0 as it was trained, None for the newest.
         out: Folder of the log; None for ``watch/client_N`` in the run's folder.
     """
 
@@ -73,6 +74,7 @@ class WatchOptions:
     window: int = 200
     interval: float = 10
     once: bool = False
+    version: int | None = None
     out: str | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         UserError: If there is no such complete run, client, product or folder, the run detects no anomalies or holds no
             calibration scores, or the folder of the log holds another watch.
     """
-    folder, result, config = complete_run(options.run, overrides)
+    folder, result, config = complete_run(options.run, overrides, options.version)
     model = same_model(config, result)
     if model.task.kind == "classification":
         raise UserError(f"{folder.path}: a classifier has no scores of anomalies to watch")
@@ -126,7 +128,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         test = DriftTest(like, options.run_length, config["seed"])
         stream = _Stream(rule, like, test, options.window)
         camera = _Camera(model.client, fabric, image_transform(config), config["evaluation"]["batch_size"])
-        watcher = _Watcher(Path(options.images), log, stream, camera, Display(), folder.path, name)
+        watcher = _Watcher(Path(options.images), log, stream, camera, Display(), folder, name)
         watcher.look()
         while not options.once:
             time.sleep(options.interval)
@@ -218,7 +220,7 @@ class _Watcher:
     stream: _Stream
     camera: _Camera
     display: Display
-    run: Path
+    run: RunFolder
     place: str
 
     def __post_init__(self) -> None:
@@ -308,11 +310,12 @@ class _Watcher:
         """Adds counts and statistics to the run's record in MLflow."""
         numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
         numbers["alarms"] = len(found["alarms"])
-        metrics = {f"{self.place}/{name}": value for name, value in numbers.items()}
-        delivery = amend(self.run, metrics, found["images"], [summary], self.place)
+        place, home = self.run.place(self.place), self.run.home.path
+        metrics = {f"{place}/{name}": value for name, value in numbers.items()}
+        delivery = amend(home, metrics, found["images"], [summary], place)
         if delivery.pending:
             self.display.warn(
-                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={self.run}"
+                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={home}"
             )
         self.log.tracked = found["images"]
         self.log.save()

@@ -118,7 +118,7 @@ def test_help_does_not_wait_for_lightning():
         (("predict", "run=x", "images=y", "client=first"), "predict.client='first' must be int or null"),
         (("export", "run=x", "formats=pt2"), "export has no key 'formats'; did you mean 'format'?"),
         (("watch", "run=x", "images=y", "once=maybe"), "watch.once='maybe' must be bool"),
-        (("watch", "run=x", "images=y", "run_length=0"), "watch.run_length=0 must be at least 1"),
+        (("watch", "run=x", "images=y", "run_length=0"), "watch.run_length=0.0 must be at least 1"),
         (("privacy", "run=x"), "privacy needs 'attack'"),
         (
             ("privacy", "run=x", "attack=lire"),
