@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.sample import ImageSet
@@ -27,6 +26,8 @@ from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
+
+from torchvision.transforms.functional import gaussian_blur  # isort: skip  (lit_fedad makes it importable)
 
 _BATCH = 16
 _CHANGES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -129,7 +129,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         stream = _Stream(rule, like, test, options.window)
         camera = _Camera(model.client, fabric, image_transform(config), config["evaluation"]["batch_size"])
         watcher = _Watcher(Path(options.images), log, stream, camera, Display(), folder, name)
-        watcher.look()
+        watcher.look(report=True)
         while not options.once:
             time.sleep(options.interval)
             watcher.look()
@@ -229,10 +229,10 @@ class _Watcher:
         self.stream.add([float(row["score"]) for row in rows if row["score"]])
         self.stream.unreadable = len(rows) - len(self.stream.scores)
 
-    def look(self) -> None:
-        """Scores the images that are new, and reports if there are any."""
-        new, before = self._new(), len(self.stream.steps)
-        if not new and before:
+    def look(self, report: bool = False) -> None:
+        """Scores the images that are new, and reports if there are any, or if it is asked for."""
+        new = self._new()
+        if not new and not report:
             return
         alarms = len(self.stream.alarms)
         with self.display.progress("Scoring") as progress:
@@ -312,7 +312,12 @@ class _Watcher:
         numbers["alarms"] = len(found["alarms"])
         place, home = self.run.place(self.place), self.run.home.path
         metrics = {f"{place}/{name}": value for name, value in numbers.items()}
-        delivery = amend(home, metrics, found["images"], [summary], place)
+        try:
+            with self.run.home.locked():
+                delivery = amend(home, metrics, found["images"], [summary], place)
+        except UserError as error:
+            self.display.warn(f"not tracked before the next images: {error}")
+            return
         if delivery.pending:
             self.display.warn(
                 f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={home}"
