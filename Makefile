@@ -10,7 +10,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict export sweep report screenshots privacy pretrain test coverage test-slow test-matrix lint format ui bench clean
+TASKS   := help install train evaluate predict watch update export sweep report screenshots privacy pretrain test coverage test-slow test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -41,6 +41,12 @@ evaluate: $(READY) ## Recompute a run's metrics: ARGS="run=DIR or id"
 
 predict: $(READY) ## Score new images: ARGS="run=DIR or id images=FOLDER"
 	@$(BIN)/lit-fedad predict $(ARGS)
+
+watch: $(READY) ## Score a folder as it grows, with an alarm of drift: ARGS="run=DIR or id images=FOLDER"
+	@$(BIN)/lit-fedad watch $(ARGS)
+
+update: $(READY) ## Fold new normal images into a detector made of sums: ARGS="run=DIR or id images=FOLDER"
+	@$(BIN)/lit-fedad update $(ARGS)
 
 sweep: $(READY) ## Join a study as a worker: STUDY=, N_TRIALS=, ARGS="storage=... out=DIR"
 	@$(BIN)/lit-fedad sweep study=$(STUDY) $(if $(N_TRIALS),n_trials=$(N_TRIALS)) $(ARGS)

@@ -1,4 +1,4 @@
-"""The commands that use a finished run: ``evaluate``, ``predict`` and ``export``."""
+"""The commands that use a finished run: ``evaluate``, ``predict``, ``watch``, ``update`` and ``export``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ class EvaluateOptions:
 
     Attributes:
         run: MLflow run id, or the run's folder.
+        version: Number of the detector's version: 0 as it was trained, None for the newest.
     """
 
     run: str
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class PredictOptions:
         out: Folder of the scores; None for ``predictions`` in the run's folder.
         alpha: Promised rate of false alarms; None for the run's.
         product: Product that all images show, where it is known.
+        version: As for `EvaluateOptions`.
     """
 
     run: str
@@ -38,6 +41,7 @@ class PredictOptions:
     out: str | None = None
     alpha: float | None = None
     product: str | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class ExportOptions:
         images: Folder of images that live and exported detector are compared on; None for random ones alone.
         out: Folder of the files; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known.
+        version: As for `EvaluateOptions`.
     """
 
     run: str
@@ -59,6 +64,7 @@ class ExportOptions:
     images: str | None = None
     out: str | None = None
     product: str | None = None
+    version: int | None = None
 
 
 def evaluate(options: Sequence[str]) -> None:
@@ -73,7 +79,7 @@ def evaluate(options: Sequence[str]) -> None:
     chosen, overrides = read(EvaluateOptions, options, "evaluate")
     from lit_fedad.deployment import predict
 
-    predict.evaluate(chosen.run, overrides)
+    predict.evaluate(chosen.run, overrides, chosen.version)
 
 
 def predict(options: Sequence[str]) -> None:
@@ -89,7 +95,14 @@ def predict(options: Sequence[str]) -> None:
     from lit_fedad.deployment import predict
 
     predict.predict(
-        chosen.run, chosen.images, chosen.client, chosen.out, chosen.alpha, chosen.product, overrides
+        chosen.run,
+        chosen.images,
+        chosen.client,
+        chosen.out,
+        chosen.alpha,
+        chosen.product,
+        chosen.version,
+        overrides,
     )
 
 
@@ -106,5 +119,40 @@ def export(options: Sequence[str]) -> None:
     from lit_fedad.deployment import export
 
     export.export(
-        chosen.run, chosen.client, chosen.format, chosen.images, chosen.out, chosen.product, overrides
+        chosen.run,
+        chosen.client,
+        chosen.format,
+        chosen.images,
+        chosen.out,
+        chosen.product,
+        chosen.version,
+        overrides,
     )
+
+
+def watch(options: Sequence[str]) -> None:
+    """Scores a folder of images as it grows, and says when they drift.
+
+    Args:
+        options: Those of `WatchOptions`, and overrides such as ``backbone.weights=FILE``.
+
+    Raises:
+        UserError: For bad input.
+    """
+    from lit_fedad.deployment.watch import WatchOptions, watch
+
+    watch(*read(WatchOptions, options, "watch"))
+
+
+def update(options: Sequence[str]) -> None:
+    """Folds new normal images into a detector, as a new version of it.
+
+    Args:
+        options: Those of `UpdateOptions`, and overrides such as ``data.root=DIR``.
+
+    Raises:
+        UserError: For bad input.
+    """
+    from lit_fedad.deployment.update import UpdateOptions, update
+
+    update(*read(UpdateOptions, options, "update"))

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lit_fedad.cli.deployment import evaluate, export, predict
+from lit_fedad.cli.deployment import evaluate, export, predict, update, watch
 from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
@@ -135,7 +135,7 @@ COMMANDS = {
     "evaluate": Command(
         evaluate,
         {
-            f"{_RUN} [data.root=DIR] [backbone.weights=FILE]": (
+            f"{_RUN} [version=N] [data.root=DIR] [backbone.weights=FILE]": (
                 "recompute a finished run's metrics from its last checkpoint"
             )
         },
@@ -143,15 +143,36 @@ COMMANDS = {
     "predict": Command(
         predict,
         {
-            f"{_RUN} images=FOLDER [client=N] [alpha=A] [product=NAME] [out=DIR] [backbone.weights=FILE]": (
+            f"{_RUN} images=FOLDER [client=N] [alpha=A] [product=NAME] [version=N] [out=DIR]"
+            " [backbone.weights=FILE]": (
                 "score new images: CSV of scores, p-values and decisions, one heatmap an image"
+            )
+        },
+    ),
+    "watch": Command(
+        watch,
+        {
+            f"{_RUN} images=FOLDER [client=N] [product=NAME] [alpha=A] [run_length=10000] [window=200]"
+            " [interval=10] [once=false] [version=N] [out=DIR] [backbone.weights=FILE]": (
+                "score a folder as it grows, and raise an alarm when images drift, at most one in run_length images by"
+                " chance; once=true looks once; the same command continues"
+            )
+        },
+        continues=True,
+    ),
+    "update": Command(
+        update,
+        {
+            f"{_RUN} images=FOLDER [client=N] [product=NAME] [data.root=DIR] [backbone.weights=FILE]": (
+                "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
+                " the method, and a new version beside the old"
             )
         },
     ),
     "export": Command(
         export,
         {
-            f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [images=FOLDER] [out=DIR]": (
+            f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [version=N] [images=FOLDER] [out=DIR]": (
                 "write a trained detector with its decision rule and model card, and check it against the live one"
             )
         },

@@ -77,6 +77,35 @@ class StreamDataModule(FederatedDataModule):
         return self._now[1]
 
 
+class LastStages(FederatedDataModule):
+    """Training images of clients of which all stages have come: each holds its last one.
+
+    Args:
+        train: As in `FederatedDataModule`.
+        test: As in `FederatedDataModule`.
+        stages: As in `StreamDataModule`.
+        batch_size: As in `FederatedDataModule`.
+        eval_batch_size: As in `FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        train: Dataset,
+        test: Dataset,
+        stages: Sequence[Sequence[Sequence[int]]],
+        batch_size: int = 10,
+        eval_batch_size: int = 32,
+    ) -> None:
+        union = [[index for stage in own for index in stage] for own in stages]
+        super().__init__(train, test, union, batch_size, eval_batch_size)
+        self._now = _Held(train, test, [own[-1] for own in stages], batch_size, eval_batch_size)
+        self._now.held = {client: len(own) - 1 for client, own in enumerate(stages)}
+
+    def at(self, round: int) -> FederatedDataModule:
+        """Returns the data of the last stages, whatever the round."""
+        return self._now
+
+
 class _Held(FederatedDataModule):
     """The data that the clients hold in one round."""
 

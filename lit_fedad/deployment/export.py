@@ -19,7 +19,7 @@ from lit_fedad.deployment.decision_rule import decision_rule
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.formats import check_formats
 from lit_fedad.deployment.model_card import Facts, model_card
-from lit_fedad.deployment.predict import choose_client, image_files
+from lit_fedad.deployment.predict import choose_client, image_files, named_version
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.calibration import alphas
@@ -45,6 +45,7 @@ def export(
     images: str | None = None,
     out: str | None = None,
     product: str | None = None,
+    version: int | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a trained client's detector, its preprocessing and its model card, and checks what it wrote.
@@ -58,6 +59,7 @@ def export(
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known: it chooses the calibration scores.
+        version: Number of the detector's version: 0 as it was trained, None for the newest.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
@@ -68,7 +70,7 @@ def export(
             method's prediction cannot be written down as a graph, or a file computes something else than the client.
     """
     chosen = check_formats(formats)
-    folder, result, config = complete_run(run, overrides)
+    folder, result, config = complete_run(run, overrides, version)
     model = same_model(config, result)
     classifies = model.task.kind == "classification"
     calibration = Calibration({}, shared=False) if classifies else folder.calibration()
@@ -103,15 +105,16 @@ def export(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     files = [*(destination / file.name for file in written), how, card]
-    delivery = amend(folder.path, {}, config["rounds"], files, f"export/client_{number}")
+    place = folder.place(f"export/client_{number}")
+    delivery = amend(folder.home.path, {}, config["rounds"], files, place)
     if delivery.pending:
         display.warn(
-            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={folder.path}"
+            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={folder.home.path}"
         )
     for file in written:
         display.note(
-            f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from client {number}"
-            f" on {facts.compared_images}"
+            f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from client"
+            f" {number}{named_version(result)} on {facts.compared_images}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])
     return destination

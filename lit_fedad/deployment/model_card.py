@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.deployment.decision_rule import DecisionRule
+from lit_fedad.deployment.predict import named_version
 from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.text import printable_lines
 from lit_fedad.report.markdown import markdown_table
@@ -105,7 +106,7 @@ def model_card(facts: Facts) -> str:
     result, partition = facts.result, facts.result["partition"]
     kind = "classifier" if facts.classifies else "anomaly detector"
     return _template().render(
-        title=f"{result['method']} {kind}, {result['data']}, client {facts.client}",
+        title=f"{result['method']} {kind}, {result['data']}, client {facts.client}{named_version(result)}",
         summary=_summary(facts),
         classifies=facts.classifies,
         random_backbone=result["backbone"]["taken"] == "random",

@@ -36,12 +36,15 @@ COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")
 CLASS_COLUMNS = ("path", "class", "probability")
 
 
-def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
+def evaluate(
+    run: str, overrides: Mapping[str, str] | None = None, version: int | None = None
+) -> dict[str, Any]:
     """Recomputes a run's metrics from its last checkpoint, and writes ``evaluation.json``.
 
     Args:
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine, such as ``data.root``.
+        version: Number of the version: 0 for the run as it was trained, None for the newest.
 
     Returns:
         Metrics as ``last`` in ``result.json``.
@@ -51,7 +54,7 @@ def evaluate(run: str, overrides: Mapping[str, str] | None = None) -> dict[str, 
     """
     progress = Progress()
     with RunFolder.find(run).locked():
-        finished = reopen(run, overrides, [progress])
+        finished = reopen(run, overrides, [progress], version)
         federation, folder, display = finished.federation, finished.folder, finished.display
         last = finished.config["rounds"]
         progress.start(display, "Evaluation")
@@ -78,6 +81,7 @@ def predict(
     out: str | None = None,
     alpha: float | None = None,
     product: str | None = None,
+    version: int | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Scores new images with a trained client, and writes ``scores.csv`` and one heatmap an image.
@@ -94,6 +98,7 @@ def predict(
         out: Folder to write to; None for ``predictions`` in the run's folder.
         alpha: Promised rate of false alarms; None for the run's own.
         product: Product that all images show, where it is known: it chooses the calibration scores.
+        version: Number of the detector's version: 0 as it was trained, None for the newest.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
@@ -105,7 +110,7 @@ def predict(
         UserError: If there is no such complete run, client, product or image, or the backbone differs from the run's;
             also if an image could not be read, after all others are scored.
     """
-    folder, result, config = complete_run(run, overrides)
+    folder, result, config = complete_run(run, overrides, version)
     model = same_model(config, result)
     classifies = model.task.kind == "classification"
     calibration = Calibration({}, shared=False) if classifies else folder.calibration()
@@ -141,7 +146,7 @@ def predict(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
-    display.note(f"client {number}: {scorer.summary(rows)}")
+    display.note(f"client {number}{named_version(result)}: {scorer.summary(rows)}")
     display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
     if read < len(rows):
         raise UserError(
@@ -150,7 +155,7 @@ def predict(
     return scores
 
 
-def _readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
+def readable(paths: Sequence[Path], transform: ImageTransform, display: Display) -> dict[Path, torch.Tensor]:
     """Reads images as input of the task; warns of those that cannot be read."""
     images = {}
     for path in paths:
@@ -176,7 +181,7 @@ class _Classify:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows."""
-        images = _readable(paths, self.transform, self.display)
+        images = readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "class": UNREADABLE} for path in paths}
         if images:
             batch = {"image": torch.stack(list(images.values()))}
@@ -225,7 +230,7 @@ class _Detect:
 
     def __call__(self, paths: Sequence[Path]) -> list[dict[str, str]]:
         """Predicts one batch of files, and returns their rows; unreadable images have no score and no heatmap."""
-        images = _readable(paths, self.transform, self.display)
+        images = readable(paths, self.transform, self.display)
         rows = {path: {"path": str(path), "decision": UNREADABLE} for path in paths}
         if images:
             prediction = predict_batch(
@@ -269,20 +274,37 @@ def image_files(root: Path, destination: Path) -> list[Path]:
     Raises:
         UserError: If there is no image.
     """
-    if not root.exists():
-        raise UserError(f"images={root}: no such file or folder")
     made = destination.resolve() / "heatmaps"
-    found = [
-        path
-        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not path.name.startswith(".")
-        and path.is_file()
-        and not path.resolve().is_relative_to(made)
-    ]
+    found = [path for path in find_images(root) if not path.resolve().is_relative_to(made)]
     if not found:
         raise UserError(f"images={root}: no image there ({', '.join(IMAGE_SUFFIXES)})")
     return found
+
+
+def find_images(root: Path) -> list[Path]:
+    """Lists the images in a folder, of which there may be none, and those in all folders within it.
+
+    Args:
+        root: The folder, or one image.
+
+    Returns:
+        Their paths, in alphabetical order.
+
+    Raises:
+        UserError: If there is no such folder or file.
+    """
+    if not root.exists():
+        raise UserError(f"images={root}: no such file or folder")
+    return [
+        path
+        for path in ([root] if root.is_file() else sorted(root.rglob("*")))
+        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+    ]
+
+
+def named_version(result: Mapping[str, Any]) -> str:
+    """Names the version that a result is of; empty for the run as it was trained."""
+    return f", version {result['version']}" if "version" in result else ""
 
 
 def choose_client(client: int | None, sizes: Sequence[int], calibrated: Collection[int]) -> int:

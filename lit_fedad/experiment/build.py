@@ -119,12 +119,14 @@ class Data:
         partition: Training indices by client.
         transform: Transform from file to tensor.
         module: Loaders.
+        digest: Hash of images and partition.
     """
 
     images: Images
     partition: Partition
     transform: ImageTransform
     module: FederatedDataModule
+    digest: str
 
 
 def build_images(config: Config) -> Images:
@@ -284,7 +286,7 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    return Data(images, partition, transform, module)
+    return Data(images, partition, transform, module, data_digest(images, partition))
 
 
 def _labelled_data(
@@ -373,7 +375,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],
-        checkpoints=open_checkpoints(folder, config, model, data_digest(data.images, data.partition)),
+        checkpoints=open_checkpoints(folder, config, model, data.digest),
         pool=ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"]),
         sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),

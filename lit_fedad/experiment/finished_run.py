@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.fabric import Fabric
 
 from lit_fedad.config import Config
+from lit_fedad.data.additions import Addition, grow, grown_digest
+from lit_fedad.data.labelled import Images
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.stream import LastStages
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import (
     Data,
@@ -20,6 +25,7 @@ from lit_fedad.experiment.build import (
     build_partition,
 )
 from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
@@ -55,7 +61,10 @@ class FinishedRun:
 
 
 def reopen(
-    run: str, overrides: Mapping[str, str] | None = None, callbacks: Sequence[object] = ()
+    run: str,
+    overrides: Mapping[str, str] | None = None,
+    callbacks: Sequence[object] = (),
+    version: int | None = 0,
 ) -> FinishedRun:
     """Builds a run's parts as they were at its end, without further rounds.
 
@@ -63,16 +72,22 @@ def reopen(
         run: MLflow run id, or the run's folder.
         overrides: Values that differ on this machine, such as ``data.root``.
         callbacks: Callbacks of the federation.
+        version: As for `complete_run`.
 
     Raises:
         UserError: If there is no such complete run, or its data or backbone is not available.
     """
-    folder, result, config = complete_run(run, overrides)
+    folder, result, config = complete_run(run, overrides, version)
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)
     partition = with_calibration(config, images, build_partition(config, images), model.client)
-    data = build_data(config, images, partition, model, fabric, display)
+    additions = folder.additions()
+    data = (
+        build_grown_data(config, images, partition, additions, model, fabric, display)
+        if additions
+        else build_data(config, images, partition, model, fabric, display)
+    )
     if data.partition.counts(data.images).tolist() != result["partition"]["counts"]:
         raise UserError(
             f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
@@ -82,13 +97,39 @@ def reopen(
     return FinishedRun(folder, result, config, model, data, federation, fabric, display)
 
 
-def complete_run(run: str, overrides: Mapping[str, str] | None) -> tuple[RunFolder, dict[str, Any], Config]:
+def build_grown_data(
+    config: Config,
+    images: Images,
+    partition: Partition,
+    additions: Sequence[Addition],
+    model: Model,
+    fabric: Fabric,
+    display: Display,
+) -> Data:
+    """Builds the loaders of a run's images and of those that came later; clients hold what came to them last."""
+    assert isinstance(images, ImageSet)
+    grown, stages = grow(images, partition, additions)
+    data = build_data(config, grown, Partition.of_clients(stages.clients), model, fabric, display)
+    sizes = data.module.batch_size, data.module.eval_batch_size
+    module = LastStages(data.module.train, data.module.test, stages.by_stage, *sizes)
+    digest = grown_digest(data_digest(images, partition), additions)
+    return replace(data, partition=stages, module=module, digest=digest)
+
+
+def complete_run(
+    run: str, overrides: Mapping[str, str] | None, version: int | None = 0
+) -> tuple[RunFolder, dict[str, Any], Config]:
     """Returns a run's folder and result, and its configuration on this machine.
 
+    Args:
+        run: MLflow run id, or the run's folder.
+        overrides: Values that differ on this machine.
+        version: Number of the version: 0 for the run as it was trained, None for the newest.
+
     Raises:
-        UserError: If there is no such complete run, or an override is not allowed.
+        UserError: If there is no such complete run or version, or an override is not allowed.
     """
-    folder = RunFolder.find(run)
+    folder = RunFolder.find(run).version(version)
     result = folder.result()
     if result is None:
         raise UserError(f"{folder.path}: the run is not complete; the command that began it continues it")

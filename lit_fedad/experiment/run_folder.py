@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from lit_fedad.config import Config, identity
+from lit_fedad.data.additions import Addition
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
@@ -23,8 +24,18 @@ from lit_fedad.guards.text import redact, redacted
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.tracking.reading import find_run_folder
 
-_FOLDERS = ("checkpoints", "personal", "figures", "tracking", "predictions", "privacy", "export")
-_LISTED = ("config.yaml", "calibration.json", "result.json")  # in the manifest
+_FOLDERS = (
+    "checkpoints",
+    "personal",
+    "figures",
+    "tracking",
+    "predictions",
+    "privacy",
+    "export",
+    "watch",
+    "versions",
+)
+_LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  # in the manifest
 # Those by which a run's folder is recognised are removed last.
 _FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
@@ -178,6 +189,55 @@ class RunFolder:
         except UserError as error:
             path = self.path / "calibration.json"
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+
+    def additions(self) -> list[Addition]:
+        """Reads the images that came after the run was complete; none where it was not updated.
+
+        Raises:
+            UserError: If the file cannot be read, or was changed.
+        """
+        if not (self.path / "additions.json").exists():
+            return []
+        content = self._read_json("additions.json")
+        try:
+            return [Addition.from_json(part) for part in content["additions"]]
+        except (KeyError, TypeError, UserError) as error:
+            raise UserError(f"{self.path / 'additions.json'}: not the images of an update") from error
+
+    @property
+    def home(self) -> RunFolder:
+        """Folder of the run that this is a version of; of a run as it was trained, itself."""
+        above = self.path.resolve().parent
+        return RunFolder(above.parent) if above.name == "versions" else self
+
+    def place(self, name: str) -> str:
+        """Returns the folder among the artifacts of the run (`home`) for files of this version."""
+        return f"versions/{self.path.name}/{name}" if self.home != self else name
+
+    def version_folder(self, number: int) -> RunFolder:
+        """Returns the folder of a version, which need not exist; version 0 is the run as it was trained."""
+        return RunFolder(self.path / "versions" / str(number)) if number else self
+
+    def versions(self) -> list[int]:
+        """Lists the numbers of the versions that there are, ascending."""
+        found = (path.parent.name for path in self.path.glob("versions/*/result.json"))
+        return [0, *sorted(int(name) for name in found if name.isdecimal())]
+
+    def version(self, number: int | None) -> RunFolder:
+        """Finds a version.
+
+        Args:
+            number: Its number; None for the newest.
+
+        Raises:
+            UserError: If there is none of this number.
+        """
+        known = self.versions()
+        if number is None:
+            return self.version_folder(known[-1])
+        if number not in known:
+            raise UserError(f"version={number}: {self.path} has {', '.join(map(str, known))}")
+        return self.version_folder(number)
 
     def save_json(self, name: str, value: Any) -> Path:
         """Writes a JSON file, in which undefined numbers become null and passwords are hidden; returns its path."""

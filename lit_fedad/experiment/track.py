@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.experiment.calibration import alphas
-from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.stopping import RunStoppedError
 from lit_fedad.federation.loop import Federation
@@ -93,7 +92,7 @@ def open_tracker(run: Run) -> Tracker:
     tracker.dataset(
         name=data.images.name,
         source=str(config["data"].get("root") or config["data"]["_target_"]),
-        digest=data_digest(data.images, data.partition),
+        digest=data.digest,
         profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
         context="training",
     )

@@ -118,14 +118,19 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
 
 
 def _play_all_rounds(run: Run) -> None:
-    federation, fabric = run.federation, run.fabric
-    if fabric.is_global_zero:
+    if run.fabric.is_global_zero:
         run.data.partition.save(run.folder.path / "partition.json")
-    federation.run()
+    run.federation.run()
+    conclude(run)
+
+
+def conclude(run: Run) -> None:
+    """Calibrates and judges a run's decisions after its last round, and writes its result."""
+    fabric = run.fabric
     if run.model.task.kind == "anomaly":
         judge(run)
     fabric.call("on_rounds_end", run)
-    peaks = federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    peaks = run.federation.over_processes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     if fabric.is_global_zero:
         result = summarise_run(run, max(peaks))
         run.folder.save_json("result.json", result)

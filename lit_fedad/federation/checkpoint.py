@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,35 @@ class Checkpoints:
             "images": self.images,
             "files": self._digests(partial, self.latest()),
         }
+        return self._complete(partial, final, meta)
+
+    def adopt(self, other: Checkpoints) -> tuple[Path, dict[str, Any]]:
+        """Takes over the last checkpoint of another run, under this run's configuration and images.
+
+        Args:
+            other: The other run's checkpoints.
+
+        Returns:
+            The new checkpoint's folder, and the state that `load` returns.
+
+        Raises:
+            UserError: As `load`, or if there is none.
+        """
+        source = other.latest()
+        if source is None:
+            raise UserError(f"{other.folder}: holds no checkpoint; give the run's folder back as it was")
+        round, state = other.load(source)
+        files = read_meta(source)[
+            "files"
+        ]  # a file that was changed since does not fit its hash, here as there
+        partial = self.begin(round)
+        for name in files:
+            shutil.copyfile(source / name, partial / name)
+        meta = {"round": round, "identity": self.identity, "images": self.images, "files": files}
+        return self._complete(partial, self.folder / _name(round), meta), state
+
+    def _complete(self, partial: Path, final: Path, meta: Mapping[str, Any]) -> Path:
+        """Gives a checkpoint its name when all of its files are on disk, and removes older ones."""
         (partial / _META).write_text(json.dumps(meta))
         for path in partial.iterdir():
             _sync(path)

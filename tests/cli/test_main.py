@@ -22,6 +22,8 @@ from lit_fedad.comparison.table import TableOptions
 from lit_fedad.config import choices, compose
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
+from lit_fedad.deployment.update import UpdateOptions
+from lit_fedad.deployment.watch import WatchOptions
 from lit_fedad.experiment import finished_run
 from lit_fedad.experiment import train as experiment
 from lit_fedad.experiment.run_folder import RunFolder
@@ -62,6 +64,8 @@ def test_help_names_every_command(say, arguments):
     [
         ("evaluate", 0, [EvaluateOptions], ["data.root", "backbone.weights"]),
         ("predict", 0, [PredictOptions], ["backbone.weights"]),
+        ("watch", 0, [WatchOptions], ["backbone.weights"]),
+        ("update", 0, [UpdateOptions], ["data.root", "backbone.weights"]),
         ("export", 0, [ExportOptions], []),
         ("report", 0, [PageOptions], ["tracking.uri"]),
         ("report", 1, [TableOptions], ["any.key"]),
@@ -104,7 +108,7 @@ def test_help_does_not_wait_for_lightning():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trian",), "no command 'trian'; one of train, evaluate, predict, export, report"),
+        (("trian",), "no command 'trian'; one of train, evaluate, predict, watch, update, export, report"),
         (("train", "rounds"), "'rounds' is not of the form key=value"),
         (("train", "rouds=3"), "did you mean 'rounds'"),
         (("train", "method=fedymem"), "did you mean 'feddymem'"),
@@ -115,6 +119,8 @@ def test_help_does_not_wait_for_lightning():
         (("predict", "folder"), "'folder' is not of the form key=value"),
         (("predict", "run=x", "images=y", "client=first"), "predict.client='first' must be int or null"),
         (("export", "run=x", "formats=pt2"), "export has no key 'formats'; did you mean 'format'?"),
+        (("watch", "run=x", "images=y", "once=maybe"), "watch.once='maybe' must be bool"),
+        (("watch", "run=x", "images=y", "run_length=0"), "watch.run_length=0.0 must be at least 1"),
         (("privacy", "run=x"), "privacy needs 'attack'"),
         (
             ("privacy", "run=x", "attack=lire"),
@@ -221,13 +227,13 @@ def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
     monkeypatch.setattr(exporting, "export", lambda *given: called.append(given))
     say("evaluate", "run=r", "data.root=/a=b")
     say("predict", "images=i", "run=r", "client=2", "backbone.weights=w")
-    say("predict", "images=i", "run=r", "alpha=.05", "product=screw")
-    say("export", "run=r", "format=pt2", "out=", "product=screw")
+    say("predict", "images=i", "run=r", "alpha=.05", "product=screw", "version=3")
+    say("export", "run=r", "format=pt2", "out=", "product=screw", "version=0")
     assert called == [
-        ("r", {"data.root": "/a=b"}),
-        ("r", "i", 2, None, None, None, {"backbone.weights": "w"}),
-        ("r", "i", None, None, 0.05, "screw", {}),
-        ("r", None, ("pt2",), None, None, "screw", {}),
+        ("r", {"data.root": "/a=b"}, None),
+        ("r", "i", 2, None, None, None, None, {"backbone.weights": "w"}),
+        ("r", "i", None, None, 0.05, "screw", 3, {}),
+        ("r", None, ("pt2",), None, None, "screw", 0, {}),
     ]
 
 

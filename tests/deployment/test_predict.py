@@ -18,6 +18,7 @@ from sklearn.metrics import roc_auc_score
 from lit_fedad.config import build
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
+from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.deployment.predict import evaluate, predict

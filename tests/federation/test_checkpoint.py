@@ -101,3 +101,24 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     assert read == {"server.pt": 3, "client_00000.pt": 3, "client_00001.pt": 1, "client_00002.pt": 1}
     files = json.loads((complete / "meta.json").read_text())["files"]
     assert files == {path.name: sha256(path) for path in complete.glob("*.pt")}
+
+
+def test_a_run_adopts_the_checkpoint_of_another_one_under_its_own_identity(toy, saved, tmp_path):
+    old, new = Checkpoints(saved.parent), Checkpoints(tmp_path / "new", "other", "images")
+    folder, state = new.adopt(old)
+    assert new.latest() == folder
+    assert new.load(folder)[1].keys() == state.keys()
+    assert {path.name for path in folder.iterdir()} == {path.name for path in saved.iterdir()}
+    with pytest.raises(UserError, match="begun under another configuration"):
+        Checkpoints(tmp_path / "new", "mine").load(folder)
+    assert saved.exists()
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        new.adopt(Checkpoints(tmp_path / "empty"))
+
+
+def test_a_changed_file_is_found_in_the_run_that_adopted_it_too(saved, tmp_path):
+    (saved / "client_00000.pt").write_bytes(b"changed")
+    new = Checkpoints(tmp_path / "new")
+    folder, _ = new.adopt(Checkpoints(saved.parent))
+    with pytest.raises(UserError, match=r"client_00000\.pt"):
+        ClientPool({}, tmp_path).restore(folder, {0})

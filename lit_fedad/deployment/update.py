@@ -1,0 +1,234 @@
+"""Folds new normal images into a trained detector that is made of sums, as a new version of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from lit_fedad.config import Config
+from lit_fedad.data.additions import Addition, grow, grown_digest
+from lit_fedad.data.labelled import Images
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.deployment.predict import find_images
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import (
+    Model,
+    build_federation,
+    build_images,
+    build_partition,
+    open_checkpoints,
+)
+from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.experiment.console import Progress
+from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
+from lit_fedad.experiment.run import Run
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.track import flat_metrics, flat_summaries
+from lit_fedad.experiment.train import conclude
+from lit_fedad.methods.parts.pooled_moments import HoldsMoments
+from lit_fedad.report.console import Display
+from lit_fedad.tracking.tracker import amend
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """Options of ``lit-fedad update``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+        images: Folder of new normal images: with a folder for each client, named by its number, or of one client.
+        client: Client whose images all are; None where there is a folder for each.
+        product: Product that all images show; None where a client's images lie in a folder for each product.
+    """
+
+    run: str
+    images: str
+    client: int | None = None
+    product: str | None = None
+
+
+def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -> Path:
+    """Plays one more round of a complete run's method, in which some clients have new images.
+
+    The round is the method's own: clients with new images send the sums of these, as at the beginning of a stage. It
+    begins where the newest version ended; then the detector is evaluated and calibrated, as at the end of the run. The
+    run's own images must be there.
+
+    Args:
+        options: Options of the command.
+        overrides: Values that differ on this machine, such as ``data.root``.
+
+    Returns:
+        Folder of the new version, a run's folder of its own in ``versions``; older ones stay as they are.
+
+    Raises:
+        UserError: If there is no such complete run, its method or images cannot be updated, there is no new image, or a
+            client fails or is left out. Nothing has changed then.
+    """
+    home = RunFolder.find(options.run).home
+    with home.locked():
+        folder, result, config = complete_run(str(home.path), overrides, None)
+        model, images = same_model(config, result), build_images(config)
+        _check(folder, config, model, images)
+        assert isinstance(images, ImageSet)
+        partition = with_calibration(config, images, build_partition(config, images), model.client)
+        additions, display = folder.additions(), Display()
+        clients = sorted(folder.calibration().clients)
+        new = _NewImages(options, clients, *grow(images, partition, additions), display).find()
+        number = home.versions()[-1] + 1
+        made = RunFolder(home.path / "versions" / f".partial_{number}")
+        try:
+            run = _play(folder, made, config, model, images, partition, [*additions, new], display)
+            run.extras["version"] = number
+            conclude(run)
+            version = RunFolder(made.path.replace(home.version_folder(number).path))
+        finally:
+            shutil.rmtree(made.path, ignore_errors=True)
+        _report(home, version, run, new)
+    return version.path
+
+
+def _check(folder: RunFolder, config: Config, model: Model, images: Images) -> None:
+    if model.client.exchanges.sums is None:
+        raise UserError(
+            f"{folder.path}: a detector of {config['method']['name']} with these settings is not made of sums that"
+            " images can be added to; train again with all images"
+        )
+    if not isinstance(images, ImageSet):
+        raise UserError(f"{folder.path}: {images.name} is no set of image files; train again with all images")
+
+
+def _play(
+    folder: RunFolder,
+    made: RunFolder,
+    config: Config,
+    model: Model,
+    images: ImageSet,
+    partition: Partition,
+    additions: Sequence[Addition],
+    display: Display,
+) -> Run:
+    """Plays the round that follows a version's last one, with the last of the additions; returns the run after it."""
+    stored = folder.config()
+    # All clients, and none that fails: what a client does not send now would be missing from the detector.
+    sampler = {**stored["federation"]["sampler"], "fraction": 1.0, "on_failure": "fail"}
+    stored |= {"rounds": stored["rounds"] + 1, "federation": {**stored["federation"], "sampler": sampler}}
+    shutil.rmtree(made.path, ignore_errors=True)
+    made.claim(stored)
+    digest = grown_digest(data_digest(images, partition), additions[:-1])
+    before = open_checkpoints(folder.path, folder.config(), model, digest)
+    progress = Progress()
+    fabric = one_process(config, [progress])
+    data = build_grown_data(config, images, partition, additions, model, fabric, display)
+    federation = build_federation(stored, made.path, model, data, fabric)
+    _, state = federation.checkpoints.adopt(before)
+    progress.start(display, "Clients that send their sums, and are scored")
+    try:
+        report = federation.run()[-1]
+    finally:
+        progress.stop()
+    measured = cast("HoldsMoments", model.server).measured  # by the exchanges of all methods that have sums
+    taken = sum(measured.values()) - sum(state["server"]["measured"].values())
+    if report.refused or taken != additions[-1].total:
+        cause = next(iter(report.warnings), "a client sent nothing")
+        raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}")
+    made.save_json("additions.json", {"additions": [addition.to_json() for addition in additions]})
+    data.partition.save(made.path / "partition.json")
+    return Run(stored, made, model, data, federation, fabric, display)
+
+
+@dataclass(frozen=True)
+class _NewImages:
+    """Finds the images of an update that no client holds yet."""
+
+    options: UpdateOptions
+    clients: Sequence[int]
+    images: ImageSet
+    partition: Partition
+    display: Display
+
+    def find(self) -> Addition:
+        """Lists the new images of each client that has some.
+
+        Raises:
+            UserError: If there is none, a folder or client is unknown, or one is a test image of the run.
+        """
+        held = [self.images.train[index] for own in self.partition.clients for index in own]
+        known = {sample.path.resolve() for sample in held}
+        tested = {sample.path.resolve() for sample in self.images.test}
+        found, old = {}, 0
+        for client, folder in self._folders().items():
+            if client not in self.clients:
+                raise UserError(f"client={client}: the run has clients {', '.join(map(str, self.clients))}")
+            new = []
+            for path in find_images(folder):
+                if path.resolve() in tested:
+                    raise UserError(f"{path}: is a test image of the run; give others")
+                if path.resolve() in known:
+                    old += 1
+                else:
+                    new.append(Sample(path.resolve(), self._product(path, folder)))
+            if new:
+                found[client] = tuple(new)
+        if not found:
+            has = f"; the {old} there are part of the detector already" if old else ""
+            raise UserError(f"images={self.options.images}: no new image there{has}")
+        if old:
+            self.display.note(f"{old} images are part of the detector already")
+        if fresh := {s.category for own in found.values() for s in own} - {s.category for s in held}:
+            self.display.note(f"new products: {', '.join(sorted(fresh))}")
+        return Addition(found)
+
+    def _folders(self) -> dict[int, Path]:
+        """Returns the folder of each client."""
+        root, client = Path(self.options.images), self.options.client
+        if not root.is_dir():
+            raise UserError(f"images={root}: no such folder")
+        if client is not None:
+            return {client: root}
+        entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+        for path in entries:
+            if not (path.is_dir() and path.name.isdecimal()):
+                raise UserError(f"{path}: is no client's folder, whose name is its number; or give client=N")
+        return {int(path.name): path for path in entries}
+
+    def _product(self, path: Path, folder: Path) -> str:
+        """Returns the product that an image shows: the given one, else its folder's name, else the only one."""
+        if self.options.product is not None:
+            return self.options.product
+        first, *below = path.relative_to(folder).parts
+        if below:
+            return first
+        if len(self.images.categories) > 1:
+            raise UserError(f"{path}: which product? give product=NAME, or a folder for each product")
+        return self.images.categories[0]
+
+
+def _report(home: RunFolder, version: RunFolder, run: Run, new: Addition) -> None:
+    """Prints the version's metrics, and adds them to the run's record in MLflow as those of a further round."""
+    report, display = run.federation.history[-1], run.display
+    metrics = {**(report.metrics or {}), **run.rates}
+    for line in report.warnings:
+        display.warn(line)
+    own = ", ".join(f"{len(images)} of client {client}" for client, images in sorted(new.images.items()))
+    display.note(f"version {version.path.name}: {new.total} new images, {own}")
+    display.metrics_table(metrics)
+    display.where_next(
+        [
+            ("written", str(version.path)),
+            ("new images", f"lit-fedad predict run={home.path} images=FOLDER"),
+            ("before", f"lit-fedad predict run={home.path} version=0 images=FOLDER"),
+        ]
+    )
+    files = [version.path / name for name in ("calibration.json", "result.json")]
+    numbers = flat_metrics(report) | flat_summaries(run.rates)
+    delivery = amend(home.path, numbers, report.round, files, f"versions/{version.path.name}")
+    if delivery.pending:
+        display.warn(
+            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={home.path}"
+        )

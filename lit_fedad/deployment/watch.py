@@ -1,0 +1,328 @@
+"""Watches a folder of images as it grows: scores what is new, and says when images drift from those of calibration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Client
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
+from lit_fedad.deployment.predict import (
+    ANOMALOUS,
+    NORMAL,
+    UNREADABLE,
+    choose_client,
+    find_images,
+    readable,
+)
+from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.calibration import alphas
+from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
+from lit_fedad.experiment.geometry import image_transform
+from lit_fedad.experiment.lock import locked
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
+from lit_fedad.report.console import Display
+from lit_fedad.report.drift_figure import drift_figure
+from lit_fedad.report.figures import save_figure
+from lit_fedad.tracking.tracker import amend
+
+_P_VALUE_BINS = 20
+_ANY = 0.5
+"""Alpha that one calibration image can promise: a test of drift takes the most specific images, however few."""
+
+_LEAST = 10
+"""New images that a record in MLflow counts at least: two records differ by no single image."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Options of ``lit-fedad watch``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+        images: The folder, with all folders in it.
+        client: Whose detector scores them; None for the client with most training images.
+        product: Product that all images show, where it is known.
+        alpha: Promised rate of false alarms of single images; None for the run's.
+        run_length: Mean number of images between false alarms of drift, at least.
+        window: Last images that uniformity of p-values and the stability index look at.
+        interval: Seconds between two looks at the folder.
+        once: Whether to look once, and end.
+        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        out: Folder of the log; None for ``watch/client_N`` in the run's folder.
+    """
+
+    run: str
+    images: str
+    client: int | None = None
+    product: str | None = None
+    alpha: float | None = None
+    run_length: float = 10_000
+    window: int = 200
+    interval: float = 10
+    once: bool = False
+    version: int | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least("watch", 1, run_length=self.run_length, window=self.window)
+        above("watch", 0, interval=self.interval)
+
+
+def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Scores the images of a folder as they come, and tests whether they drift (`DriftTest`).
+
+    Images are taken in the order of their last change. Each is scored once: what was scored stands in ``images.csv``,
+    and the same command continues there. Files that cannot be read are looked at again when they have changed.
+
+    The run's record in MLflow gets counts and statistics, after ten new images at the earliest; neither paths nor
+    scores of single images.
+
+    Args:
+        options: Options of the command.
+        overrides: Values that differ on this machine, such as ``backbone.weights``.
+
+    Returns:
+        The content of ``summary.json``, at the end of a single look.
+
+    Raises:
+        UserError: If there is no such complete run, client, product or folder, the run detects no anomalies or holds no
+            calibration scores, or the folder of the log holds another watch.
+    """
+    folder, result, config = complete_run(options.run, overrides, options.version)
+    model = same_model(config, result)
+    if model.task.kind == "classification":
+        raise UserError(f"{folder.path}: a classifier has no scores of anomalies to watch")
+    calibration = folder.calibration()
+    number = choose_client(options.client, result["partition"]["sizes"], calibration.clients)
+    alpha = alphas(config)[0] if options.alpha is None else options.alpha
+    rule = decision_rule(calibration, number, alpha, options.product)
+    like = calibration.source(number, _ANY, options.product).scores
+    if not like.total:
+        raise UserError(f"{folder.path}: client {number} holds no calibration scores to compare with")
+    name = f"watch/client_{number}" + (f"_{options.product}" if options.product else "").replace("/", "_")
+    destination, fabric = Path(options.out) if options.out else folder.path / name, one_process(config)
+    model.restore(folder.path, folder.config(), number, fabric)
+    with locked(destination):
+        settings = {
+            "client": number,
+            "product": options.product,
+            "alpha": alpha,
+            "run_length": options.run_length,
+            "calibration": like.to_json(),
+        }
+        log = WatchLog.open(destination, settings)
+        test = DriftTest(like, options.run_length, config["seed"])
+        stream = _Stream(rule, like, test, options.window)
+        camera = _Camera(
+            model.client, fabric, image_transform(config, model.backbone), config["evaluation"]["batch_size"]
+        )
+        watcher = _Watcher(Path(options.images), log, stream, camera, Display(), folder, name)
+        watcher.look(report=True)
+        while not options.once:
+            time.sleep(options.interval)
+            watcher.look()
+    return stream.summary()
+
+
+@dataclass
+class _Stream:
+    """The scores of a stream and what is known from them.
+
+    Attributes:
+        rule: Rule of the decisions about single images.
+        like: Calibration scores of images like those of the stream.
+        test: Test of drift.
+        window: As in `WatchOptions`.
+        scores: Score of each image that could be read.
+        steps: What the test said after each of them.
+        unreadable: Number of the others.
+    """
+
+    rule: DecisionRule
+    like: ScoreCounts
+    test: DriftTest
+    window: int
+    scores: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    unreadable: int = 0
+
+    def add(self, scores: Sequence[float]) -> list[Step]:
+        """Adds the next images' scores."""
+        found = self.test.add(scores)
+        self.scores += scores
+        self.steps += found
+        return found
+
+    @property
+    def alarms(self) -> list[int]:
+        """Numbers of the images, from 1, that raised an alarm of drift."""
+        return [number for number, step in enumerate(self.steps, 1) if step.alarm]
+
+    def summary(self) -> dict[str, Any]:
+        """Returns counts and statistics, and nothing of a single image."""
+        p_values = [step.p_value for step in self.steps]
+        distance, its_p_value = uniformity(p_values[-self.window :])
+        stability = Stability.of(self.like, torch.tensor(self.scores[-self.window :]))
+        last = self.steps[-1] if self.steps else Step(1.0, 0.0, 0.0, False)
+        return {
+            "images": len(self.scores),
+            "unreadable": self.unreadable,
+            "anomalous": sum(score > self.rule.threshold for score in self.scores),
+            "alarms": self.alarms,
+            "log10_martingale": last.log_martingale,
+            "statistic": last.statistic,
+            "ks": distance,
+            "ks_p_value": its_p_value,
+            "psi": stability.index,
+            "psi_limit": stability.limit,
+            "p_values": np.histogram(p_values, _P_VALUE_BINS, (0, 1))[0].tolist(),
+            "scores": {"expected": list(stability.expected), "seen": list(stability.seen)},
+        }
+
+
+@dataclass(frozen=True)
+class _Camera:
+    """Scores images from files."""
+
+    client: Client
+    fabric: Fabric
+    transform: ImageTransform
+    size: int
+
+    def __call__(self, paths: Sequence[Path], display: Display) -> dict[Path, float]:
+        """Returns the scores of those images that can be read."""
+        images = readable(paths, self.transform, display)
+        if not images:
+            return {}
+        batch = {"image": torch.stack(list(images.values()))}
+        scores = predict_batch(self.client, batch, self.fabric).image_score
+        return dict(zip(images, scores.tolist(), strict=True))
+
+
+@dataclass
+class _Watcher:
+    """Looks at a folder again and again."""
+
+    root: Path
+    log: WatchLog
+    stream: _Stream
+    camera: _Camera
+    display: Display
+    run: RunFolder
+    place: str
+
+    def __post_init__(self) -> None:
+        rows = self.log.rows()
+        self.known: set[Key] = {(row["path"], row["bytes"], row["modified"]) for row in rows}
+        self.stream.add([float(row["score"]) for row in rows if row["score"]])
+        self.stream.unreadable = len(rows) - len(self.stream.scores)
+
+    def look(self, report: bool = False) -> None:
+        """Scores the images that are new, and reports if there are any, or if it is asked for."""
+        new = self._new()
+        if not new and not report:
+            return
+        alarms = len(self.stream.alarms)
+        with self.display.progress("Scoring") as progress:
+            for start in range(0, len(new), self.camera.size):
+                part = dict(list(new.items())[start : start + self.camera.size])
+                self._score(part)
+                progress(start + len(part), len(new))
+        for image in self.stream.alarms[alarms:]:
+            self.display.warn(
+                f"image {image}: the images drift from those of calibration (without drift at most one such alarm in"
+                f" {self.stream.test.run_length:g} images)"
+            )
+        self._report(len(new))
+
+    def _new(self) -> dict[Path, Key]:
+        """Lists files that have not been looked at, in the order of their last change."""
+        own, found = self.log.folder.resolve(), {}
+        for path in find_images(self.root):
+            try:
+                key = key_of(path, self.root)
+            except OSError:  # it is gone again
+                continue
+            if key not in self.known and not path.resolve().is_relative_to(own):
+                found[path] = key
+        return dict(sorted(found.items(), key=lambda item: (int(item[1][2]), item[1][0])))
+
+    def _score(self, files: Mapping[Path, Key]) -> None:
+        # All digits of a float32, as they are read again: the same command continues with the same numbers.
+        scores = {path: f"{score:.9g}" for path, score in self.camera(list(files), self.display).items()}
+        steps = iter(self.stream.add([float(scores[path]) for path in files if path in scores]))
+        rows = []
+        for path, key in files.items():
+            row = dict(zip(("path", "bytes", "modified"), key, strict=True))
+            judged = self._judged(scores[path], next(steps)) if path in scores else {"decision": UNREADABLE}
+            rows.append({**row, **judged})
+        self.log.append(rows)
+        self.known.update(files.values())
+        self.stream.unreadable += len(files) - len(scores)
+
+    def _judged(self, text: str, step: Step) -> dict[str, str]:
+        score, rule = float(text), self.stream.rule
+        return {
+            "score": text,
+            "p_value": f"{float(rule.scores.p_values(torch.tensor([score]))[0]):.6g}",
+            "threshold": f"{rule.threshold:.9g}",
+            "decision": NORMAL if score <= rule.threshold else ANOMALOUS,
+            "stream_p_value": f"{step.p_value:.6g}",
+            "log10_martingale": f"{step.log_martingale:.6g}",
+            "statistic": f"{step.statistic:.6g}",
+            "alarm": str(step.alarm).lower(),
+        }
+
+    def _report(self, new: int) -> None:
+        found, steps = self.stream.summary(), self.stream.steps
+        folder = self.log.folder
+        path = RunFolder(folder).save_json("summary.json", found)
+        figure = drift_figure(
+            [step.p_value for step in steps],
+            [step.log_martingale for step in steps],
+            [step.statistic for step in steps],
+            found["alarms"],
+            self.stream.test.run_length,
+        )
+        save_figure(figure, folder / "drift.png")
+        self.display.note(
+            f"{new} new of {found['images'] + found['unreadable']} images: {found['anomalous']} anomalous,"
+            f" {found['unreadable']} unreadable, {len(found['alarms'])} alarms of drift; last"
+            f" {min(found['images'], self.stream.window)}: uniform p-values {found['ks_p_value']:.2g} (KS),"
+            f" PSI {found['psi']:.2f} (below {found['psi_limit']:.2f} without drift)"
+        )
+        if found["images"] - self.log.tracked >= _LEAST:
+            self._track(found, path)
+
+    def _track(self, found: Mapping[str, Any], summary: Path) -> None:
+        """Adds counts and statistics to the run's record in MLflow."""
+        numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+        numbers["alarms"] = len(found["alarms"])
+        place, home = self.run.place(self.place), self.run.home.path
+        metrics = {f"{place}/{name}": value for name, value in numbers.items()}
+        try:
+            with self.run.home.locked():
+                delivery = amend(home, metrics, found["images"], [summary], place)
+        except UserError as error:
+            self.display.warn(f"not tracked before the next images: {error}")
+            return
+        if delivery.pending:
+            self.display.warn(
+                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={home}"
+            )
+        self.log.tracked = found["images"]
+        self.log.save()

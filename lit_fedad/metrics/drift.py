@@ -1,0 +1,180 @@
+"""Drift of a stream of scores away from those of calibration images: a sequential test, and two descriptions.
+
+Only the test keeps a promise over a stream of any length; Kolmogorov-Smirnov's test holds for one look, and the
+population stability index is a description.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS
+
+_BETS = (-1.0, 0.0, 1.0)
+_JUMP = 0.01
+"""Share of the wealth that is dealt to all bets anew before each image (Vovk et al., 2021)."""
+
+_PSI_BINS = 10
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a drift test says after an image.
+
+    Attributes:
+        p_value: The image's p-value among all images before it, in (0, 1].
+        log_martingale: Logarithm, to base 10, of the test martingale.
+        statistic: Shiryaev-Roberts statistic; 0 again after an alarm.
+        alarm: Whether the statistic has reached the run length.
+    """
+
+    p_value: float
+    log_martingale: float
+    statistic: float
+    alarm: bool
+
+
+class DriftTest:
+    """Sequential test of whether new images are exchangeable with the calibration images, and with each other.
+
+    The p-value of each image is its smoothed rank among the calibration images and all images of the stream before
+    it. If all are exchangeable, these p-values are independent and uniform, however few calibration images there are
+    (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005, theorem 8.1); p-values against a fixed
+    calibration set are neither. A Simple Jumper bets against them, and the Shiryaev-Roberts statistic of its test
+    martingale S, R_n = (R_{n-1} + 1) S_n / S_{n-1}, raises the alarms (Vovk et al., 2021, arXiv 2102.10439).
+
+    R_n - n is a martingale. So the first false alarm comes after at least `run_length` images in the mean, and the
+    expected number of false alarms among the first m images is at most m / run_length, for every m. By Ville's
+    inequality, S ever exceeds c with a probability of at most 1 / c.
+
+    No image multiplies S by more than 1.5: a few anomalies raise no alarm, a share of them that rises does.
+
+    Args:
+        calibration: Scores of the calibration images.
+        run_length: Mean number of images between false alarms, at least.
+        seed: Seed of the random ranks among equal scores: those of one bin.
+
+    Raises:
+        UserError: If the run length is below 1.
+
+    Example:
+        >>> test = DriftTest(ScoreCounts.of(torch.arange(1.0, 51)), run_length=1000)
+        >>> any(step.alarm for step in test.add([7.0 * image % 50 for image in range(100)]))
+        False
+        >>> any(step.alarm for step in test.add([60.0 + image for image in range(30)]))
+        True
+    """
+
+    def __init__(self, calibration: ScoreCounts, run_length: float = 10_000, seed: int = 0) -> None:
+        if not run_length >= 1:
+            raise UserError(f"run_length={run_length} must be at least 1")
+        self.run_length = run_length
+        self._seen: list[int] = calibration.bins.repeat_interleave(calibration.counts).tolist()
+        self._draw = numpy_generator(seed, "ranks among equal scores")
+        self._wealth = [1 / len(_BETS)] * len(_BETS)
+        self._log_martingale = self._statistic = 0.0
+
+    def add(self, scores: Sequence[float]) -> list[Step]:
+        """Takes the scores of the next images into account, one after the other.
+
+        Raises:
+            UserError: If a score is NaN.
+        """
+        return [self._step(self._rank(place)) for place in DEFAULT_BINS.index(torch.tensor(scores)).tolist()]
+
+    def _step(self, p_value: float) -> Step:
+        bets = [
+            ((1 - _JUMP) * held + _JUMP / len(_BETS)) * (1 + bet * (p_value - 0.5))
+            for bet, held in zip(_BETS, self._wealth, strict=True)
+        ]
+        gain = sum(bets)
+        self._wealth = [bet / gain for bet in bets]
+        self._log_martingale += math.log10(gain)
+        statistic = (self._statistic + 1) * gain
+        alarm = statistic >= self.run_length
+        self._statistic = 0.0 if alarm else statistic
+        return Step(p_value, self._log_martingale, self._statistic, alarm)
+
+    def _rank(self, place: int) -> float:
+        """Computes the p-value of a score in a bin, and adds it to the scores that have been seen."""
+        first, last = bisect_left(self._seen, place), bisect_right(self._seen, place)
+        above, equal = len(self._seen) - last, last - first + 1
+        insort(self._seen, place)
+        return float(above + (1 - self._draw.random()) * equal) / len(self._seen)
+
+
+def uniformity(p_values: Sequence[float]) -> tuple[float, float]:
+    """Tests whether p-values are uniform (Kolmogorov-Smirnov).
+
+    Args:
+        p_values: Independent p-values.
+
+    Returns:
+        The largest difference of the distribution functions, and its own p-value, for one look; NaN without p-values.
+
+    Example:
+        >>> uniformity([0.1, 0.2, 0.3, 0.4])[0]
+        0.6
+    """
+    if not len(p_values):
+        return math.nan, math.nan
+    found = stats.kstest(p_values, "uniform")
+    return float(found.statistic), float(found.pvalue)
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Population stability index of scores against calibration scores, and what it is made of.
+
+    Attributes:
+        expected: Number of calibration scores in each of at most ten bins, about as many in each.
+        seen: Number of scores in each.
+    """
+
+    expected: tuple[int, ...]
+    seen: tuple[int, ...]
+
+    @classmethod
+    def of(cls, calibration: ScoreCounts, scores: Tensor) -> Stability:
+        """Counts scores [k] in quantile bins of the calibration scores."""
+        middle = calibration.counts.cumsum(0) - calibration.counts / 2
+        group = (middle * _PSI_BINS / max(calibration.total, 1)).long()
+        groups, place = group.unique(return_inverse=True)  # ascending, as the scores are
+        expected = torch.zeros(len(groups), dtype=torch.int64).index_add_(0, place, calibration.counts)
+        last = torch.cat([place.diff() > 0, torch.ones(1, dtype=torch.bool)]).nonzero()[:, 0]
+        upper = calibration.bins[last[:-1]]
+        at = torch.searchsorted(upper, DEFAULT_BINS.index(scores).long().cpu())
+        seen = torch.bincount(at, minlength=len(groups))
+        return cls(tuple(expected.tolist()), tuple(seen.tolist()))
+
+    @property
+    def index(self) -> float:
+        """Sum of (q - p) log(q / p), with shares p expected and q seen, to each of whose counts a half is added."""
+        p, q = (
+            (np.array(counts) + 0.5) / (sum(counts) + 0.5 * len(counts))
+            for counts in (self.expected, self.seen)
+        )
+        return float(((q - p) * np.log(q / p)).sum())
+
+    @property
+    def limit(self) -> float:
+        """Value that the index stays below with a probability of about 95 % where nothing has changed.
+
+        The index over (1 / n + 1 / m) is then about chi-squared (Yurdakul and Naranjo, 2020): with few images it is
+        large without any drift, and the usual limits of .1 and .25 say nothing.
+        """
+        if not sum(self.seen):
+            return math.nan
+        spread = 1 / sum(self.expected) + 1 / sum(self.seen)
+        return float(spread * stats.chi2.ppf(0.95, max(len(self.expected) - 1, 1)))

@@ -1,0 +1,190 @@
+"""A folder that grows is scored once an image, and what leaves it are counts."""
+
+import csv
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lit_fedad.deployment import watch as module
+from lit_fedad.deployment.predict import predict
+from lit_fedad.deployment.watch import WatchOptions, watch
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.metrics.drift import DriftTest
+from lit_fedad.tracking.sender import Delivery
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+
+
+@pytest.fixture
+def camera(tiny_run, tmp_path):
+    """Adds so many test images of the run to a folder, one second after the other."""
+    sources = sorted((tiny_run.parent / "data").rglob("test/*/*.png"))
+    folder = tmp_path / "camera"
+    folder.mkdir()
+
+    def shoot(images):
+        taken = len(list(folder.iterdir()))
+        for number in range(taken, taken + images):
+            # Names that sort the other way round: the order is that of time.
+            path = folder / f"{999 - number}.png"
+            shutil.copyfile(sources[number % len(sources)], path)
+            os.utime(path, (1_000_000 + number, 1_000_000 + number))
+        return folder
+
+    return shoot
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Scores that do not depend, in their last digits, on which images share a batch."""
+
+    def brightness(self, paths, display):
+        return {path: float(np.asarray(Image.open(path)).mean()) for path in paths}
+
+    monkeypatch.setattr(module._Camera, "__call__", brightness)
+
+
+def look(run, images, out, **settings):
+    return watch(WatchOptions(str(run), str(images), client=1, once=True, out=str(out), **settings))
+
+
+def table(out):
+    with (out / "images.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_looking_twice_is_looking_once(exact, tiny_run, camera, tmp_path, capsys):
+    settings = {"run_length": 4, "window": 5}
+    look(tiny_run, camera(4), tmp_path / "twice", **settings)
+    images = camera(5)
+    twice = look(tiny_run, images, tmp_path / "twice", **settings)
+    capsys.readouterr()
+    once = look(tiny_run, images, tmp_path / "once", **settings)
+    assert once == twice == json.loads((tmp_path / "once" / "summary.json").read_text())
+    assert table(tmp_path / "once") == table(tmp_path / "twice")
+    assert [row["path"] for row in table(tmp_path / "once")] == [f"{999 - n}.png" for n in range(9)]
+    assert (tmp_path / "once" / "drift.png").is_file()
+    alarms = [n for n, row in enumerate(table(tmp_path / "once"), 1) if row["alarm"] == "true"]
+    assert once["alarms"] == alarms
+    assert capsys.readouterr().err.count("the images drift from those of calibration") == len(alarms) > 0
+
+
+def test_scores_and_decisions_are_those_of_predict(tiny_run, camera, tmp_path):
+    images = camera(5)
+    found = look(tiny_run, images, tmp_path / "out", alpha=0.3)
+    scores = predict(str(tiny_run), str(images), client=1, out=str(tmp_path / "scores"), alpha=0.3)
+    with scores.open(newline="") as file:
+        expected = {row["path"].rpartition("/")[2]: row for row in csv.DictReader(file)}
+    for row in table(tmp_path / "out"):
+        same = expected[row["path"]]
+        assert float(row["score"]) == pytest.approx(float(same["score"]), rel=1e-5)
+        assert (row["decision"], row["threshold"]) == (same["decision"], same["threshold"])
+    assert found["anomalous"] == sum(row["decision"] == "anomalous" for row in expected.values())
+
+
+def test_p_values_of_the_stream_are_those_of_the_test_of_drift(tiny_run, camera, tmp_path):
+    found = look(tiny_run, camera(6), tmp_path / "out", window=4)
+    calibration = RunFolder(tiny_run).calibration().source(1, 0.5).scores
+    test = DriftTest(calibration, seed=RunFolder(tiny_run).config()["seed"])
+    steps = test.add([float(row["score"]) for row in table(tmp_path / "out")])
+    p_values = [float(row["stream_p_value"]) for row in table(tmp_path / "out")]
+    assert p_values == pytest.approx([step.p_value for step in steps], rel=1e-5)
+    assert found["log10_martingale"] == pytest.approx(steps[-1].log_martingale)
+    assert sum(found["p_values"]) == 6
+    assert sum(found["scores"]["seen"]) == 4
+    assert sum(found["scores"]["expected"]) == calibration.total
+
+
+def test_only_new_and_changed_files_are_scored(tiny_run, camera, tmp_path):
+    images, out = camera(2), tmp_path / "camera" / "out"  # its picture of drift is none of the images
+    (images / "half.png").write_bytes(b"half")
+    os.utime(images / "half.png", (999_999, 999_999))
+    found = look(tiny_run, images, out)
+    assert (found["images"], found["unreadable"]) == (2, 1)
+    assert table(out)[0]["decision"] == "unreadable"
+    assert look(tiny_run, images, out) == found
+    shutil.copyfile(images / "999.png", images / "half.png")
+    found = look(tiny_run, images, out)
+    assert (found["images"], found["unreadable"]) == (3, 1)
+    assert float(table(out)[-1]["score"]) == pytest.approx(float(table(out)[1]["score"]), rel=1e-5)
+
+
+def test_what_a_killed_call_left_half_written_is_written_anew(exact, tiny_run, camera, tmp_path):
+    whole = look(tiny_run, camera(3), tmp_path / "out")
+    path = tmp_path / "out" / "images.csv"
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rstrip().rfind(b"\n") + 9])
+    assert look(tiny_run, camera(0), tmp_path / "out") == whole
+    assert path.read_bytes() == content
+
+
+def test_the_folder_is_looked_at_until_the_user_ends_it(tiny_run, camera, tmp_path, monkeypatch):
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            raise KeyboardInterrupt
+        camera(2)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    options = WatchOptions(str(tiny_run), str(camera(0)), interval=7, out=str(tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        watch(options)
+    assert waited == [7, 7, 7]
+    assert len(table(tmp_path / "out")) == 4
+
+
+def test_mlflow_gets_counts_of_ten_new_images_and_nothing_of_one(tiny_run, camera, tmp_path, monkeypatch):
+    sent = []
+
+    def amend(*given):
+        sent.append(given)
+        return Delivery(None, 0, None)
+
+    monkeypatch.setattr(module, "amend", amend)
+    out = tmp_path / "out"
+    look(tiny_run, camera(9), out)
+    assert sent == []
+    look(tiny_run, camera(2), out)
+    look(tiny_run, camera(9), out)
+    ((folder, metrics, step, files, place),) = sent
+    assert (folder, step, files, place) == (tiny_run, 11, [out / "summary.json"], "watch/client_1")
+    assert set(metrics) == {
+        f"watch/client_1/{name}"
+        for name in ("images", "unreadable", "anomalous", "alarms", "log10_martingale", "statistic",
+                     "ks", "ks_p_value", "psi", "psi_limit")
+    }  # fmt: skip
+    content = (out / "summary.json").read_text()
+    for row in table(out):
+        assert row["path"] not in content
+        assert row["score"][:6] not in content
+
+
+def test_bad_input_is_one_line(tiny_run, camera, tmp_path):
+    images, out = camera(2), tmp_path / "out"
+    look(tiny_run, images, out)
+    for settings, message in (
+        ({"run_length": 5}, r"holds a watch with run_length=10000, not run_length=5; give another"),
+        ({"alpha": 0.5}, r"holds a watch with alpha=0.01, not alpha=0.5"),
+        ({"product": "grass"}, r"holds a watch with product=None, not product=grass"),
+        ({"product": "gras"}, r"product=gras: calibrated are"),
+        ({"run_length": 0}, r"watch.run_length=0 must be at least 1"),
+        ({"interval": 0}, r"watch.interval=0 must be above 0"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            look(tiny_run, images, out, **settings)
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="no such file or folder"):
+        look(tiny_run, tmp_path / "nowhere", tmp_path / "other")
+    (out / "images.csv").write_text("path,score\na.png,1\n")
+    with pytest.raises(UserError, match=r"images.csv: not the table of a watch; remove it"):
+        look(tiny_run, images, out)
+    (out / "watch.json").write_text("[]")
+    with pytest.raises(UserError, match=r"watch.json: cannot be read"):
+        look(tiny_run, images, out)

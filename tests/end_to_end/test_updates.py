@@ -1,0 +1,206 @@
+"""A detector that new images are folded into is the one that would have been trained with them."""
+
+import csv
+import json
+import shutil
+
+import pytest
+import torch
+
+from lit_fedad.data.textures import textures
+from lit_fedad.deployment.export import export
+from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.deployment.update import UpdateOptions, update
+from lit_fedad.deployment.watch import WatchOptions, watch
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
+
+BASE = [list(range(8)), list(range(8, 15))]
+SUBSPACE = ("method=federated_subspace", "rounds=0")
+BANK = ("method=feddymem", "rounds=1")
+
+
+@pytest.fixture
+def desk(lab, tmp_path):
+    """Trains runs on given parts of the textures, and copies other parts into folders of clients."""
+    lab.finished("method=feddymem")  # draws the textures
+
+    class Desk:
+        @staticmethod
+        def train(name, *overrides, **content):
+            file = tmp_path / f"{name}.json"
+            file.write_text(json.dumps(content))
+            chosen = (
+                "partition=file",
+                "~partition.clients",
+                f"partition.path={file}",
+                "evaluation.pictures=0",
+            )
+            lab.train(tmp_path / name, *overrides, *chosen)
+            return tmp_path / name
+
+        @staticmethod
+        def images(name, indices):
+            settings = lab.config(tmp_path)["data"]
+            data = textures(
+                **{key: value for key, value in settings.items() if key not in ("_target_", "name")}
+            )
+            for client, own in indices.items():
+                for index in own:
+                    sample = data.train[index]
+                    path = tmp_path / name / str(client) / sample.category / f"{index:03}{sample.path.suffix}"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(sample.path, path)
+            return tmp_path / name
+
+    return Desk
+
+
+def fold(run, images, **options):
+    return update(UpdateOptions(str(run), str(images), **options))
+
+
+def same(one, other):
+    """The same numbers summed in another order."""
+    torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+
+
+def outside(state):
+    """The projection on what lies outside the subspace, whose basis may be rotated."""
+    basis = state["subspace"]["basis"]
+    return basis @ basis.T
+
+
+def calibrated(folder):
+    """Calibration scores by client and product, as large as they may be in their bins."""
+    return {
+        client: {name: held.edges.repeat_interleave(held.counts) for name, held in own.items()}
+        for client, own in RunFolder(folder).calibration().clients.items()
+    }
+
+
+def scores(run, images, out, **options):
+    with predict(str(run), str(images), client=1, out=str(out), **options).open(newline="") as file:
+        return [float(row["score"]) for row in csv.DictReader(file)]
+
+
+BOTH, ONE = {0: [15, 16], 1: [17, 18, 19]}, {1: [15, 19]}
+
+
+@pytest.mark.parametrize(
+    ("method", "new"),
+    [
+        pytest.param(SUBSPACE, BOTH, id="subspace, both"),
+        pytest.param(SUBSPACE, ONE, id="subspace, one", marks=pytest.mark.slow),
+        pytest.param(BANK, BOTH, id="bank, both", marks=pytest.mark.slow),
+        pytest.param(BANK, ONE, id="bank, one"),
+    ],
+)
+def test_an_update_is_a_further_stage_of_training(lab, desk, method, new):
+    run = desk.train("run", *method, clients=BASE)
+    version = fold(run, desk.images("new", new))
+    stages = [[own, *([new[client]] if client in new else [])] for client, own in enumerate(BASE)]
+    trained = desk.train("stages", method[0], "rounds=2", stages=stages)
+    found, wanted = (lab.state(folder)["server"] for folder in (version, trained))
+    assert (
+        found["measured"]
+        == wanted["measured"]
+        == {c: len(own) + len(new.get(c, ())) for c, own in enumerate(BASE)}
+    )
+    for part in ("moments", *({"known", "slots_of"} & found.keys())):
+        same(found[part], wanted[part])
+    same(*(outside(state) for state in (found, wanted)))
+    same(*(calibrated(folder) for folder in (version, trained)))
+
+
+def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, desk):
+    run = desk.train("run", *SUBSPACE, clients=BASE)
+    fold(run, desk.images("first", {0: [15, 16]}))
+    version = fold(run, desk.images("second", {0: [17], 1: [18, 19]}))
+    trained = desk.train("whole", *SUBSPACE, clients=[[*BASE[0], 15, 16, 17], [*BASE[1], 18, 19]])
+    found, wanted = lab.state(version)["server"], lab.state(trained)["server"]
+    assert found["measured"] == wanted["measured"] == {0: 11, 1: 9}
+    same(found["moments"], wanted["moments"])
+    same(outside(found), outside(wanted))
+    assert RunFolder(version).result()["partition"]["sizes"] == [11, 9]
+    counted = RunFolder(version).calibration().clients
+    assert [sum(counts.total for counts in counted[client].values()) for client in (0, 1)] == [11, 9]
+
+
+def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_path):
+    run, photos = desk.train("run", *SUBSPACE, clients=BASE), desk.images("photos", {0: [2, 19]}) / "0"
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    old = scores(run, photos, tmp_path / "a")
+    version = fold(run, desk.images("new", {1: [18, 19]}) / "1", client=1)
+    assert version == run / "versions" / "1"
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    assert scores(run, photos, tmp_path / "b", version=0) == old
+    newest = scores(run, photos, tmp_path / "c")
+    assert newest == scores(run, photos, tmp_path / "d", version=1) == scores(version, photos, tmp_path / "e")
+    assert newest != old
+    for number, folder in ((None, version), (0, run)):
+        wanted = RunFolder(folder).result()["last"]["i_auroc"]["mean"]
+        assert evaluate(str(run), version=number)["i_auroc"]["mean"] == pytest.approx(wanted)
+    card = (export(str(run), formats=("pt2",)) / "model_card.md").read_text()
+    assert card.splitlines()[0].endswith(", version 1")
+    assert (version / "export").is_dir()
+    watch(WatchOptions(str(run), str(photos), client=1, once=True))
+    assert (version / "watch" / "client_1" / "images.csv").is_file()
+    for number in (2, -1):
+        with pytest.raises(UserError, match=rf"version={number}: .* has 0, 1"):
+            predict(str(run), str(photos), version=number)
+
+
+def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
+    run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15]})
+    fold(run, images)
+    with pytest.raises(UserError, match=r"no new image there; the 1 there are part of the detector already"):
+        fold(run, images)
+    desk.images("new", {0: [16, 17]})
+    capsys.readouterr()
+    version = fold(run, images)
+    assert "1 images are part of the detector already" in capsys.readouterr().out
+    assert [len(addition.images[0]) for addition in RunFolder(version).additions()] == [1, 2]
+
+
+def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
+    run, good = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15]})
+    (tmp_path / "damaged" / "1").mkdir(parents=True)
+    (tmp_path / "damaged" / "1" / "a.png").write_text("no image")
+    data = next(lab.shared.glob("**/test/good")).parent
+    literal, _ = lab.finished("method=feddymem_literal")
+    for folder, images, options, message in (
+        (run, tmp_path / "nowhere", {}, r"images=\S+: no such folder"),
+        (run, good / "0", {}, r"is no client's folder, whose name is its number; or give client=N"),
+        (run, good, {"client": 7}, r"client=7: the run has clients 0, 1"),
+        (run, tmp_path / "damaged", {}, r"a.png: which product\? give product=NAME, or a folder for each"),
+        (run, tmp_path / "damaged", {"product": "grass"}, r"a.png"),
+        (run, data, {"client": 0}, r"is a test image of the run; give others"),
+        (literal, good, {}, r"feddymem_literal with these settings is not made of sums"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            fold(folder, images, **options)
+        assert "\n" not in str(error.value)
+        assert RunFolder(folder).versions() == [0]
+        assert list(folder.glob("versions/.*")) == []
+
+
+def test_what_a_killed_update_left_is_no_version(desk):
+    run = desk.train("run", *SUBSPACE, clients=BASE)
+    (run / "versions" / ".partial_1").mkdir(parents=True)
+    (run / "versions" / ".partial_1" / "config.yaml").write_text("half")
+    assert fold(run, desk.images("new", {0: [15]})).name == "1"
+    RunFolder(run).clear()
+    assert not (run / "versions").exists()
+
+
+def test_a_changed_or_missing_image_of_an_update_is_one_line(desk):
+    run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16]})
+    version = fold(run, images)
+    (path,) = images.rglob("015.*")
+    path.unlink()
+    with pytest.raises(UserError, match=r"image \S+015\.\S+ cannot be read|015"):
+        evaluate(str(run))
+    (version / "additions.json").write_text("{}")
+    with pytest.raises(UserError, match=r"additions.json: changed since the run wrote it"):
+        evaluate(str(run))

@@ -1,0 +1,149 @@
+"""The test of drift against counting and multiplying by hand, and its promise on drawn scores."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.drift import DriftTest, Stability, uniformity
+
+
+def whole(draw, n, most=12):
+    """Whole numbers, many of them equal; each has a bin of its own."""
+    return [float(value) for value in draw.integers(1, most, n)]
+
+
+def calibrated(scores, **settings):
+    return DriftTest(ScoreCounts.of(torch.tensor(scores)), **settings)
+
+
+def test_a_p_value_is_a_rank_among_all_images_before():
+    draw = np.random.default_rng(0)
+    calibration, stream = whole(draw, 7), whole(draw, 40)
+    test, seen, within = calibrated(calibration), list(calibration), []
+    for score in stream:
+        p_value = test.add([score])[0].p_value
+        above, equal = sum(old > score for old in seen), 1 + sum(old == score for old in seen)
+        seen.append(score)
+        low, high = above / len(seen), (above + equal) / len(seen)
+        assert low < p_value <= high
+        within.append((p_value - low) / (high - low))
+    assert uniformity(within)[1] > 0.01  # equal scores are ranked at random
+
+
+def test_martingale_and_statistic_are_those_of_the_simple_jumper():
+    draw = np.random.default_rng(1)
+    test, bets = calibrated(whole(draw, 9), run_length=1e9), {-1: 1 / 3, 0: 1 / 3, 1: 1 / 3}
+    capitals = [1.0]
+    for score in [*whole(draw, 30), *(20.0 + image for image in range(10))]:
+        step = test.add([score])[0]
+        capital = sum(bets.values())
+        bets = {
+            bet: (0.99 * held + 0.01 / 3 * capital) * (1 + bet * (step.p_value - 0.5))
+            for bet, held in bets.items()
+        }
+        capitals.append(sum(bets.values()))
+        assert step.log_martingale == pytest.approx(math.log10(capitals[-1]))
+        assert step.statistic == pytest.approx(sum(capitals[-1] / earlier for earlier in capitals[:-1]))
+    assert capitals[-1] > capitals[30]
+
+
+@pytest.mark.parametrize("images", [1, 40])
+def test_false_alarms_are_at_most_one_in_a_run_length(images):
+    """With as few as one calibration image; about half of what is promised is used."""
+    length, streams, run_length = 300, 150, 100
+    draw = np.random.default_rng(images)
+    alarms = []
+    for _ in range(streams):
+        test = calibrated(draw.normal(size=images).tolist(), run_length=run_length)
+        alarms.append(sum(step.alarm for step in test.add(draw.normal(size=length))))
+    error = np.std(alarms) / math.sqrt(streams)
+    assert 0.3 * length / run_length < np.mean(alarms) < length / run_length + 4 * error
+
+
+def test_p_values_of_few_calibration_images_are_uniform_and_independent():
+    draw = np.random.default_rng(2)
+    streams = []
+    for seed in range(300):
+        test = calibrated(draw.normal(size=3).tolist(), seed=seed)
+        streams.append([step.p_value for step in test.add(draw.normal(size=8))])
+    streams = np.array(streams)
+    assert uniformity(streams.ravel())[1] > 0.01
+    correlation = np.corrcoef(streams.T)[~np.eye(8, dtype=bool)]
+    assert np.abs(correlation).max() < 4 / math.sqrt(300)
+
+
+def test_a_shift_is_found_within_a_few_images_and_the_statistic_begins_anew():
+    draw = np.random.default_rng(3)
+    test = calibrated(draw.normal(size=60).tolist(), run_length=1000)
+    assert not any(step.alarm for step in test.add(draw.normal(size=200)))
+    steps = test.add(draw.normal(3, size=30))
+    (first, *_) = [number for number, step in enumerate(steps, 1) if step.alarm]
+    assert first <= 20
+    assert steps[first - 1].statistic == 0
+    assert steps[first].statistic <= 1.5
+
+
+def test_one_image_multiplies_the_martingale_by_at_most_a_half_more():
+    test = calibrated([1.0] * 50)
+    before = 0.0
+    for score in [1.0] * 20 + [1e6]:
+        step = test.add([score])[0]
+        assert step.log_martingale - before <= math.log10(1.5) + 1e-12
+        before = step.log_martingale
+    assert not step.alarm
+
+
+def test_equal_seeds_rank_alike_and_others_do_not():
+    scores = [5.0] * 20
+    first, second, other = (
+        [step.p_value for step in calibrated([5.0] * 9, seed=seed).add(scores)] for seed in (0, 0, 1)
+    )
+    assert first == second
+    assert first != other
+
+
+def test_a_run_length_below_one_is_refused():
+    with pytest.raises(UserError, match=r"run_length=0.5 must be at least 1"):
+        calibrated([1.0], run_length=0.5)
+
+
+def test_uniformity_is_the_largest_step_between_the_distributions():
+    p_values = [0.05, 0.3, 0.31, 0.9]
+    ordered = np.sort(p_values)
+    by_hand = max(max((i + 1) / 4 - p, p - i / 4) for i, p in enumerate(ordered))
+    distance, p_value = uniformity(p_values)
+    assert distance == pytest.approx(by_hand)
+    assert 0.3 < p_value < 0.9
+    assert uniformity(np.linspace(0, 0.2, 50))[1] < 1e-6
+    assert all(map(math.isnan, uniformity([])))
+
+
+def test_the_stability_index_by_hand():
+    calibration = ScoreCounts.of(torch.arange(1.0, 21))  # two in each of ten bins
+    found = Stability.of(calibration, torch.tensor([0.5, 1.0, 2.0, 3.0, 19.0, 25.0]))
+    assert found.expected == (2,) * 10
+    assert found.seen == (3, 1, 0, 0, 0, 0, 0, 0, 0, 2)
+    shares = [(3.5 / 11, 1), (1.5 / 11, 1), (0.5 / 11, 7), (2.5 / 11, 1)]
+    assert found.index == pytest.approx(sum(n * (q - 0.1) * math.log(q / 0.1) for q, n in shares))
+    assert found.limit == pytest.approx((1 / 20 + 1 / 6) * stats.chi2.isf(0.05, 9))
+
+
+def test_equal_calibration_scores_share_a_bin():
+    found = Stability.of(ScoreCounts.of(torch.tensor([1.0] * 30 + [2.0])), torch.tensor([1.0, 3.0]))
+    assert found.expected == (30, 1)
+    assert found.seen == (1, 1)
+
+
+def test_without_drift_the_index_stays_below_its_limit_in_about_19_of_20_cases():
+    draw = torch.Generator().manual_seed(0)
+    below = []
+    for _ in range(300):
+        calibration, new = torch.randn(100, generator=draw), torch.randn(50, generator=draw)
+        found = Stability.of(ScoreCounts.of(calibration), new)
+        below.append(found.index < found.limit)
+    assert 0.9 < sum(below) / len(below) < 0.995
