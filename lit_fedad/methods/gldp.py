@@ -129,7 +129,8 @@ class GLDPClient(FedRepClient):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes ``L_CE + lambda L_LP + (1 - lambda) L_GP`` (GLDP Eq. 12), with the prototypes of the batch."""
-        if self.lam is None:
+        if self.lam is None or (self.relation == "embedding" and not self.trains_base):
+            # Prototypes of embeddings have no gradient in the head.
             return super().training_step(batch, batch_idx)
         view = self.task.view(batch)
         features = self.task(view)
