@@ -109,7 +109,7 @@ class StreamAccuracyEvaluator(Evaluator):
         elif self.merged and reports:
             in_place = merged
         for client, scores in (in_place or {}).items():
-            trained.setdefault(client, {})[self.module.stage(client, reports[-1].round)] = scores
+            self._visited(trained, client, reports[-1].round, scores)
         now = {client: {stages[client]: scores} for client, scores in server.items()}
         return Evaluation(self._summarise(now, trained, participants, stages), in_place)
 
@@ -151,12 +151,18 @@ class StreamAccuracyEvaluator(Evaluator):
         return ContinualAccuracy(self.weights[client], known_only=ending == "_masked")
 
     def _history(self, reports: Sequence[RoundReport]) -> dict[int, dict[int, Scores]]:
-        """Returns, by client and stage, the scores of the client's last trained model in that stage."""
+        """Returns, by client and stage up to its last one, the scores of the client's last model in that stage."""
         last: dict[int, dict[int, Scores]] = {}
         for report in reports:
             for client, scores in report.trained.items():
-                last.setdefault(client, {})[self.module.stage(client, report.round)] = scores
+                self._visited(last, client, report.round, scores)
         return last
+
+    def _visited(self, last: dict[int, dict[int, Scores]], client: int, round: int, scores: Scores) -> None:
+        """Adds the scores of a round; where stages come again, those of later stages are of the turn before."""
+        stage = self.module.stage(client, round)
+        earlier = {s: found for s, found in last.get(client, {}).items() if s < stage}
+        last[client] = {**earlier, stage: scores}
 
     def _summarise(
         self,

@@ -38,6 +38,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "rounds": config["rounds"],
         **{w: {"round": r.round, **_metrics(r, names), **rates} for w, (r, rates) in chosen.items()},
         "milestones": sorted(data.module.milestones),
+        "stage_rounds": data.module.stage_rounds,
         "exchanges": [r.round for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],
         "bytes_down": [sum(r.bytes_down.values()) for r in history],

@@ -314,8 +314,10 @@ def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> 
         moment: {name: values["mean"] for name, values in result.get(moment, {}).items() if name != "round"}
         for moment in ("first", "last", "best")
     }
-    for stage, round in enumerate(result.get("milestones", []), start=1):
-        moments[f"task_{stage}"] = result["metrics"][str(round)]
+    stages = result.get("stage_rounds") or [[round] for round in result.get("milestones", [])]
+    for stage, rounds in enumerate(stages, start=1):
+        of_rounds = pd.DataFrame([result["metrics"][str(round)] for round in rounds], dtype=float)
+        moments[f"task_{stage}"] = of_rounds.mean(skipna=False).to_dict()
     figures = {
         f"{metric}_{moment}": _float(means.get(f"{metric}{ending}"))
         for metric in metrics
