@@ -12,6 +12,7 @@ from lit_fedad.errors import UserError
 
 _FINAL_TURNS = 10
 
+
 class StreamDataModule(FederatedDataModule):
     """Training images of clients in stages that come one after another, and one test set.
 
@@ -29,8 +30,8 @@ class StreamDataModule(FederatedDataModule):
         eval_batch_size: As in `FederatedDataModule`.
 
     Attributes:
-        stage_rounds: For each stage the rounds that it is judged after: the last of a client's stage, or where stages come
-            again, all that train it in the last ten global rounds (GLDP Fig. 4).
+        stage_rounds: For each stage the rounds that it is judged after: the last of a client's stage; where stages
+            come again, those that train it in the last ten global rounds (GLDP Fig. 4).
         milestones: All these rounds.
 
     Raises:

@@ -18,8 +18,9 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what backbones of 
 class FrozenEncoder(nn.Module):
     """Frozen features of an image, and a trainable residual network on them.
 
-    The features are the means of the maps of all layers of the backbone, joined and normalised to one length. The network
-    adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
+    The features are the means of the maps of all layers of the backbone, joined and normalised to one length. The
+    network adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen
+    features.
 
     Args:
         backbone: The frozen backbone.

@@ -8,21 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from lit_fedad.metrics.constant_predictions import CONSTANTS
+from lit_fedad.report.constant_predictions import CONSTANT_LABELS
 from lit_fedad.report.tables import Outcome, Row, runs_frame
-
-LABELS = dict(
-    zip(
-        CONSTANTS,
-        (
-            "always the client's largest class",
-            "always the largest class of all clients",
-            "a class of the client's at random",
-        ),
-        strict=True,
-    )
-)
-"""Label of each constant prediction, by its name in results."""
 
 
 def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -46,7 +33,7 @@ def constant_outcomes(outcomes: Sequence[Outcome]) -> list[Outcome]:
                 found[place] = outcome
     return [
         replace(outcome, row=label, ending="", constant=name)
-        for name, label in LABELS.items()
+        for name, label in CONSTANT_LABELS.items()
         for outcome in found.values()
     ]
 
@@ -64,7 +51,11 @@ def constant_rows(
         Rows and frame, as of `runs_frame`; None where no run classifies.
     """
     found = constant_outcomes(outcomes)
-    return ([Row(label, ()) for label in LABELS.values()], runs_frame(found, metrics)) if found else None
+    return (
+        ([Row(label, ()) for label in CONSTANT_LABELS.values()], runs_frame(found, metrics))
+        if found
+        else None
+    )
 
 
 def _clients(result: Mapping[str, Any]) -> int:

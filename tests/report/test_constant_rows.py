@@ -2,7 +2,9 @@
 
 import pytest
 
-from lit_fedad.report.constant_rows import LABELS, constant_outcomes, constant_rows
+from lit_fedad.report.constant_predictions import CONSTANT_LABELS as LABELS
+from lit_fedad.report.constant_predictions import looking_at_nothing
+from lit_fedad.report.constant_rows import constant_outcomes, constant_rows
 from lit_fedad.report.tables import Outcome, Row, Table, markdown, results_table, runs_frame
 
 TABLE = Table(
@@ -66,3 +68,11 @@ def test_the_files_have_them_below_the_rows():
 )
 def test_without_a_classification_there_are_none(outcome):
     assert constant_rows([outcome], TABLE.metrics) is None
+
+
+def test_a_run_ends_with_what_looking_at_nothing_gives():
+    assert looking_at_nothing(result(0.4)) == (
+        "Without a look at images, accuracy: always the client's largest class 0.200, always the largest class of all"
+        " clients 0.300, a class of the client's at random 0.400."
+    )
+    assert looking_at_nothing(result(0.4, constants=False)) is None
