@@ -75,10 +75,9 @@ def frozen_datasets(
 
 
 @torch.no_grad()
-def frozen_public(public: Tensor, task: Task) -> Tensor:
+def frozen_public(public: Tensor, task: Contrastive) -> Tensor:
     """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them."""
     encoder = frozen_encoder(task)
     assert encoder is not None
-    assert isinstance(task, Contrastive)
     parts = [encoder.features((part / 255 - task.mean) / task.std) for part in public.split(128)]
     return torch.cat(parts)
