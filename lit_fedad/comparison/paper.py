@@ -12,6 +12,7 @@ from lit_fedad.comparison.differences import shortened
 from lit_fedad.comparison.placing import Place, comparable, data_name, places_of
 from lit_fedad.comparison.plan import read_table
 from lit_fedad.comparison.runs import CompleteRun
+from lit_fedad.report.constant_rows import constant_rows
 from lit_fedad.report.tables import Outcome, Row, Setting, Table, runs_frame
 
 _MOST_OVERRIDES = 16  # that a note names
@@ -41,13 +42,19 @@ class FilledTable:
 
     def frame(self) -> pd.DataFrame:
         """Builds a frame with one line a run."""
+        return runs_frame(self._outcomes(), self.table.metrics)
+
+    def constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
+        """Lists the rows of constant predictions, with their frame; None where no run classifies."""
+        return constant_rows(self._outcomes(), self.table.metrics)
+
+    def _outcomes(self) -> list[Outcome]:
         endings = {row.label: row.ending for row in (*self.table.rows, *self.table.beyond)}
-        outcomes = [
+        return [
             Outcome(row, column, run.seed, str(run.files), run.result, None, endings[row])
             for (row, column), runs in self.runs.items()
             for run in runs
         ]
-        return runs_frame(outcomes, self.table.metrics)
 
 
 def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:

@@ -13,11 +13,13 @@ from lit_fedad.comparison.plan import PlannedRun
 from lit_fedad.errors import UserError
 from lit_fedad.guards.text import csv_cell
 from lit_fedad.report.console import Display
+from lit_fedad.report.constant_rows import constant_rows
 from lit_fedad.report.figures import save_figure, whole_file
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.table_figure import rows_figure, tasks_figure
 from lit_fedad.report.tables import (
     Outcome,
+    Row,
     Setting,
     Table,
     caption,
@@ -96,17 +98,21 @@ class TableResults:
 
     def write(self) -> None:
         """Writes the files with the results so far: an interruption loses no result."""
-        frame = self.frame()
+        frame, constants = self.frame(), self._constants()
         with whole_file(self.files[0]) as part:
-            part.write_text(markdown(self._table, self._rows, self._columns, frame))
+            part.write_text(markdown(self._table, self._rows, self._columns, frame, constants))
         with whole_file(self.files[1]) as part:
-            frame.map(csv_cell).to_csv(part, index=False)
+            lines = frame if constants is None else pd.concat([frame, constants[1]])
+            lines.map(csv_cell).to_csv(part, index=False)
         if draw := _FIGURES.get(self._table.figure):
             save_figure(draw(self._table, list(self._columns), frame), self.files[2])
 
     def frame(self) -> pd.DataFrame:
         """Builds a frame with one line for each row, column and seed."""
-        outcomes = [
+        return runs_frame(self._outcomes(), self._table.metrics)
+
+    def _outcomes(self) -> list[Outcome]:
+        return [
             Outcome(
                 run.row,
                 run.column,
@@ -118,7 +124,9 @@ class TableResults:
             )
             for run in self._cells
         ]
-        return runs_frame(outcomes, self._table.metrics)
+
+    def _constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
+        return constant_rows(self._outcomes(), self._table.metrics)
 
     def show(self, display: Display) -> None:
         """Prints the table: one table a column if all columns side by side are wider than the terminal.
@@ -128,12 +136,15 @@ class TableResults:
         """
         frame = self.frame()
         rows = [row for row in (*self._table.rows, *self._table.beyond) if row.label in self._rows]
-        whole = results_table(self._table, rows, self._columns, frame)
+        shown, lines = rows, frame
+        if (constants := self._constants()) is not None:
+            shown, lines = [*rows, *constants[0]], pd.concat([frame, constants[1]])
+        whole = results_table(self._table, shown, self._columns, lines)
         tables = [whole]
         width = markdown_table(list(whole.columns), whole.to_numpy().tolist()).index("\n")
         if width > shutil.get_terminal_size((120, 0)).columns:
             tables = [
-                results_table(self._table, rows, {column: data}, frame)
+                results_table(self._table, shown, {column: data}, lines)
                 for column, data in self._columns.items()
             ]
         display.note("")

@@ -27,6 +27,8 @@ class Predictors:
         server_shared: Whether the server's model is the same for all clients.
         own: Whether a client's trained weights are a model that can predict; False where only the server builds models
             that predict.
+        merged: Whether a client's model is what the server sends joined with what is personal, not the weights that it
+            trained last.
         heads: Names of the method's classifiers beside the main one; predictions carry the logits of each.
         lent: Entries of the task's state that the server's model lacks; for its evaluation alone they are replaced by
             the clients' mean, weighted by data size.
@@ -35,6 +37,7 @@ class Predictors:
     shared: bool = False
     server_shared: bool = False
     own: bool = True
+    merged: bool = False
     heads: tuple[str, ...] = ()
     lent: tuple[str, ...] = ()
 

@@ -116,13 +116,15 @@ class FederatedDataModule(L.LightningDataModule):
         eval_batch_size: Test images a batch.
 
     Attributes:
-        milestones: Rounds that are the last of a client's stage: none here, as all images are there from the start.
+        milestones: Rounds that stages are judged after: none here, as all images are there from the start.
+        stage_rounds: The same, for each stage.
 
     Raises:
         UserError: If the partition names an image that does not exist.
     """
 
     milestones: frozenset[int] = frozenset()
+    stage_rounds: Sequence[Sequence[int]] = ()
 
     def __init__(
         self,

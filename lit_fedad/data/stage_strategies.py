@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from lit_fedad.data.labelled import Images
 from lit_fedad.data.long_tail import long_tail
 from lit_fedad.data.partition import Partition, Schedule, check_clients, indices_by_category
 from lit_fedad.errors import UserError
+
+Shards = Literal["of_class", "equal"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class LongTailedStages:
     no image is given twice. A class with fewer images than shards is missing from some of these stages, and one
     that was assigned to no client is held by none.
 
+    With equal shards the long-tailed images, in the order of their classes, are cut into shards of one size, of which
+    every stage is given S at random (McMahan et al., AISTATS 2017): all stages have the same number of images, mostly
+    of fewer than S classes. Images that fill no shard, chosen at random, are held by none.
+
     Attributes:
         clients: Number of clients N.
         classes: Classes of each stage S.
@@ -29,6 +36,7 @@ class LongTailedStages:
         imbalance: Imbalance factor of the long tail, see `long_tail`; 1 for none.
         min_stages: Each client's number of stages is drawn uniformly from this to ``stages``; None gives all of
             them ``stages``.
+        shards: What stages are dealt: ``"of_class"``, parts of S classes; ``"equal"``, S shards of equal size.
         equal_size: Whether every stage is cut, at random, to the size of the smallest.
         server_labelled: Images of each class that the server keeps.
         schedule: When the stages come, as in `StreamDataModule`.
@@ -43,6 +51,7 @@ class LongTailedStages:
     stages: int = 5
     imbalance: float = 50
     min_stages: int | None = None
+    shards: Shards = "of_class"
     equal_size: bool = False
     server_labelled: int = 0
     schedule: Schedule = "stage_major"
@@ -57,6 +66,8 @@ class LongTailedStages:
             raise UserError(
                 f"partition min_stages={self.min_stages}: give 1 to {self.stages} (stages), or null for all stages"
             )
+        if self.shards not in get_args(Shards):
+            raise UserError(f"partition shards={self.shards}: give {' or '.join(get_args(Shards))}")
 
     def __call__(self, image_set: Images, seed: int) -> Partition:
         """Draws the server's images, the long tail, and the classes and shards of each stage from ``seed``.
@@ -69,7 +80,8 @@ class LongTailedStages:
         reserved = np.concatenate([pile[: self.server_labelled] for pile in piles.values()])
         left = [pile[self.server_labelled :] for pile in piles.values()]
         kept = long_tail([len(pile) for pile in left], self.imbalance)
-        stages = self._shares([pile[:size] for pile, size in zip(left, kept, strict=True)], rng)
+        tail = [pile[:size] for pile, size in zip(left, kept, strict=True)]
+        stages = self._shares(tail, rng) if self.shards == "of_class" else self._equal_shards(tail, rng)
         smallest = self._smallest(stages)
         if self.equal_size:
             stages = [[rng.permutation(stage)[:smallest].tolist() for stage in own] for own in stages]
@@ -77,9 +89,7 @@ class LongTailedStages:
 
     def _shares(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
         """Assigns classes to the clients stage by stage, then each class's images to the stages that hold it."""
-        fewest = self.stages if self.min_stages is None else self.min_stages
-        lengths = rng.integers(fewest, self.stages, size=self.clients, endpoint=True)
-        stages: list[list[list[int]]] = [[[] for _ in range(length)] for length in lengths]
+        stages: list[list[list[int]]] = [[[] for _ in range(length)] for length in self._lengths(rng)]
         holders: list[list[list[int]]] = [[] for _ in piles]
         for number in range(self.stages):
             present = [own[number] for own in stages if number < len(own)]
@@ -95,6 +105,19 @@ class LongTailedStages:
             for place, shard in zip(order, np.array_split(pile, len(holding)), strict=True):
                 holding[place].extend(shard.tolist())
         return stages
+
+    def _equal_shards(self, piles: Sequence[np.ndarray], rng: np.random.Generator) -> list[list[list[int]]]:
+        """Cuts the images, in the order of their classes, into shards of one size, and deals S to every stage."""
+        lengths = self._lengths(rng)
+        pool, number = np.concatenate(piles), self.classes * sum(lengths)
+        kept = np.sort(rng.permutation(len(pool))[: len(pool) // number * number])
+        dealt = iter(rng.permutation(pool[kept].reshape(number, -1)).reshape(sum(lengths), -1).tolist())
+        return [[next(dealt) for _ in range(length)] for length in lengths]
+
+    def _lengths(self, rng: np.random.Generator) -> list[int]:
+        """Draws the number of stages of every client."""
+        fewest = self.stages if self.min_stages is None else self.min_stages
+        return rng.integers(fewest, self.stages, size=self.clients, endpoint=True).tolist()
 
     def _check_classes(self, sizes: Mapping[str, int], name: str) -> None:
         if self.classes > len(sizes):

@@ -1,5 +1,6 @@
 """Training images that arrive in stages, and the rounds in which clients hold them."""
 
+import itertools
 from collections.abc import Sequence
 from typing import get_args
 
@@ -8,6 +9,8 @@ from torch.utils.data import Dataset
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.partition import Schedule
 from lit_fedad.errors import UserError
+
+_FINAL_TURNS = 10
 
 
 class StreamDataModule(FederatedDataModule):
@@ -27,7 +30,9 @@ class StreamDataModule(FederatedDataModule):
         eval_batch_size: As in `FederatedDataModule`.
 
     Attributes:
-        milestones: Rounds that are the last of a client's stage, where stages never come again.
+        stage_rounds: For each stage the rounds that it is judged after: the last of a client's stage; where stages
+            come again, those that train it in the last ten global rounds (GLDP Fig. 4).
+        milestones: All these rounds.
 
     Raises:
         UserError: If there is no such schedule, or a client has more stages than there are rounds.
@@ -54,11 +59,17 @@ class StreamDataModule(FederatedDataModule):
                 f"rounds={rounds}, but client {longest} has {len(stages[longest])} stages: give at least as many rounds"
             )
         if schedule == "stage_major":
-            self.milestones = frozenset(
-                round
+            self.stage_rounds = [
+                [round]
                 for round in range(1, rounds + 1)
                 if any(self.stage(c, round) != self.stage(c, round + 1) for c in range(len(stages)))
-            )
+            ]
+        else:
+            turn = len(stages[longest])
+            end = rounds // turn * turn
+            begin = max(end - _FINAL_TURNS * turn, 0)
+            self.stage_rounds = [list(range(begin + stage, end + 1, turn)) for stage in range(1, turn + 1)]
+        self.milestones = frozenset(itertools.chain.from_iterable(self.stage_rounds))
         self._now: tuple[list[int], FederatedDataModule] | None = None
 
     def stage(self, client: int, round: int) -> int:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import cached_property
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.classification import ClassificationMetrics
+from lit_fedad.metrics.constant_predictions import CONSTANTS, constant_accuracies
 from lit_fedad.metrics.federated import Summary, summarise
+
+
+def test_images(loader: DataLoader, classes: int) -> Tensor:
+    """Counts the test images of each class, int64 [K]."""
+    counts = torch.zeros(classes, dtype=torch.int64)
+    for batch in loader:
+        counts += batch["label"].cpu().bincount(minlength=classes)
+    return counts
+
+
+def by_predictor(accuracies: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Turns accuracies of constant predictions, by metric, into those by predictor, then metric."""
+    return {name: {metric: found[name] for metric, found in accuracies.items()} for name in CONSTANTS}
 
 
 class AccuracyEvaluator(Evaluator):
@@ -46,6 +63,21 @@ class AccuracyEvaluator(Evaluator):
             states[client] = deepcopy(state)
             states[client].class_shares = self.counts[client].double() / self.counts[client].sum()
         return states
+
+    @cached_property
+    def test_images(self) -> Tensor:
+        """Number of test images of each class, int64 [K]."""
+        return test_images(self.loader, self.counts.shape[1])
+
+    def constants(self, round: int) -> dict[str, dict[str, float]]:
+        """Computes the accuracies of constant predictions, which are the same after every round."""
+        present = self.test_images > 0
+        weights = {
+            "accuracy": self.test_images.expand_as(self.counts),
+            "own_accuracy": self.counts * present,
+            "balanced_accuracy": present.expand_as(self.counts),
+        }
+        return by_predictor({name: constant_accuracies(self.counts, own) for name, own in weights.items()})
 
     def summarise(self, states: dict[int, ClassificationMetrics]) -> dict[str, Summary]:
         """Computes the mean, worst, pooled and per-client values of each metric."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,9 +17,11 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.errors import UserError
+from lit_fedad.evaluation.accuracy import by_predictor, test_images
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
 from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.metrics.constant_predictions import constant_accuracies
 from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients
 from lit_fedad.metrics.federated import Summary
 
@@ -34,8 +37,8 @@ class StreamAccuracyEvaluator(Evaluator):
     """An evaluator of classifiers on the test data of a client's stages so far.
 
     - ``global_accuracy``: the server's model (A_glo).
-    - ``local_accuracy``: the client's model after its last training (A_loc); undefined where only the server builds
-      models that predict (`Predictors.own`).
+    - ``local_accuracy``: the client's model (A_loc): what it trained last, or its personal parts on the server's merged
+      base (`Predictors.merged`); undefined where only the server builds models that predict (`Predictors.own`).
     - ``selection_accuracy``: the same, or else the server's model, over the clients of the last round only (A_sel).
     - ``incremental_accuracy``, ``forgetting``: of the client's models at the end of each stage.
 
@@ -71,7 +74,7 @@ class StreamAccuracyEvaluator(Evaluator):
         self.loader, self.module, self.fabric = loader, module, fabric
         self.images = [torch.from_numpy(own) for own in counts]
         self.weights = [(own > 0).long() if client_test == "balanced" else own for own in self.images]
-        self.own_models = client.predictors.own
+        self.own_models, self.merged = client.predictors.own, client.predictors.merged
         self.endings = ["", "_masked", *(f"_{name}" for name in client.predictors.heads)]
         self.metrics = tuple(f"{name}{ending}" for ending in self.endings for name in _NAMES)
 
@@ -84,7 +87,7 @@ class StreamAccuracyEvaluator(Evaluator):
         return self._score(client, {number: client.context.stage})[number]
 
     def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
-        """Scores the server's model; scores of the clients' trained models are read from the history."""
+        """Scores the server's model, and the clients' where they are merged; others are read from the history."""
         stages = self.module.at(round).stages
         common = interview.client.predictors.server_shared
 
@@ -92,6 +95,7 @@ class StreamAccuracyEvaluator(Evaluator):
             return self._score(client, stages if common else {number: stages[number]})
 
         answers = interview.ask(round, score, self.asked(interview.client, interview.clients), "server")
+        merged = interview.ask(round, self.score) if self.merged and round > 0 else {}
         if not interview.fabric.is_global_zero:
             return None
         server = {client: scores for answer in answers.values() for client, scores in answer.items()}
@@ -102,10 +106,27 @@ class StreamAccuracyEvaluator(Evaluator):
         if not self.own_models and reports:
             # Only the server builds models: the one of this round represents its participants' training.
             in_place = {client: server[client] for client in participants if client in server}
-            for client, scores in in_place.items():
-                trained.setdefault(client, {})[self.module.stage(client, reports[-1].round)] = scores
+        elif self.merged and reports:
+            in_place = merged
+        for client, scores in (in_place or {}).items():
+            self._visited(trained, client, reports[-1].round, scores)
         now = {client: {stages[client]: scores} for client, scores in server.items()}
         return Evaluation(self._summarise(now, trained, participants, stages), in_place)
+
+    @cached_property
+    def test_images(self) -> Tensor:
+        """Number of test images of each class, int64 [K]."""
+        return test_images(self.loader, self.weights[0].shape[1])
+
+    def constants(self, round: int) -> dict[str, dict[str, float]]:
+        """Computes the accuracies of constant predictions on the stages so far, means over all clients."""
+        stages = self.module.at(round).stages
+
+        def so_far(counts: Sequence[Tensor]) -> Tensor:
+            return torch.stack([counts[client][: stage + 1].sum(0) for client, stage in stages.items()])
+
+        found = constant_accuracies(so_far(self.images), so_far(self.weights) * (self.test_images > 0))
+        return by_predictor(dict.fromkeys(("selection_accuracy", "global_accuracy", "local_accuracy"), found))
 
     def _score(self, client: Client, stages: Mapping[int, int]) -> dict[int, Scores]:
         """Scores one model as it predicts for clients at their stages."""
@@ -130,12 +151,18 @@ class StreamAccuracyEvaluator(Evaluator):
         return ContinualAccuracy(self.weights[client], known_only=ending == "_masked")
 
     def _history(self, reports: Sequence[RoundReport]) -> dict[int, dict[int, Scores]]:
-        """Returns, by client and stage, the scores of the client's last trained model in that stage."""
+        """Returns, by client and stage up to its last one, the scores of the client's last model in that stage."""
         last: dict[int, dict[int, Scores]] = {}
         for report in reports:
             for client, scores in report.trained.items():
-                last.setdefault(client, {})[self.module.stage(client, report.round)] = scores
+                self._visited(last, client, report.round, scores)
         return last
+
+    def _visited(self, last: dict[int, dict[int, Scores]], client: int, round: int, scores: Scores) -> None:
+        """Adds the scores of a round; where stages come again, those of later stages are of the turn before."""
+        stage = self.module.stage(client, round)
+        earlier = {s: found for s, found in last.get(client, {}).items() if s < stage}
+        last[client] = {**earlier, stage: scores}
 
     def _summarise(
         self,

@@ -45,6 +45,7 @@ from lit_fedad.federation.processes import all_cores
 from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone, TiledPyramid
 from lit_fedad.report.console import Display
+from lit_fedad.tasks.contrastive import Contrastive
 
 _NO_BACKBONE = {"name": "none", "weights": "none", "sha256": "", "taken": "none"}
 
@@ -230,7 +231,7 @@ def build_model(
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
-        if public is not None and frozen_encoder(task) is not None:
+        if public is not None and isinstance(task, Contrastive) and frozen_encoder(task) is not None:
             public = frozen_public(public, task)
         kept = {"public": public, "server_labelled": server_labelled}
         server = build(

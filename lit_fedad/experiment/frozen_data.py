@@ -33,7 +33,7 @@ def frozen_datasets(
         images: The images.
         task: A task with a frozen encoder.
         folder: Folder of known features; None for none.
-        seed: Seed of random views.
+        seed: Seed of random views; without views features are the same for all seeds.
         fabric: Device and processes; the first fills the folder.
         display: Shows progress.
     """
@@ -54,7 +54,7 @@ def frozen_datasets(
             encoder.size,
             views,
             vars(draw) if views else (),
-            seed,
+            seed if views else 0,
         )
         file = folder / f"{features_key(pixels, *map(str, settings))}.safetensors" if folder else None
         with all_cores(fabric), display.progress(f"Frozen features, {name}") as progress:
@@ -75,10 +75,9 @@ def frozen_datasets(
 
 
 @torch.no_grad()
-def frozen_public(public: Tensor, task: Task) -> Tensor:
+def frozen_public(public: Tensor, task: Contrastive) -> Tensor:
     """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them."""
     encoder = frozen_encoder(task)
     assert encoder is not None
-    assert isinstance(task, Contrastive)
     parts = [encoder.features((part / 255 - task.mean) / task.std) for part in public.split(128)]
     return torch.cat(parts)

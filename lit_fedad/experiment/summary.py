@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lit_fedad.experiment.run import Run
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.round_report import RoundReport
 
 
@@ -37,6 +38,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "rounds": config["rounds"],
         **{w: {"round": r.round, **_metrics(r, names), **rates} for w, (r, rates) in chosen.items()},
         "milestones": sorted(data.module.milestones),
+        "stage_rounds": data.module.stage_rounds,
         "exchanges": [r.round for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],
         "bytes_down": [sum(r.bytes_down.values()) for r in history],
@@ -46,6 +48,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "metrics": {
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },
+        "constants": _constants(run.federation.evaluator, [report.round for report in evaluated]),
         "failures": {r.round: r.failures for r in history if r.failures},
         "unscored": {r.round: r.unscored for r in history if r.unscored},
         "refused": {r.round: r.refused for r in history if r.refused},
@@ -60,6 +63,12 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
 def _metrics(report: RoundReport, names: Sequence[str]) -> dict[str, Any]:
     undefined: dict[str, Any] = {"mean": None, "worst": None, "pooled": None, "per_client": {}}
     return {name: (report.metrics or {}).get(name, undefined) for name in names}
+
+
+def _constants(evaluator: Evaluator, rounds: Sequence[int]) -> dict[str, dict[int, dict[str, float]]]:
+    """Returns what constant predictions reach, by predictor, round and metric; empty where there are none."""
+    found = {round: evaluator.constants(round) for round in rounds}
+    return {name: {round: found[round][name] for round in rounds} for name in found[rounds[-1]]}
 
 
 def _sortable(value: float) -> float:

@@ -105,6 +105,13 @@ class Evaluator:
         """Returns the metric states of clients that all predict with the scored client's model, by client."""
         raise NotImplementedError
 
+    def constants(self, round: int) -> dict[str, dict[str, float]]:
+        """Computes what predictions that look at no image reach after a round: by name of the predictor, then metric.
+
+        Empty where there are none, as for scores.
+        """
+        return {}
+
     def summarise(self, states: dict[int, Any]) -> dict[str, Any]:
         """Computes the metrics by name from the metric states of all clients."""
         raise NotImplementedError

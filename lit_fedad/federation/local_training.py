@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -26,8 +27,8 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         fabric: Moves batches, scales precision and runs the backward pass.
 
     Returns:
-        Means over all steps of the loss and the other scalars that ``training_step`` returned; empty where the task has
-        no trainable parameters.
+        Means of the loss and the other scalars that ``training_step`` returned, each over the steps that returned it;
+        empty where the task has no trainable parameters.
 
     Raises:
         UserError: If the loss is not finite.
@@ -41,7 +42,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     module, optimizer = fabric.setup(client, configured)
     module.mark_forward_method("training_step")
     totals: dict[str, float] = {}
-    steps = 0
+    steps: Counter[str] = Counter()
     task.train()
     client.on_train_start()
     for _ in range(client.local_epochs):
@@ -58,12 +59,12 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
             optimizer.step()
             for name, value in outputs.items():
                 totals[name] = totals.get(name, 0.0) + float(value.detach())
-            steps += 1
+                steps[name] += 1
     client.on_train_end()
     task.eval()
     if client.keep_optimizer:
         client.optimizer_state = configured.state_dict()
-    return {name: total / steps for name, total in totals.items()}
+    return {name: total / steps[name] for name, total in totals.items()}
 
 
 def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:

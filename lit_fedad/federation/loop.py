@@ -274,7 +274,8 @@ class Federation:
         """Plays the activated client's turn, and scores it where its trained weights are evaluated."""
         result = self.turn.play(exchange, data)
         self.pool.put(number, read_kept(client))
-        scored = exchange.trains and self.evaluator.after_fit and client.predictors.own
+        predictors = client.predictors
+        scored = exchange.trains and self.evaluator.after_fit and predictors.own and not predictors.merged
         if scored and self._last_before_evaluation(number, client.context.round):
             client.deploy()
             result.trained = self.evaluator.score(client, number)

@@ -21,7 +21,10 @@ from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import look
+from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
+
+_FROZEN_BATCH = 128
 
 
 class FEDICClient(FedAvgClient):
@@ -140,6 +143,9 @@ class FEDICServer(FedAvgServer):
         # Labelled images first; teachers process only the auxiliary images that are drawn.
         images = torch.cat([held["image"], labelled.normalise(public[drawn.cpu()])]).to(device)
         labels = held["label"].to(device)
+        if isinstance(task.encoder, FrozenEncoder):  # what is trained begins behind its features
+            task.to(device)
+            images = torch.cat([task.encoder.features(part) for part in images.split(_FROZEN_BATCH)])
 
         def hard(batch: Tensor) -> Tensor:
             return F.cross_entropy(self._look(images[batch])[0], labels[batch])

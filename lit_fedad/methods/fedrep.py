@@ -53,8 +53,8 @@ class FedRepClient(FedAvgClient):
 
     @property
     def predictors(self) -> Predictors:
-        """The head of each client; the server's model is the representation with the mean of all heads."""
-        return Predictors(server_shared=True, lent=tuple(self.own_entries))
+        """Each client's head on the merged representation, on which the server's model has the mean of all heads."""
+        return Predictors(server_shared=True, merged=True, lent=tuple(self.own_entries))
 
     @property
     def trains_base(self) -> bool:

@@ -44,9 +44,9 @@ VECTORS, CLASSES = "prototypes.vectors", "prototypes.classes"
 class GLDPClient(FedRepClient):
     """A client that trains base, then head, regularised by its own older prototypes and those of all clients.
 
-    It predicts by the nearest global prototype (GLDP-GP, GLDP Eq. 13); predictions also hold the logits by its local
-    prototypes (GLDP-LP) and those of the head. Until there are global prototypes, it predicts by the head. A class
-    without a prototype is never predicted.
+    It predicts by the nearest global prototype of the classes that it has met (GLDP-GP, GLDP Eq. 13); predictions also
+    hold the logits by the global prototypes of all classes, by its local prototypes (GLDP-LP) and those of the head.
+    Until there are global prototypes, it predicts by the head. A class without a prototype is never predicted.
 
     Args:
         task: A `Classifier`.
@@ -58,6 +58,8 @@ class GLDPClient(FedRepClient):
             (``"embedding"``, GLDP Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
             class's images (``"logit"``, GLDP Eq. 8).
         temperature: Temperature of that softmax.
+        candidates: Classes that global prototypes choose from: those that the client has met (``"met"``), as n in GLDP
+            Eq. 13 runs over the client's classes, or ``"all"``.
 
     Raises:
         UserError: If t is not below s, or lambda or beta is not in [0, 1].
@@ -65,7 +67,7 @@ class GLDPClient(FedRepClient):
 
     needs = Classifier
     task: Classifier
-    kept = ("old", "current", "stage")
+    kept = ("old", "current", "met", "stage")
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class GLDPClient(FedRepClient):
         beta: float = 0.5,
         relation: Literal["embedding", "logit"] = "embedding",
         temperature: float = 1.0,
+        candidates: Literal["met", "all"] = "met",
     ) -> None:
         super().__init__(task, head_epochs, base_epochs, base_first=True)
         if not 0 < base_epochs < head_epochs:
@@ -86,13 +89,15 @@ class GLDPClient(FedRepClient):
             raise UserError(f"method.client.lam={lam}, beta={beta}: give numbers in [0, 1]")
         above("method.client", 0, temperature=temperature)
         self.lam, self.beta, self.relation, self.temperature = lam, beta, relation, temperature
+        self.candidates = candidates
         self.common_prototypes = self.old = self.current = Prototypes.none(task.classes, task.num_features)
-        self.stage = 0
+        self.met = torch.zeros(task.classes, dtype=torch.bool)
+        self.stage = -1
 
     @property
     def predictors(self) -> Predictors:
-        """Global prototypes, local ones and the head; local prototypes and heads are personal."""
-        return Predictors(heads=("lp", "head"))
+        """Global prototypes, of the client's classes or of all, local ones and the head; the last two are personal."""
+        return Predictors(merged=True, heads=("all", "lp", "head"))
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares the base, and prototypes of any number of classes."""
@@ -117,11 +122,15 @@ class GLDPClient(FedRepClient):
         if self.context.stage != self.stage:
             self.old = self.old.moved(self.current, self.beta)
             self.current = Prototypes.none(self.task.classes, self.task.num_features)
+            self.met = self.met.clone()
+            for batch in loader:
+                self.met[batch["label"]] = True
             self.stage = self.context.stage
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes ``L_CE + lambda L_LP + (1 - lambda) L_GP`` (GLDP Eq. 12), with the prototypes of the batch."""
-        if self.lam is None:
+        if self.lam is None or (self.relation == "embedding" and not self.trains_base):
+            # Prototypes of embeddings have no gradient in the head.
             return super().training_step(batch, batch_idx)
         view = self.task.view(batch)
         features = self.task(view)
@@ -174,13 +183,24 @@ class GLDPClient(FedRepClient):
         features = self.task(batch)
         prediction = self.task.predict(features, batch)
         assert prediction.logits is not None
-        head, local = prediction.logits, self.local
-        # No branch on known classes: an exported graph cannot contain it.
-        known = self.common_prototypes.known.any().to(head.device)
-        logits = torch.where(known, self.common_prototypes.logits(features), head)
-        score = torch.where(known, -logits.amax(1), prediction.image_score)
-        lp = torch.where(local.known.any().to(head.device), local.logits(features), logits)
-        return Prediction(score, logits=logits, others={"lp": lp, "head": head})
+        head, common, local = prediction.logits, self.common_prototypes, self.local
+        known = common.known if self.candidates == "all" else common.known & self.met
+        to_common = common.logits(features)
+        logits = _among(known, to_common, head)
+        score = torch.where(known.any().to(head.device), -logits.amax(1), prediction.image_score)
+        others = {
+            "all": _among(common.known, to_common, head),
+            "lp": _among(local.known, local.logits(features), logits),
+            "head": head,
+        }
+        return Prediction(score, logits=logits, others=others)
+
+
+def _among(known: Tensor, logits: Tensor, otherwise: Tensor) -> Tensor:
+    """Restricts logits [B, K] to known classes, bool [K]; returns others where no class is known."""
+    # No branch: an exported graph cannot contain it.
+    known = known.to(logits.device)
+    return torch.where(known.any(), logits.masked_fill(~known, -torch.inf), otherwise)
 
 
 class GLDPServer(FedAvgServer):

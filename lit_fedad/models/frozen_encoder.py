@@ -9,20 +9,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.models.backbones import FeaturePyramid
 
 
 class FrozenEncoder(nn.Module):
     """Frozen features of an image, and a trainable residual network on them.
 
-    The features are the means of the maps of all layers of the backbone, joined and normalised to length 1. The network
-    adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
+    The features are the means of the maps of all layers of the backbone, joined and normalised to one length. The
+    network adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen
+    features.
 
     Args:
         backbone: The frozen backbone.
         size: Side to which images are scaled for it, in pixels.
         hidden: Hidden units of the trained network; 0 for no network.
+        length: Length of the features; None for the root of their number, so that the mean square of each is 1, as of
+            features that were learnt. The gradient of a linear head on them grows with it, and so does the softmax of a
+            prototype's coordinates, which is uniform at length 1.
         views: Random views of every rotation whose features are computed once, for losses that need views.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
@@ -42,6 +46,7 @@ class FrozenEncoder(nn.Module):
         backbone: FeaturePyramid,
         size: int = 64,
         hidden: int = 256,
+        length: float | None = 1.0,
         views: int = 3,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
@@ -50,8 +55,10 @@ class FrozenEncoder(nn.Module):
         at_least("encoder", 8, size=size)
         at_least("encoder", 0, hidden=hidden)
         at_least("encoder", 1, views=views)
+        above("encoder", 0, length=length)
         self.backbone, self.size, self.views = backbone, size, views
         self.num_features = sum(backbone.channels)
+        self.length = self.num_features**0.5 if length is None else length
         self.network = None
         if hidden:
             last = nn.Linear(hidden, self.num_features)
@@ -66,7 +73,7 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Computes frozen features [B, C] of normalised images [B, 3, S, S].
+        """Computes frozen features [B, C], of length 1, of normalised images [B, 3, S, S].
 
         Raises:
             UserError: If images do not have three channels.
@@ -82,6 +89,8 @@ class FrozenEncoder(nn.Module):
         return F.normalize(torch.cat([features.float().mean((2, 3)) for features in maps], dim=1), dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Computes features [B, C] of images [B, 3, S, S], or of their frozen features [B, C]."""
-        frozen = self.features(images) if images.ndim == 4 else images
-        return frozen if self.network is None else F.normalize(frozen + self.network(frozen), dim=1)
+        """Computes features [B, C] of images [B, 3, S, S], or of their frozen features of length 1 [B, C]."""
+        frozen = self.length * (self.features(images) if images.ndim == 4 else images)
+        if self.network is None:
+            return frozen
+        return self.length * F.normalize(frozen + self.network(frozen), dim=1)

@@ -28,7 +28,7 @@ from rich.text import Text
 
 import lit_fedad
 from lit_fedad.guards.text import printable, redact
-from lit_fedad.report.constant_predictions import constant_predictions
+from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
 from lit_fedad.report.naming import (
     METRIC_TITLES,
     clock,
@@ -193,6 +193,8 @@ class Display:
             self._print(
                 f"False alarms, of a client's own products: at most {alpha} promised (evaluation.alpha)."
             )
+        if line := looking_at_nothing(result):
+            self._print(line)
         for head, metrics in rounds.items():
             if constant := constant_predictions(metrics):
                 self._print(f"* {head}: {constant}.")

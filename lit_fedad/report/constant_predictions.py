@@ -1,11 +1,44 @@
-"""Warning about classifiers that predict one class for every image: their accuracy is that class's share."""
+"""Remarks on predictions that look at no image: what they reach, and whether a client makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from lit_fedad.metrics.constant_predictions import CONSTANTS
+from lit_fedad.report.naming import metric_title
+
 _MOST_NUMBERS = 10
+
+CONSTANT_LABELS = dict(
+    zip(
+        CONSTANTS,
+        (
+            "always the client's largest class",
+            "always the largest class of all clients",
+            "a class of the client's at random",
+        ),
+        strict=True,
+    )
+)
+"""Label of each constant prediction, by its name in results."""
+
+
+def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
+    """Says what accuracy predictions that look at no image have after the last round.
+
+    Args:
+        result: Content of ``result.json``.
+
+    Returns:
+        One line; None for a result without such accuracies.
+    """
+    if not result.get("constants"):
+        return None
+    found = {name: values[str(result["last"]["round"])] for name, values in result["constants"].items()}
+    metric = "own_accuracy" if "own_accuracy" in found[CONSTANTS[0]] else next(iter(found[CONSTANTS[0]]))
+    parts = [f"{CONSTANT_LABELS[name]} {values[metric]:.3f}" for name, values in found.items()]
+    return f"Without a look at images, {metric_title(metric)}: {', '.join(parts)}."
 
 
 def constant_predictions(metrics: Mapping[str, Any]) -> str | None:

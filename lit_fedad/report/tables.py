@@ -112,6 +112,7 @@ class Outcome:
         result: Content of its ``result.json``; None if it is not complete.
         cause: Cause of its failure; None if it did not fail.
         ending: Ending of the metrics' names, as in `Row`.
+        constant: Name of the constant prediction whose accuracies the outcome stands for, in place of the run's.
     """
 
     row: str
@@ -121,6 +122,7 @@ class Outcome:
     result: Mapping[str, Any] | None = None
     cause: str | None = None
     ending: str = ""
+    constant: str = ""
 
 
 def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFrame:
@@ -144,7 +146,7 @@ def runs_frame(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> pd.DataFr
                 "column": outcome.column,
                 "seed": outcome.seed,
                 "state": state,
-                **_figures(outcome.result or {}, metrics, outcome.ending),
+                **_figures(_of_constant(outcome), metrics, outcome.ending),
                 "folder": outcome.folder,
                 "cause": outcome.cause,
             }
@@ -247,7 +249,13 @@ def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[st
     return lines
 
 
-def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], runs: pd.DataFrame) -> str:
+def markdown(
+    table: Table,
+    chosen: Sequence[str],
+    columns: Mapping[str, str],
+    runs: pd.DataFrame,
+    constants: tuple[Sequence[Row], pd.DataFrame] | None = None,
+) -> str:
     """Writes the table with costs and caption in Markdown.
 
     Args:
@@ -255,6 +263,7 @@ def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], ru
         chosen: Labels of the rows to show.
         columns: Key of each column's numbers, as for `results_table`.
         runs: Runs, from `runs_frame`.
+        constants: Rows of constant predictions, and their runs; None where there are none.
 
     Returns:
         Content of the Markdown file.
@@ -268,6 +277,11 @@ def markdown(table: Table, chosen: Sequence[str], columns: Mapping[str, str], ru
         if rows:
             parts += [head, _markdown_of(results_table(table, rows, columns, runs, bold=True))]
             parts += [_markdown_of(costs_table(table, rows, runs))]
+    if constants is not None:
+        parts += [
+            "## Predictions that look at no image",
+            _markdown_of(results_table(table, constants[0], columns, constants[1])),
+        ]
     lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
     parts.append("\n".join(f"- {line}" for line in lines))
     parts.append(" ".join(table.note.split()))
@@ -278,14 +292,32 @@ def _markdown_of(frame: pd.DataFrame) -> str:
     return markdown_table(list(frame.columns), frame.to_numpy().tolist())
 
 
+def _of_constant(outcome: Outcome) -> Mapping[str, Any]:
+    """Returns the result of an outcome, with the accuracies of its constant prediction in place of the run's."""
+    result = outcome.result or {}
+    if not outcome.constant:
+        return result
+    found = result["constants"][outcome.constant]
+    moments = {
+        moment: {
+            "round": result[moment]["round"],
+            **{name: {"mean": value} for name, value in found[str(result[moment]["round"])].items()},
+        }
+        for moment in ("first", "last", "best")
+    }
+    return {**result, **moments, "metrics": found}
+
+
 def _figures(result: Mapping[str, Any], metrics: Sequence[str], ending: str) -> dict[str, Any]:
     """Extracts the values of a table from a result; all are None for a run without one."""
     moments = {
         moment: {name: values["mean"] for name, values in result.get(moment, {}).items() if name != "round"}
         for moment in ("first", "last", "best")
     }
-    for stage, round in enumerate(result.get("milestones", []), start=1):
-        moments[f"task_{stage}"] = result["metrics"][str(round)]
+    stages = result.get("stage_rounds") or [[round] for round in result.get("milestones", [])]
+    for stage, rounds in enumerate(stages, start=1):
+        of_rounds = pd.DataFrame([result["metrics"][str(round)] for round in rounds], dtype=float)
+        moments[f"task_{stage}"] = of_rounds.mean(skipna=False).to_dict()
     figures = {
         f"{metric}_{moment}": _float(means.get(f"{metric}{ending}"))
         for metric in metrics

@@ -44,6 +44,7 @@ def listed(partition: Partition) -> list[int]:
         stages=st.just(3),
         imbalance=st.sampled_from([1, 3, 10]),
         min_stages=st.none() | st.integers(1, 3),
+        shards=st.sampled_from(["of_class", "equal"]),
         equal_size=st.booleans(),
         server_labelled=st.integers(0, 4),
     ),
@@ -63,10 +64,11 @@ def test_no_image_is_given_twice_and_the_seed_decides_alone(counts, strategy, se
     for own, stages in zip(partition.clients, partition.stages, strict=True):
         assert fewest <= len(stages) <= strategy.stages
         assert own == tuple(sorted(index for stage in stages for index in stage))
-        assert all(1 <= len(set(categories(images, stage))) <= strategy.classes for stage in stages)
+        if strategy.shards == "of_class":
+            assert all(1 <= len(set(categories(images, stage))) <= strategy.classes for stage in stages)
     sizes = {len(stage) for stages in partition.stages for stage in stages}
     assert min(sizes) >= 1
-    assert len(sizes) == 1 or not strategy.equal_size
+    assert len(sizes) == 1 or (strategy.shards == "of_class" and not strategy.equal_size)
     reserved = Counter(categories(images, partition.reserved))
     assert [reserved[category] for category in images.categories] == [strategy.server_labelled] * len(counts)
 
@@ -172,6 +174,21 @@ def test_numbers_of_stages_are_uniform():
     assert min(lengths.values()) > 150
 
 
+def test_equal_shards_make_equal_stages_of_neighbouring_images():
+    """The long tail of 100, 46, 21 and 10 images, in order, is cut into twelve shards of 14: nine are left over."""
+    images = labelled_set(100, 100, 100, 100)
+    partition = LongTailedStages(3, 2, 2, imbalance=10, shards="equal")(images, 0)
+    stages = [stage for own in partition.stages for stage in own]
+    assert [len(stage) for stage in stages] == [28] * 6
+    held = Counter(categories(images, [index for stage in stages for index in stage]))
+    whole = {"c0": 100, "c1": 46, "c2": 21, "c3": 10}
+    assert all(held[name] <= size for name, size in whole.items())
+    assert sum(whole.values()) - held.total() == 9
+    # Two shards of 14 span two classes each at most, but for the shard that holds the end of the tail.
+    assert max(len(set(categories(images, stage))) for stage in stages) <= 5
+    assert min(len(set(categories(images, stage))) for stage in stages) == 1
+
+
 def test_equal_size_drops_at_random_what_is_too_much():
     images = image_set(300, 100, 40)
     whole = LongTailedStages(3, 2, 2, imbalance=5)(images, 0)
@@ -200,6 +217,7 @@ def test_different_seeds_differ():
         (lambda: LongTailedStages(stages=0), "stages=0.* give at least 1"),
         (lambda: LongTailedStages(server_labelled=-1), "server_labelled=-1: .* at least 0"),
         (lambda: LongTailedStages(min_stages=0), r"min_stages=0: give 1 to 5 \(stages\)"),
+        (lambda: LongTailedStages(shards="even"), "shards=even: give of_class or equal"),
         (lambda: LongTailedStages(min_stages=6), r"min_stages=6: give 1 to 5 \(stages\)"),
         (lambda: LongTailedStages(classes=2, imbalance=0.9), r"imbalance=0\.9: give at least 1"),
         (lambda: LongTailedStages(classes=4), "classes=4: toy has 3 classes; lower classes to that"),

@@ -61,7 +61,16 @@ def test_literal_stages_come_in_turns():
     module = stream(5, 2, rounds=7, schedule="literal")
     assert stage_numbers(module) == [0, 1, 2, 3, 4, 0, 1]
     assert stage_numbers(module, client=1) == [0, 1, 0, 1, 0, 1, 0]
-    assert module.milestones == frozenset()
+    assert module.stage_rounds == [[1], [2], [3], [4], [5]]
+
+
+def test_stages_that_come_again_are_judged_in_the_last_ten_turns():
+    module = stream(3, 2, rounds=37, schedule="literal")
+    assert module.stage_rounds == [list(range(7 + stage, 37, 3)) for stage in range(3)]
+    assert [len(rounds) for rounds in module.stage_rounds] == [10, 10, 10]
+    for stage, rounds in enumerate(module.stage_rounds):
+        assert {module.stage(0, round) for round in rounds} == {stage}
+    assert module.milestones == set(range(7, 37))
 
 
 def test_clients_with_fewer_stages_have_longer_ones():

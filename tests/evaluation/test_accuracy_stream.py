@@ -84,6 +84,7 @@ class Oracle(Client):
 
     alike = False  # whether the server's model is scored once
     own_model = True
+    merged_model = False
     exchanges = Exchanges((), (Remember(),))
     differ = False  # whether the server's model predicts otherwise at each client
 
@@ -100,7 +101,9 @@ class Oracle(Client):
 
     @property
     def predictors(self):
-        return Predictors(server_shared=self.alike, own=self.own_model, heads=("second",))
+        return Predictors(
+            server_shared=self.alike, own=self.own_model, merged=self.merged_model, heads=("second",)
+        )
 
     def broadcast_spec(self):
         return {"round": TensorSpec((), torch.int64)}
@@ -185,10 +188,11 @@ def expected(federation, round, client_test="own", server=lambda client: SERVER)
         def so_far(model, stage, judged=judged):
             return judged(model, stage, slice(stage + 1))
 
-        last = {}  # the last round of each task in which the client took part
+        last = {}  # the last round of each task in which the client took part, in this turn of the tasks
         for played in range(1, round + 1):
             if client in participants[played]:
-                last[module.stage(client, played)] = played
+                stage = module.stage(client, played)
+                last = {s: at for s, at in last.items() if s < stage} | {stage: played}
         own = {f"{name}{ending}": math.nan for name in
                ("selection_accuracy", "local_accuracy", "incremental_accuracy", "forgetting")}  # fmt: skip
         own[f"global_accuracy{ending}"] = so_far((server(client), round), module.stage(client, round))
@@ -260,15 +264,10 @@ def test_rounds_without_evaluation_change_nothing_of_those_with_one(play):
 
 
 def test_tasks_that_come_again(play):
-    """At the end of all of them; the last visit of each client is the only one that counts."""
+    """Every round of the last ten turns is judged; of each stage the last visit counts."""
     federation = play(schedule="literal", every=6, fraction=1.0)
-    metrics, wanted = federation.history[-1].metrics, expected(federation, 6)
-    assert [report.round for report in federation.history if report.metrics] == [6]
-    for ending in ("", "_masked", "_second"):
-        for name in ("global", "local", "selection"):
-            assert_same(metrics, wanted, [f"{name}_accuracy{ending}"])
-        assert metrics[f"incremental_accuracy{ending}"] == metrics[f"local_accuracy{ending}"]
-        assert all(map(math.isnan, metrics[f"forgetting{ending}"]["per_client"].values()))
+    for report in federation.history:
+        assert_same(report.metrics, expected(federation, report.round))
 
 
 def test_summary_over_clients(play):
@@ -336,21 +335,36 @@ def test_without_models_of_their_own_the_server_s_is_that_of_the_participants(pl
         assert set(report.trained) == set(report.participants)
 
 
+def test_merged_models_are_those_of_all_clients_on_what_the_server_sent(play):
+    federation = play(merged_model=True, differ=True, fraction=0.34)
+    for report in federation.history:
+        wanted = expected(federation, report.round)  # SERVER stands for what was received
+        for ending in ("", "_masked", "_second"):
+            assert_same(
+                {"local": report.metrics[f"local_accuracy{ending}"]},
+                {"local": wanted[f"global_accuracy{ending}"]},
+            )
+            selected = report.metrics[f"selection_accuracy{ending}"]["per_client"]
+            assert {c for c, v in selected.items() if not math.isnan(v)} == set(report.participants)
+        assert report.metrics["local_accuracy"] != report.metrics["global_accuracy"]
+        assert set(report.trained) == {0, 1, 2}
+
+
 # ---------------------------------------------------------------------------------------------- going on, looking on
 
 
-@pytest.mark.parametrize("own_model", [True, False])
-def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, own_model):
-    whole = play(folder="whole", own_model=own_model)
+@pytest.mark.parametrize("models", [{}, {"own_model": False}, {"merged_model": True}])
+def test_interrupted_runs_are_judged_as_uninterrupted_ones(play, models):
+    whole = play(folder="whole", **models)
     for until in (1, 3, 5):
         module = make_module(6)
-        play(folder="parts", until=until, module=module, own_model=own_model)
-    parts = play(folder="parts", own_model=own_model)
+        play(folder="parts", until=until, module=module, **models)
+    parts = play(folder="parts", **models)
     assert [report.round for report in parts.history] == [1, 2, 3, 4, 5, 6]
     for one, other in zip(parts.history, whole.history, strict=True):
         np.testing.assert_equal(one.metrics, other.metrics)
     # And a finished run may be judged again.
-    np.testing.assert_equal(play(folder="parts", own_model=own_model).evaluate(6), whole.history[-1].metrics)
+    np.testing.assert_equal(play(folder="parts", **models).evaluate(6), whole.history[-1].metrics)
 
 
 # --------------------------------------------------------------------------------------------------- a real method
@@ -387,3 +401,24 @@ def test_one_client_of_fedavg_is_the_server(play):
 def test_unknown_test_classes_are_refused_in_one_line(play):
     with pytest.raises(UserError, match=r"^evaluation.client_test=bogus: give own or balanced$"):
         play(client_test="bogus")
+
+
+# ----------------------------------------------------------------------------------------------- looking at no image
+
+
+@pytest.mark.parametrize("client_test", ["own", "balanced"])
+def test_constant_predictions_are_judged_as_models_are(play, client_test):
+    """As an oracle that gives the client's largest class so far to every image, in the metric that judges models."""
+    federation = play(client_test=client_test)
+    for report in federation.history:
+        found = federation.evaluator.constants(report.round)
+        largest, common = [], []
+        held = [COUNTS[c][: federation.data.stage(c, report.round) + 1].sum(0) for c in range(3)]
+        for client, own in enumerate(held):
+            rows = COUNTS[client][: federation.data.stage(client, report.round) + 1]
+            weights = own if client_test == "own" else (rows > 0).sum(0)
+            largest.append(weights[own.argmax()] / weights.sum())
+            common.append(weights[sum(held).argmax()] / weights.sum())
+        assert found["client_largest"]["global_accuracy"] == pytest.approx(np.mean(largest))
+        assert found["global_largest"]["local_accuracy"] == pytest.approx(np.mean(common))
+        assert all(len(set(values.values())) == 1 for values in found.values())

@@ -299,7 +299,7 @@ def test_evaluation_leaves_no_trace(play, exactly):
 # --------------------------------------------------------------------------------------------- how it predicts
 
 
-def test_local_prototypes_predict_the_classes_that_a_client_has_met_and_no_others(play):
+def test_prototypes_predict_the_classes_that_a_client_has_met_and_no_others(play):
     """So predictions restricted to these classes are the same."""
     played = play(evaluate_every=1)
     for report in played.history:
@@ -307,9 +307,11 @@ def test_local_prototypes_predict_the_classes_that_a_client_has_met_and_no_other
         for client, found in report.metrics.items():
             met = {k for own in TASKS[client][: stage + 1] for k in own}
             unknown = [k for k in range(KINDS) if k not in met]
-            assert (found["lp"][:, unknown] == -torch.inf).all()
-            assert found["lp"][:, sorted(met)].isfinite().all()
-            assert found["logits"].isfinite().all()  # of all clients together
+            for logits in (found["lp"], found["logits"]):
+                assert (logits[:, unknown] == -torch.inf).all()
+                assert logits[:, sorted(met)].isfinite().all()
+            assert torch.equal(found["logits"][:, sorted(met)], found["all"][:, sorted(met)])
+            assert found["all"].isfinite().all()  # of all clients together
             assert found["head"].isfinite().all()
 
 

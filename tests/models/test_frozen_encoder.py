@@ -41,6 +41,22 @@ def test_begins_as_the_frozen_features_and_learns_to_leave_them():
     torch.testing.assert_close(found.features(pixels()), frozen)
 
 
+@pytest.mark.parametrize(("length", "wanted"), [(1, 1.0), (3.5, 3.5), (None, encoder().num_features ** 0.5)])
+def test_features_have_one_length_before_and_after_training(length, wanted):
+    found = encoder(length=length)
+    torch.testing.assert_close(found(pixels()), wanted * found.features(pixels()))
+    with torch.no_grad():
+        found.network[2].weight.normal_()
+    torch.testing.assert_close(found(pixels()).norm(dim=1), torch.full((3,), wanted))
+    frozen = wanted * found.features(pixels())
+    torch.testing.assert_close(found(pixels()), wanted * F.normalize(frozen + found.network(frozen), dim=1))
+
+
+def test_a_length_of_zero_is_refused():
+    with pytest.raises(UserError, match="encoder.length=0 must be above 0"):
+        encoder(length=0)
+
+
 def test_kept_features_take_the_place_of_images():
     found = encoder()
     with torch.no_grad():

@@ -251,6 +251,13 @@ def in_tasks(*values, ending="", pro=0.5):
 IN_TASKS = replace(TABLE, metrics=["i_auroc"], brackets="task_1", figure="tasks")
 
 
+def test_a_stage_that_comes_again_is_the_mean_over_its_rounds():
+    again = in_tasks(0.1, 0.2, 0.3, 0.6) | {"stage_rounds": [[2, 6], [4, 8]]}
+    runs = runs_frame([Outcome("FedAvg", "Wafer", 0, "o", again)], IN_TASKS.metrics)
+    assert runs["i_auroc_task_1"].tolist() == pytest.approx([0.2])
+    assert runs["i_auroc_task_2"].tolist() == pytest.approx([0.4])
+
+
 def test_rows_of_one_run_are_told_apart_by_their_ending():
     both = result(0.6) | {
         moment: {"round": 3, "i_auroc": {"mean": a}, "i_auroc_lp": {"mean": b}}

@@ -89,6 +89,14 @@ def _paper_table(filled: FilledTable, links: Links) -> Iterator[Block]:
             [note for note in notes if note] if rows is blocks[-1][1] else (),
         )
 
+    if (constants := filled.constants()) is not None:
+        texts = results_table(table, constants[0], filled.columns, constants[1])
+        yield Grid(
+            f"{table.title}: predictions that look at no image",
+            list(texts.columns),
+            [Line([Cell(text) for text in line]) for line in texts.to_numpy().tolist()],
+        )
+
 
 def _runs_of_row(filled: FilledTable, row: str) -> list[CompleteRun]:
     return [run for (label, _), runs in filled.runs.items() if label == row for run in runs]

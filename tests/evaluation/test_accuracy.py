@@ -1,0 +1,36 @@
+"""Accuracies of constant predictions on a set for classification: as the evaluator judges a model that makes them."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Prediction
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+
+LABELS = [0, 0, 0, 0, 1, 2, 2]
+COUNTS = np.array([[1, 5, 2], [4, 0, 3]])
+
+
+class Constant:
+    """Gives one class to every image."""
+
+    def __init__(self, label):
+        self.label = label
+
+    def predict_step(self, batch):
+        logits = torch.nn.functional.one_hot(torch.full_like(batch["label"], self.label), 3).float()
+        return Prediction(-logits.amax(1), logits=logits)
+
+
+def test_they_are_what_a_model_of_one_class_has():
+    loader = DataLoader([{"label": label} for label in LABELS], batch_size=3)
+    evaluator = AccuracyEvaluator(loader, COUNTS, Fabric(accelerator="cpu", devices=1))
+    found = evaluator.constants(1)
+    for name, guesses in (("client_largest", (1, 0)), ("global_largest", (0, 0))):  # of 5, 5 and 5 the first
+        judged = evaluator.summarise({c: evaluator.score(Constant(k), c) for c, k in enumerate(guesses)})
+        assert found[name].keys() == judged.keys() - {"predicted_classes"}
+        for metric, value in found[name].items():
+            assert value == pytest.approx(judged[metric]["mean"]), (name, metric)
+    assert found["random"]["balanced_accuracy"] == pytest.approx(1 / 3)
