@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.contrastive_views import kept_turns
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what backbones of ImageNet expect
 
@@ -25,12 +25,13 @@ class FrozenEncoder(nn.Module):
         backbone: The frozen backbone.
         size: Side to which images are scaled for it, in pixels.
         hidden: Hidden units of the trained network; 0 for no network.
-        views: Random views of every rotation whose features are computed once, for losses that need views.
+        views: Random views of an image whose features are computed once, for losses that need views; see `kept_turns`.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
 
     Attributes:
         num_features: Channels C of all layers together.
+        turns: Rotation of every view that is computed once, in quarter turns.
 
     Raises:
         UserError: If a size is out of range.
@@ -44,15 +45,14 @@ class FrozenEncoder(nn.Module):
         backbone: FeaturePyramid,
         size: int = 64,
         hidden: int = 256,
-        views: int = 3,
+        views: int = 10,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
         super().__init__()
-        at_least("encoder", 8, size=size)
-        at_least("encoder", 0, hidden=hidden)
-        at_least("encoder", 1, views=views)
-        self.backbone, self.size, self.views = backbone, size, views
+        at_least("features", 8, size=size)
+        at_least("features", 0, hidden=hidden)
+        self.backbone, self.size, self.turns = backbone, size, kept_turns(views)
         self.num_features = sum(backbone.channels)
         self.network = None
         if hidden:
@@ -68,14 +68,8 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Computes frozen features [B, C] of normalised images [B, 3, S, S].
-
-        Raises:
-            UserError: If images do not have three channels.
-        """
-        if images.shape[1] != 3:
-            raise UserError(f"encoder=frozen looks at 3 channels, the images have {images.shape[1]}")
-        pixels = (images - self.pixel_mean) / self.pixel_std
+        """Computes frozen features [B, C] of normalised images [B, 3, S, S], or grey ones [B, 1, S, S]."""
+        pixels = (images - self.pixel_mean) / self.pixel_std  # grey images get three channels
         if pixels.shape[-1] != self.size:
             pixels = F.interpolate(
                 pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
