@@ -29,7 +29,7 @@ if kind == "naive":  # every distribution kept for the backward pass, as the equ
 
     sed.distillation_loss = naive
 torch.manual_seed(0)
-model = build_model(compose(["method=fadngs", "encoder=resnet18", "task.warmup=0"]), ["a", "b"])
+model = build_model(compose(["method=fadngs", "features=train", "encoder=resnet18", "task.warmup=0"]), ["a", "b"])
 start = model.client.shared_state()
 teachers = {
     c: {n: w + 0.01 * torch.randn_like(w) if w.is_floating_point() and w.dim() > 1 else w for n, w in start.items()}

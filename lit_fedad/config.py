@@ -133,8 +133,18 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     config = typing.cast("Config", container)
     if "experiment" not in chosen and not any(o.startswith("~experiment") for o in overrides):
         raise UserError(_NO_PRESET)
+    if chosen.get("features") == "frozen":
+        _refuse_unused_encoder(overrides)
     _check_root(config)
     return config
+
+
+def _refuse_unused_encoder(overrides: Sequence[str]) -> None:
+    asked = [override for override in overrides if re.match(r"[+~]*encoder[.=]", override)]
+    if asked:
+        raise UserError(
+            f"{asked[0]}: features are frozen, and no encoder is trained on pixels; give features=train"
+        )
 
 
 def identity(config: Config) -> str:

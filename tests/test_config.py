@@ -63,7 +63,6 @@ def needs(group: str, option: str) -> list[str]:
         ("experiment", "fadngs"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_cifar10"): ["data.root=images", "method=fadngs"],
         ("experiment", "semantic_small"): ["method=fadngs"],
-        ("experiment", "semantic_frozen"): ["method=fadngs"],
         ("experiment", "gldp_small"): ["method=gldp"],
         ("experiment", "gldp_frozen"): ["method=gldp"],
         ("experiment", "fedvck_small"): ["method=fedvck"],
@@ -93,7 +92,7 @@ EVERY = [
 def test_all_groups_are_known():
     assert {group for group, _ in EVERY} >= {
         "method", "task", "data", "partition", "backbone", "federation", "tracking", "experiment", "debug",
-        "encoder", "contrastive_loss", "public", "condensation", "distillation",
+        "encoder", "features", "contrastive_loss", "public", "condensation", "distillation",
     }  # fmt: skip
     assert {"feddymem", "local"} <= set(choices("method"))
 

@@ -135,7 +135,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
         ),
         (["method=fadngs", "+task.views.flip=2"], "task.views.flip=2 must be in [0, 1]"),
         (
-            ["method=fadngs", "experiment=semantic_small", "encoder.channels=0"],
+            ["method=fadngs", "experiment=semantic_small", "features=train", "encoder.channels=0"],
             "encoder.channels=0 must be at least 1",
         ),
         (

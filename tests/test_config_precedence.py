@@ -94,5 +94,7 @@ def test_a_method_and_a_preset_may_add_callbacks(write):
 
 
 def test_what_is_asked_for_wins_over_the_preset_of_a_method():
-    task = compose(["method=fadngs", "encoder=resnet34", "task.warmup=3", "rounds=9"])["task"]
-    assert (task["encoder"]["depth"], task["warmup"], task["rounds"]) == (34, 3, 9)
+    task = compose(["method=fadngs", "features=train", "encoder=resnet34", "task.warmup=3", "rounds=9"])[
+        "task"
+    ]
+    assert (task["encoder"]["network"]["depth"], task["warmup"], task["rounds"]) == (34, 3, 9)

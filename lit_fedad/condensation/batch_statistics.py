@@ -27,7 +27,7 @@ def check_encoder(encoder: nn.Module) -> None:
     if not any(isinstance(layer, nn.BatchNorm2d) for layer in found.values()):
         raise UserError(
             f"task.encoder has no batch normalisation ({', '.join(found) or 'no normalisation at all'}), whose"
-            " statistics the synthetic images need; choose task=classifier_convnet with task.encoder.norm=batch"
+            " statistics the synthetic images need; choose task=classifier_convnet with encoder.norm=batch"
         )
 
 

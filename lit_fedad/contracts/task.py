@@ -121,11 +121,13 @@ class StandardisedTask(Task):
         standardise: Whether features are standardised.
         shrinkage: See `channel_scale`.
         vectors_per_image: Number of feature vectors of an image.
+        channels: Channels C of the features before standardisation.
     """
 
     standardise: bool = False
     shrinkage: float = 1.0
     vectors_per_image: int = 1
+    channels: int
 
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Computes the number, mean [C] and variance [C] of local features before standardisation."""

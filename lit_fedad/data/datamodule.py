@@ -21,7 +21,7 @@ class Batch(TypedDict, total=False):
     Attributes:
         image: Normalised images, float32 ``[B, C, H, W]``; C is 1 for grey, else 3. Of frozen encoders the images'
             features, float32 ``[B, C]``.
-        views: Features of random views of every rotation of the images, float32 ``[B, 4, V, C]``; only where a loss
+        views: Features of random views of the images and of their rotations, float32 ``[B, V, C]``; only where a loss
             needs them.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.

@@ -113,7 +113,7 @@ class FeatureCache:
         """
         paths = dict.fromkeys(sample.path for sample in samples)
         with self._store.locked():
-            self._image |= _hash_images(paths, self.folder / "hashes.json")
+            self._image |= image_digests(paths, self.folder / "hashes.json")
             path_of = {self._image[path]: path for path in paths}
             missing = self._store.missing(path_of)
             if not missing:
@@ -180,11 +180,19 @@ class FeatureCache:
                 yield torch.stack([image.result() for image in current])
 
 
-def _hash_images(paths: Iterable[Path], memo_file: Path) -> dict[Path, bytes]:
-    """SHA-256 of each file's bytes; a file whose times of change and size the memo knows is not read again."""
+def image_digests(paths: Iterable[Path], memo_file: Path | None) -> dict[Path, bytes]:
+    """Computes SHA-256 of each file's bytes; a file whose times of change and size the memo knows is not read again.
+
+    Args:
+        paths: The files.
+        memo_file: File of what is known, which is written anew where something is not; None for none.
+
+    Raises:
+        UserError: If a file cannot be read.
+    """
     memo: dict[str, tuple[int, int, int, str]] = {}
     try:
-        if memo_file.exists():
+        if memo_file is not None and memo_file.exists():
             memo = {
                 path: (int(m), int(c), int(n), h)
                 for path, (m, c, n, h) in read_json(memo_file).items()
@@ -209,6 +217,7 @@ def _hash_images(paths: Iterable[Path], memo_file: Path) -> dict[Path, bytes]:
         except OSError as error:
             raise UserError(f"image {path} cannot be read: {error.strerror}") from error
         digests[path] = bytes.fromhex(known[3])
-    if changed:
+    if changed and memo_file is not None:
+        memo_file.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo_file, memo)
     return digests

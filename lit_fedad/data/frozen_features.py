@@ -15,11 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.data.datamodule import Batch, unbatched
+from lit_fedad.data.datamodule import Batch, Targets, unbatched
 from lit_fedad.errors import UserError
-
-TURNS = 4
-"""Rotations by multiples of 90 degrees."""
 
 _BATCH = 128
 
@@ -32,7 +29,7 @@ class FrozenFeatures(NamedTuple):
 
     Attributes:
         plain: Of the images as they are, float16 [N, C].
-        views: Of random views of every rotation of the images, float16 [N, 4, V, C]; None where there are none.
+        views: Of random views of the images, float16 [N, V, C]; None where there are none.
     """
 
     plain: Tensor
@@ -40,78 +37,107 @@ class FrozenFeatures(NamedTuple):
 
 
 def frozen_features(
-    images: Tensor,
+    number: int,
+    read: Callable[[range], Tensor],
     encode: Encode,
     draw: Callable[[Tensor], Tensor],
-    views: int,
-    seed: int,
+    turns: Sequence[int],
     file: Path | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FrozenFeatures:
     """Computes the features of images, or reads what was computed before.
 
     Args:
-        images: uint8 [N, 3, S, S].
+        number: Number of images N.
+        read: Reads the images at some positions, in [0, 1] [B, 3, S, S].
         encode: Computes features.
         draw: Draws a random view of each image of a batch.
-        views: Views of every rotation V; 0 for none.
-        seed: Seed of the views.
+        turns: Rotation of each view in quarter turns [V]; empty for no views. Views belong to the images: they are the
+            same in runs of any seed.
         file: File that keeps them; None to keep nothing.
         progress: Called with numbers of images, done and in all.
 
     Raises:
         UserError: If the file cannot be written.
     """
-    if file is not None and (known := _read(file, len(images), views)) is not None:
+    if file is not None and (known := _read(file, number, len(turns))) is not None:
         return known
-    plain, seen = [], []
-    with seeded(seed, "frozen views"):
-        for start in range(0, len(images), _BATCH):
-            pixels = images[start : start + _BATCH].float() / 255
-            plain.append(encode(pixels).half().cpu())
-            if views:
-                turned = [torch.rot90(pixels, turn, (2, 3)) for turn in range(TURNS)]
-                drawn = [torch.stack([encode(draw(copy)) for _ in range(views)], 1) for copy in turned]
-                seen.append(torch.stack(drawn, 1).half().cpu())
-            progress(min(start + _BATCH, len(images)), len(images))
-    found = FrozenFeatures(torch.cat(plain), torch.cat(seen) if views else None)
+    plain, views = torch.empty(0), torch.empty(0)
+    with seeded(0, "frozen views"):
+        for start in range(0, number, _BATCH):
+            places = range(start, min(start + _BATCH, number))
+            pixels = read(places)
+            found = encode(pixels)
+            if start == 0:  # the largest arrays of a run: never held twice
+                plain = torch.empty(number, found.shape[1], dtype=torch.float16)
+                views = torch.empty(number, len(turns), found.shape[1], dtype=torch.float16)
+            plain[start : places.stop] = found
+            for place, turn in enumerate(turns):
+                views[start : places.stop, place] = encode(draw(torch.rot90(pixels, turn, (2, 3))))
+            progress(places.stop, number)
+    computed = FrozenFeatures(plain, views if turns else None)
     if file is not None:
-        _write(file, found)
-    return found
+        _write(file, computed)
+    return computed
 
 
-def features_key(images: Tensor, *settings: object) -> str:
-    """Returns the name of the features of images [N, 3, S, S] under some settings: a hash of both."""
-    digest = hashlib.sha256(repr((tuple(images.shape), settings)).encode())
-    digest.update(images.contiguous().numpy().data)
+def features_key(images: Tensor | Sequence[bytes], *settings: object) -> str:
+    """Returns the name of the features of images under some settings: a hash of both.
+
+    Args:
+        images: The images [N, 3, S, S], or a digest of each.
+        *settings: What else decides the features.
+    """
+    digest = hashlib.sha256(repr((len(images), settings)).encode())
+    if isinstance(images, Tensor):
+        digest.update(repr(tuple(images.shape)).encode())
+        digest.update(images.contiguous().numpy().data)
+    else:
+        digest.update(b"".join(images))
     return digest.hexdigest()[:32]
 
 
-class FrozenDataset(Dataset):
-    """Features in the place of images, with their labels.
+class LabelledTargets:
+    """Labels of labelled images in memory.
 
     Args:
-        features: Features of N images.
         labels: int64 [N].
         normal_classes: Number of the classes that are normal, where classes stand behind normal and anomalous; None
             where labels are classes.
     """
 
-    def __init__(self, features: FrozenFeatures, labels: Tensor, normal_classes: int | None = None) -> None:
-        self._features, self._labels, self._normal_classes = features, labels, normal_classes
+    def __init__(self, labels: Tensor, normal_classes: int | None = None) -> None:
+        self._labels, self._normal_classes = labels, normal_classes
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        """Returns label, index and, behind normal and anomalous, category of the images at these positions."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        if self._normal_classes is None:
+            return Batch(label=self._labels[index], index=index)
+        category = self._labels[index]
+        return Batch(label=(category >= self._normal_classes).long(), index=index, category=category)
+
+
+class FrozenDataset(Dataset):
+    """Features in the place of images, with what else a batch has.
+
+    Args:
+        features: Features of N images.
+        targets: Labels and, where there are any, masks and categories of these images, by a list of positions.
+    """
+
+    def __init__(self, features: FrozenFeatures, targets: Targets | LabelledTargets) -> None:
+        self._features, self._targets = features, targets
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._features.plain)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Returns a whole batch; ``views`` only where there are some."""
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        batch = Batch(image=self._features.plain[index].float(), label=self._labels[index], index=index)
+        batch = self._targets[indices]
+        batch["image"] = self._features.plain[batch["index"]].float()
         if self._features.views is not None:
-            batch["views"] = self._features.views[index].float()
-        if self._normal_classes is not None:
-            batch["category"] = batch["label"]
-            batch["label"] = (batch["category"] >= self._normal_classes).long()
+            batch["views"] = self._features.views[batch["index"]].float()
         return batch
 
     def __getitem__(self, index: int) -> Batch:
@@ -129,7 +155,7 @@ def _read(file: Path, number: int, views: int) -> FrozenFeatures | None:
     except (SafetensorError, OSError, KeyError) as error:
         warnings.warn(f"{file}: damaged ({error}); features are computed again", stacklevel=2)
         return None
-    drawn = found.views.shape[2] if found.views is not None else 0
+    drawn = found.views.shape[1] if found.views is not None else 0
     if len(found.plain) != number or drawn != views or not found.plain.isfinite().all():
         warnings.warn(f"{file}: damaged (of another form); features are computed again", stacklevel=2)
         return None

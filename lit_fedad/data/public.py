@@ -77,6 +77,31 @@ def packed(root: str | Path, file: str, size: int, count: int | None = None, see
     return resized(images[_drawn(len(images), count, seed)], size, size)
 
 
+def natural(root: str | Path | None, size: int, count: int | None = 1000, seed: int = 0) -> Tensor:
+    """Reads natural images where they are given, and draws pictures otherwise.
+
+    Args:
+        root: A folder (see `folder`) or an ``.npz`` file (see `packed`); None for `synthetic`.
+        size: Side in pixels.
+        count: At most this many images, or the number of pictures; None takes every image.
+        seed: Seed of the draw.
+
+    Returns:
+        uint8 [P, 3, size, size].
+
+    Raises:
+        UserError: As in these functions, or if pictures have no number.
+    """
+    if root is None:
+        if count is None:
+            raise UserError("public.count=null takes every image of public.root=..., and none is given")
+        return synthetic(count, size, seed)
+    path = Path(root).expanduser()
+    if path.suffix == ".npz":
+        return packed(path.parent, path.name, size, count, seed)
+    return folder(path, size, count, seed)
+
+
 def refuse_overlap(public: Tensor, private: Tensor, name: str) -> None:
     """Checks that no private image is public.
 

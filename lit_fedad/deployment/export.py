@@ -80,7 +80,7 @@ def export(
     paths = image_files(Path(images), destination) if images else []
     fabric = one_process({**config, "fabric": _ANYWHERE})
     model.restore(folder.path, folder.config(), number, fabric)
-    transform = image_transform(config, model.backbone)
+    transform = image_transform(config, model.task)
     detector = Detector(model.client, transform, rules.get(number))
     program = trace(detector, transform)
     display = Display()

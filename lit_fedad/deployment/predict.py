@@ -120,7 +120,7 @@ def predict(
     paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
     model.restore(folder.path, folder.config(), number, fabric)
-    transform = image_transform(config, model.backbone)
+    transform = image_transform(config, model.task)
     scorer: _Detect | _Classify
     if classifies:
         scorer = _Classify(model.client, fabric, transform, result["partition"]["products"], display)

@@ -128,7 +128,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         test = DriftTest(like, options.run_length, config["seed"])
         stream = _Stream(rule, like, test, options.window)
         camera = _Camera(
-            model.client, fabric, image_transform(config, model.backbone), config["evaluation"]["batch_size"]
+            model.client, fabric, image_transform(config, model.task), config["evaluation"]["batch_size"]
         )
         watcher = _Watcher(Path(options.images), log, stream, camera, Display(), folder, name)
         watcher.look(report=True)

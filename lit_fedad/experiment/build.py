@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +9,20 @@ from typing import Any
 
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lit_fedad.config import Config, build, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.data.arrays import read_images
-from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
-from lit_fedad.data.feature_cache import FeatureCache
+from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.semantic import SemanticDataset, SemanticSet
+from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.data.transform import ImageTransform, emptied_masks
+from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError, first_line
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
@@ -34,16 +31,16 @@ from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.frozen_data import frozen_datasets, frozen_encoder, frozen_public
+from lit_fedad.experiment.datasets import build_datasets
+from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.processes import all_cores
 from lit_fedad.federation.turn import Turn
-from lit_fedad.models.tiles import Backbone, TiledPyramid
+from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -231,8 +228,8 @@ def build_model(
         if config["start"]:
             start_from(task, config["start"])
         client = build(config["method"]["client"], task=task)
-        if public is not None and isinstance(task, Contrastive) and frozen_encoder(task) is not None:
-            public = frozen_public(public, task)
+        if public is not None and frozen_encoder(task) is not None and isinstance(task, Contrastive):
+            public = frozen_public(public, task, pooled_folder(config))
         kept = {"public": public, "server_labelled": server_labelled}
         server = build(
             config["method"]["server"],
@@ -277,10 +274,8 @@ def build_data(
     config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric, display: Display
 ) -> Data:
     """Builds the loaders of images, and computes frozen features that are not yet cached."""
-    if isinstance(images, LabelledSet):
-        transform, train, test = _labelled_data(config, images, model.task, fabric, display)
-    else:
-        transform, train, test = _image_data(config, images, model.backbone, fabric, display)
+    transform = image_transform(config, model.task)
+    train, test = build_datasets(config, images, transform, model.task, model.backbone, fabric, display)
     sizes = config["batch_size"], config["evaluation"]["batch_size"]
     module = (
         FederatedDataModule(train, test, partition.clients, *sizes)
@@ -288,63 +283,6 @@ def build_data(
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
     return Data(images, partition, transform, module, data_digest(images, partition))
-
-
-def _labelled_data(
-    config: Config, images: LabelledSet, task: Task, fabric: Fabric, display: Display
-) -> tuple[ImageTransform, Dataset, Dataset]:
-    side = images.train_images.shape[-1]
-    if config["image"]["size"] != side:
-        raise UserError(
-            f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
-            f" give image.size={side} image.resize=null"
-        )
-    if config["image"]["channels"] != images.channels:
-        raise UserError(
-            f"image.channels={config['image']['channels']}, but the images of {images.name} have"
-            f" {images.channels}; give image.channels={images.channels}"
-        )
-    if frozen_encoder(task) is not None:
-        folder = cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
-        datasets = frozen_datasets(images, task, folder, config["seed"], fabric, display)
-        return image_transform(config, None), *datasets
-    parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
-    train, test = (
-        SemanticDataset(*part, images.normal_classes, images.mean, images.std)
-        if isinstance(images, SemanticSet)
-        else LabelledDataset(*part, images.mean, images.std)
-        for part in parts
-    )
-    return image_transform(config, None), train, test
-
-
-def _image_data(
-    config: Config, images: ImageSet, backbone: Backbone | None, fabric: Fabric, display: Display
-) -> tuple[ImageTransform, Dataset, Dataset]:
-    transform = image_transform(config, backbone)
-    if transform.fit == "crop" and fabric.is_global_zero:
-        marked = [(sample.mask, sample.path) for sample in images.test if sample.mask is not None]
-        if lost := emptied_masks(marked, transform):
-            display.warn(
-                f"image.fit=crop leaves out all of the defect in {len(lost)} of {len(marked)} test images, such as"
-                f" {lost[0]}; they still count as anomalous; image.fit=squeeze keeps the whole image"
-            )
-    train: Dataset = ImageDataset(images.train, transform, with_masks=False)
-    test: Dataset = ImageDataset(images.test, transform, with_masks=images.has_masks)
-    if backbone is not None and config["cache"]["enabled"]:
-        backbone.to(fabric.device)
-        cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
-        samples = (*images.train, *images.test)
-        batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
-        if fabric.is_global_zero:
-            with all_cores(fabric), display.progress("Frozen features") as progress:
-                cache.fill(samples, batch_size, progress, fabric.device)
-        fabric.barrier()
-        if not fabric.is_global_zero:
-            cache.fill(samples, batch_size, device=fabric.device)
-        train = cache.dataset(images.train, with_masks=False)
-        test = cache.dataset(images.test, with_masks=images.has_masks)
-    return transform, train, test
 
 
 def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
@@ -392,9 +330,3 @@ def open_checkpoints(folder: Path, config: Config, model: Model, images: str | N
     given, with the same images.
     """
     return Checkpoints(folder / "checkpoints", f"{identity(config)}-{model.fingerprint[:16]}", images)
-
-
-def cache_folder(config: Config) -> Path:
-    """Returns the folder of frozen features: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
-    folder = config["cache"]["folder"] or os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad"
-    return Path(folder).expanduser() / "features"

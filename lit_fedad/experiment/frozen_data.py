@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lit_fedad.config import Config
 from lit_fedad.contracts import Task
-from lit_fedad.data.frozen_features import FrozenDataset, FrozenFeatures, features_key, frozen_features
+from lit_fedad.data.datamodule import ImageDataset, Targets
+from lit_fedad.data.feature_cache import image_digests
+from lit_fedad.data.frozen_features import (
+    FrozenDataset,
+    FrozenFeatures,
+    LabelledTargets,
+    features_key,
+    frozen_features,
+)
 from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.data.transform import ImageTransform
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
+
+Progress = Callable[[int, int], None]
 
 
 def frozen_encoder(task: Task) -> FrozenEncoder | None:
@@ -24,60 +39,137 @@ def frozen_encoder(task: Task) -> FrozenEncoder | None:
     return encoder if isinstance(encoder, FrozenEncoder) else None
 
 
+def cache_folder(config: Config) -> Path:
+    """Returns the folder of frozen features: the configured folder, LIT_FEDAD_CACHE, or the user's cache."""
+    folder = config["cache"]["folder"] or os.environ.get("LIT_FEDAD_CACHE") or "~/.cache/lit_fedad"
+    return Path(folder).expanduser() / "features"
+
+
+def pooled_folder(config: Config) -> Path | None:
+    """Returns the folder of pooled frozen features; None where nothing is kept."""
+    return cache_folder(config) / "pooled" if config["cache"]["enabled"] else None
+
+
+class _Extractor:
+    """Computes what a task's frozen encoder sees of images, or reads what is known.
+
+    Args:
+        task: A task with a frozen encoder.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations, likewise.
+        folder: Folder of known features; None for none.
+    """
+
+    def __init__(self, task: Task, mean: Sequence[float], std: Sequence[float], folder: Path | None) -> None:
+        encoder = frozen_encoder(task)
+        assert encoder is not None
+        self.encoder, self.folder = encoder, folder
+        self.draw = task.draw if isinstance(task, Contrastive) else None
+        self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+
+    def of_arrays(self, images: Tensor, with_views: bool, progress: Progress) -> FrozenFeatures:
+        """Returns the features of images uint8 [N, C, S, S]."""
+        return self._find(
+            images, (), lambda places: images[places.start : places.stop] / 255, with_views, progress
+        )
+
+    def of_files(
+        self, samples: Sequence[Sample], transform: ImageTransform, with_views: bool, progress: Progress
+    ) -> FrozenFeatures:
+        """Returns the features of image files."""
+        images = ImageDataset(samples, transform)
+        paths = [sample.path for sample in samples]
+        memo = self.folder / "hashes.json" if self.folder else None
+        digests = image_digests(paths, memo)
+        return self._find(
+            [digests[path] for path in paths],
+            (transform.fingerprint,),
+            lambda places: (images.__getitems__(places)["image"] * self.std + self.mean).clamp(0, 1),
+            with_views,
+            progress,
+        )
+
+    def _find(
+        self,
+        images: Tensor | Sequence[bytes],
+        settings: tuple[object, ...],
+        read: Callable[[range], Tensor],
+        with_views: bool,
+        progress: Progress,
+    ) -> FrozenFeatures:
+        turns = self.encoder.turns if with_views else ()
+        draw = self.draw or torch.nn.Identity()
+        # A frozen encoder undoes the normalisation: it decides nothing but last digits.
+        settings = (*settings, self.encoder.backbone.fingerprint, self.encoder.size)
+        if turns:
+            settings = (*settings, turns, vars(draw))
+        file = self.folder and self.folder / f"{features_key(images, *map(str, settings))}.safetensors"
+        return frozen_features(len(images), read, self._encode, draw, turns, file or None, progress)
+
+    def _encode(self, pixels: Tensor) -> Tensor:
+        """Computes features on the encoder's device; they come back to the CPU."""
+        normalised = (pixels - self.mean) / self.std
+        return self.encoder.features(normalised.to(self.encoder.pixel_std.device)).cpu()
+
+
 def frozen_datasets(
-    images: LabelledSet, task: Task, folder: Path | None, seed: int, fabric: Fabric, display: Display
+    images: LabelledSet | ImageSet,
+    task: Task,
+    transform: ImageTransform,
+    folder: Path | None,
+    fabric: Fabric,
+    display: Display,
 ) -> tuple[FrozenDataset, FrozenDataset]:
     """Computes the features of training and test images, or reads those that are known.
 
     Args:
         images: The images.
         task: A task with a frozen encoder.
+        transform: Transform from image files.
         folder: Folder of known features; None for none.
-        seed: Seed of random views; without views features are the same for all seeds.
         fabric: Device and processes; the first fills the folder.
         display: Shows progress.
     """
-    encoder = frozen_encoder(task)
-    assert encoder is not None
-    encoder.to(fabric.device)
-    mean, std = (
-        torch.tensor(values).view(-1, 1, 1).to(fabric.device) for values in (images.mean, images.std)
-    )
+    given = images if isinstance(images, LabelledSet) else transform
+    extract = _Extractor(task, given.mean, given.std, folder)
+    extract.encoder.to(fabric.device)
+    views = isinstance(task, Contrastive)
 
-    def encode(pixels: Tensor) -> Tensor:
-        return encoder.features((pixels.to(fabric.device) - mean) / std)
-
-    def compute(pixels: Tensor, views: int, name: str) -> FrozenFeatures:
-        draw = task.draw if isinstance(task, Contrastive) else torch.nn.Identity()
-        settings = (
-            encoder.backbone.fingerprint,
-            encoder.size,
-            views,
-            vars(draw) if views else (),
-            seed if views else 0,
-        )
-        file = folder / f"{features_key(pixels, *map(str, settings))}.safetensors" if folder else None
-        with all_cores(fabric), display.progress(f"Frozen features, {name}") as progress:
-            return frozen_features(pixels, encode, draw, views, seed, file, progress)
+    def compute(part: str) -> FrozenFeatures:
+        with all_cores(fabric), display.progress(f"Frozen features, {part}") as progress:
+            with_views = views and part == "training"
+            if isinstance(images, LabelledSet):
+                arrays = images.train_images if part == "training" else images.test_images
+                return extract.of_arrays(arrays, with_views, progress)
+            samples = images.train if part == "training" else images.test
+            return extract.of_files(samples, transform, with_views, progress)
 
     def both() -> tuple[FrozenFeatures, FrozenFeatures]:
-        views = encoder.views if isinstance(task, Contrastive) else 0
-        return compute(images.train_images, views, "training"), compute(images.test_images, 0, "test")
+        return compute("training"), compute("test")
 
     found = both() if fabric.is_global_zero or folder is None else None
     fabric.barrier()
     train, test = found or both()
+    if isinstance(images, ImageSet):
+        return (
+            FrozenDataset(train, Targets(images.train, transform, with_masks=False)),
+            FrozenDataset(test, Targets(images.test, transform, images.has_masks)),
+        )
     normal = images.normal_classes if isinstance(images, SemanticSet) else None
     return (
-        FrozenDataset(train, images.train_labels, normal),
-        FrozenDataset(test, images.test_labels, normal),
+        FrozenDataset(train, LabelledTargets(images.train_labels, normal)),
+        FrozenDataset(test, LabelledTargets(images.test_labels, normal)),
     )
 
 
-@torch.no_grad()
-def frozen_public(public: Tensor, task: Contrastive) -> Tensor:
-    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them."""
-    encoder = frozen_encoder(task)
-    assert encoder is not None
-    parts = [encoder.features((part / 255 - task.mean) / task.std) for part in public.split(128)]
-    return torch.cat(parts)
+def frozen_public(public: Tensor, task: Contrastive, folder: Path | None) -> Tensor:
+    """Computes the frozen features [P, C] of public images uint8 [P, 3, S, S], which a server keeps instead of them.
+
+    Args:
+        public: The images.
+        task: A task with a frozen encoder.
+        folder: Folder of known features; None for none.
+    """
+    mean, std = (values.flatten().tolist() for values in (task.mean, task.std))
+    extract = _Extractor(task, mean, std, folder)
+    return extract.of_arrays(public, False, lambda done, total: None).plain.float()

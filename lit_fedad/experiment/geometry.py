@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from lit_fedad.config import TILING, Config, call, locate, takes
+from lit_fedad.contracts import Task
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import pair
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.models.tiles import Backbone, TiledPyramid
 
 
-def image_transform(config: Config, backbone: Backbone | None) -> ImageTransform:
+def image_transform(config: Config, task: Task) -> ImageTransform:
     """Builds the transform from image files to the task's input.
 
-    Pixels are normalised as the backbone expects them; labelled sets have their own mean and deviation.
+    Pixels are normalised as the task's frozen backbone expects them; labelled sets have their own mean and deviation,
+    and a frozen encoder undoes what its section names.
 
     Args:
         config: The configuration.
-        backbone: The frozen backbone, if there is one.
+        task: The task.
     """
+    pooled = isinstance(getattr(task, "encoder", None), FrozenEncoder)
+    backbone = None if pooled else getattr(task, "backbone", None)
     expected = {} if backbone is None else {"mean": backbone.mean, "std": backbone.std}
     source = config["data"].get("normal", config["data"])
     own = {key: source[key] for key in ("mean", "std") if key in source}

@@ -51,7 +51,7 @@ class PrototypeStatisticsClient(Client):
     """A client that sends statistics of its features by class, and predicts with the classifier of all clients.
 
     Args:
-        task: A classifier whose encoder is a frozen one without a network of its own (``encoder.hidden=0``),
+        task: A classifier whose encoder is a frozen one without a network of its own (``features.hidden=0``),
             with features of length 1.
         prior: Class frequencies that a deployed client expects: ``balanced``, all alike, or ``own``, its own.
 
@@ -68,8 +68,8 @@ class PrototypeStatisticsClient(Client):
         encoder = task.encoder
         if not isinstance(encoder, FrozenEncoder) or encoder.network is not None or encoder.length != 1:
             raise UserError(
-                "method prototype_statistics needs features that stay: give task=classifier_frozen encoder=frozen"
-                " encoder.hidden=0 encoder.length=1"
+                "method prototype_statistics needs features that stay: give task=classifier features=frozen"
+                " features.hidden=0 features.length=1"
             )
         self.prior, self.measured = prior, 0
         self.own_counts = torch.zeros(task.classes, dtype=torch.float64)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchvision.transforms.v2.functional import rgb_to_grayscale
 
 from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import within
+from lit_fedad.guards.bounds import at_least, within
 
 CROP_TRIES = 10
 """Boxes drawn for an image, of which the first that fits is taken (as torchvision does)."""
@@ -190,6 +190,23 @@ class ContrastiveViews(nn.Module):
         place = grey.nonzero()[:, 0].to(images.device)
         views[place] = rgb_to_grayscale(views[place], num_output_channels=3)
         return views
+
+
+def kept_turns(views: int) -> tuple[int, ...]:
+    """Returns the rotation of every view that is kept of an image, in quarter turns.
+
+    A quarter of the views, rounded down, shows each rotation; the others show the image as it stands.
+
+    Raises:
+        UserError: If there are fewer than five views.
+
+    Example:
+        >>> kept_turns(10)
+        (0, 0, 0, 0, 1, 1, 2, 2, 3, 3)
+    """
+    at_least("features", 5, views=views)
+    rotated = views // 4
+    return (0,) * (views - 3 * rotated) + tuple(turn for turn in (1, 2, 3) for _ in range(rotated))
 
 
 def rotations(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.contrastive_views import kept_turns
 
 
 class FrozenEncoder(nn.Module):
@@ -27,12 +27,13 @@ class FrozenEncoder(nn.Module):
         length: Length of the features; None for the root of their number, so that the mean square of each is 1, as of
             features that were learnt. The gradient of a linear head on them grows with it, and so does the softmax of a
             prototype's coordinates, which is uniform at length 1.
-        views: Random views of every rotation whose features are computed once, for losses that need views.
+        views: Random views of an image whose features are computed once, for losses that need views; see `kept_turns`.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
 
     Attributes:
         num_features: Channels C of all layers together.
+        turns: Rotation of every view that is computed once, in quarter turns.
 
     Raises:
         UserError: If a size is out of range.
@@ -47,16 +48,15 @@ class FrozenEncoder(nn.Module):
         size: int = 64,
         hidden: int = 256,
         length: float | None = 1.0,
-        views: int = 3,
+        views: int = 10,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
         super().__init__()
-        at_least("encoder", 8, size=size)
-        at_least("encoder", 0, hidden=hidden)
-        at_least("encoder", 1, views=views)
-        above("encoder", 0, length=length)
-        self.backbone, self.size, self.views = backbone, size, views
+        at_least("features", 8, size=size)
+        at_least("features", 0, hidden=hidden)
+        above("features", 0, length=length)
+        self.backbone, self.size, self.turns = backbone, size, kept_turns(views)
         self.num_features = sum(backbone.channels)
         self.length = self.num_features**0.5 if length is None else length
         self.network = None
@@ -73,14 +73,8 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Computes frozen features [B, C], of length 1, of normalised images [B, 3, S, S].
-
-        Raises:
-            UserError: If images do not have three channels.
-        """
-        if images.shape[1] != 3:
-            raise UserError(f"encoder=frozen looks at 3 channels, the images have {images.shape[1]}")
-        pixels = (images - self.pixel_mean) / self.pixel_std
+        """Computes frozen features [B, C], of length 1, of normalised images [B, 3, S, S] or grey ones [B, 1, S, S]."""
+        pixels = (images - self.pixel_mean) / self.pixel_std  # grey images get three channels
         if pixels.shape[-1] != self.size:
             pixels = F.interpolate(
                 pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True

@@ -21,7 +21,8 @@ class Classifier(Task):
         encoder: Maps images [B, 3, S, S] (grey: [B, 1, S, S]) to features [B, C], with C as its attribute
             ``num_features``.
         classes: Number of classes K.
-        augment: Whether training images are randomly shifted, by up to an eighth of the side, and mirrored.
+        augment: Whether training images are randomly shifted, by up to an eighth of the side, and mirrored; frozen
+            features are of images as they are.
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
@@ -50,9 +51,9 @@ class Classifier(Task):
 
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the batch, with augmented images if `augment` is set."""
-        if not self.augment:
-            return batch
         images = batch["image"]
+        if not self.augment or images.ndim == 2:
+            return batch
         return {**batch, "image": crop_and_flip(images, padding=images.shape[-1] // 8)}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:

@@ -17,6 +17,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
 from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 
 
@@ -27,7 +28,8 @@ class Contrastive(Task):
     of its own images; FADngs replaces these by the densities of all clients.
 
     Args:
-        encoder: Maps images [B, 3, S, S] by f to features [B, C], with C as its attribute ``num_features``.
+        encoder: Maps images [B, 3, S, S] by f to features [B, C], with C as its attribute ``num_features``: a
+            network that is trained on pixels, or a `FrozenEncoder`.
         loss: Loss of the rounds after the warm-up.
         warmup_loss: Loss of the first rounds.
         warmup: Number of rounds that train ``warmup_loss``.
@@ -37,7 +39,8 @@ class Contrastive(Task):
         clusters: Number K_c of densities per client.
         shrinkage: Shrinkage rho of FADngs Eq. 3.
         score_from: What densities are estimated in: the ``projection`` z, as in the paper, or the features f(x) of the
-            ``encoder`` at length 1, as in SSD, on whose code the released code builds.
+            ``encoder`` at length 1, as in SSD, on whose code the released code builds; ``auto`` for the encoder
+            where it is frozen, and the projection otherwise.
         normal_share: Share of a client's images that are predicted normal: delta of FADngs Eq. 8 is this quantile of
             the client's own scores.
         mean: Channel means by which images were normalised.
@@ -69,7 +72,7 @@ class Contrastive(Task):
         projection: int = 128,
         clusters: int = 1,
         shrinkage: float = 0.1,
-        score_from: Literal["projection", "encoder"] = "projection",
+        score_from: Literal["auto", "projection", "encoder"] = "auto",
         normal_share: float = 0.95,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
@@ -99,6 +102,8 @@ class Contrastive(Task):
         )
         self.loss, self.warmup_loss, self.draw = loss, warmup_loss, views
         self.warmup, self.rounds = warmup, rounds
+        if score_from == "auto":
+            score_from = "encoder" if isinstance(encoder, FrozenEncoder) else "projection"
         self.score_from = score_from
         self.densities = DensitySet(projection if score_from == "projection" else self.num_features)
         self.clusters, self.shrinkage, self.normal_share = clusters, shrinkage, normal_share

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least
-from lit_fedad.models.contrastive_views import rotations
+from lit_fedad.models.contrastive_views import kept_turns, rotations
 
 Draw = Callable[[Tensor], Tensor]
 """Draws one random view of each image."""
@@ -20,7 +20,7 @@ class RepresentationLoss(nn.Module):
     """Base of the losses of the task `Contrastive`.
 
     Attributes:
-        turns: Rotation of each view, in quarter turns.
+        turns: Rotation of each view, in quarter turns, in rising order.
     """
 
     turns: tuple[int, ...] = (0, 0)
@@ -42,16 +42,19 @@ class RepresentationLoss(nn.Module):
         """Chooses the views of a batch among views whose features are known.
 
         Args:
-            features: Features of views of every rotation [B, 4, N, C].
+            features: Features of the views that are kept of each image [B, N, C], in the order of `kept_turns`.
 
         Returns:
-            Features of views [V, B, C], drawn from torch's global CPU generator.
+            Features of views [V, B, C], drawn from torch's global CPU generator. The same view is drawn twice only
+            where a rotation has too few.
         """
-        images = torch.arange(len(features))
-        chosen = torch.randint(features.shape[2], (len(self.turns), len(features)))
-        return torch.stack(
-            [features[images, turn, place] for turn, place in zip(self.turns, chosen, strict=True)]
-        )
+        kept = torch.tensor(kept_turns(features.shape[1]))
+        images, drawn = torch.arange(len(features)), []
+        for turn in sorted(set(self.turns)):
+            places = (kept == turn).nonzero()[:, 0]
+            order = places[torch.rand(len(features), len(places)).argsort(dim=1)]
+            drawn += [features[images, order[:, k % len(places)]] for k in range(self.turns.count(turn))]
+        return torch.stack(drawn)
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the loss.
@@ -226,7 +229,7 @@ class Reconstruction(RepresentationLoss):
             UserError: Always.
         """
         raise UserError(
-            "contrastive_loss=reconstruction decodes pixels, and features are no images: give encoder=resnet18"
+            "contrastive_loss=reconstruction decodes pixels, and features are no images: give features=train"
         )
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ class PatchTask(StandardisedTask):
         if 2 * rim >= min(self.grid):
             raise UserError(f"task.rim={rim} leaves nothing of a grid of {min(self.grid)} patches a side")
         self.backbone = backbone
-        self.num_features = sum(backbone.channels)
+        self.num_features = self.channels = sum(backbone.channels)
         self.vectors_per_image = rows * columns
         self.standardise, self.shrinkage, self.average_pool = standardise, shrinkage, average_pool
         self.whiten = whiten
@@ -93,9 +93,9 @@ class PatchTask(StandardisedTask):
         self.draw_map = AnomalyMap(self.grid, size, sigma)
         # Values that are not yet set are NaN.
         known = not standardise and whiten is None
-        self.register_buffer("mean", torch.full((self.num_features,), 0.0 if known else torch.nan))
-        self.register_buffer("scale", torch.ones(self.num_features))
-        whitening = 0 if whiten is None else self.num_features
+        self.register_buffer("mean", torch.full((self.channels,), 0.0 if known else torch.nan))
+        self.register_buffer("scale", torch.ones(self.channels))
+        whitening = 0 if whiten is None else self.channels
         self.register_buffer("whitening", torch.eye(whitening))
         sides = [(torch.arange(patches) + 0.5) / patches * 2 - 1 for patches in self.grid]
         y, x = torch.meshgrid(*sides, indexing="ij")
@@ -141,7 +141,7 @@ class PatchTask(StandardisedTask):
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Computes number, mean [C] and variance [C] of all local frozen patch features, in one pass."""
         count = 0
-        shift = total = square = torch.zeros(self.num_features, dtype=torch.float64)
+        shift = total = square = torch.zeros(self.channels, dtype=torch.float64)
         for features in map_batches(self, loader, self.embed):
             patches = features.flatten(0, 1).double().cpu()
             # Sums around the first batch's mean keep the variance exact for channels far from zero.
@@ -166,9 +166,7 @@ class PatchTask(StandardisedTask):
             Number, mean and covariance of each set's patches.
         """
         embed = partial(self.embed, average_pool=average_pool)
-        return [
-            Moments.of(self._fold(loader, embed, fold, folds), self.num_features) for fold in range(folds)
-        ]
+        return [Moments.of(self._fold(loader, embed, fold, folds), self.channels) for fold in range(folds)]
 
     def _fold(
         self, loader: DataLoader, embed: Callable[[Mapping[str, Any]], Tensor], fold: int, folds: int
@@ -191,7 +189,7 @@ class PatchTask(StandardisedTask):
         """
         self.mean, self.scale = mean.to(self.mean), scale.to(self.scale)
         if whitening is not None:
-            self.whitening = symmetric(whitening, self.num_features).to(self.whitening)
+            self.whitening = symmetric(whitening, self.channels).to(self.whitening)
 
     def statistics_of(self, moments: Moments) -> dict[str, Tensor]:
         """Computes what `load_statistics` loads from the moments of frozen features."""

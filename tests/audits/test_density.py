@@ -12,7 +12,14 @@ from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 
 SMALL = [
-    *("method=fadngs", "experiment=semantic_small", "rounds=1", "task.warmup=0", "distillation.queue=32"),
+    *(
+        "method=fadngs",
+        "experiment=semantic_small",
+        "features=train",
+        "rounds=1",
+        "task.warmup=0",
+        "distillation.queue=32",
+    ),
     "encoder.channels=4",
     *("data.train_per_class=16", "data.test_per_class=2", "data.train_per_set=2", "data.test_per_set=2"),
     *(

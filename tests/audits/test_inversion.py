@@ -29,7 +29,7 @@ SETTINGS = [
 ]
 CLASSES = [
     *("data=motif_classes", "data.train_per_class=2", "data.test_per_class=1", "image.size=32", "rounds=1"),
-    *("task=classifier_convnet", "task.encoder.channels=4", "batch_size=4", *SETTINGS),
+    *("task=classifier_convnet", "encoder.channels=4", "batch_size=4", *SETTINGS),
 ]
 LITERAL = ["method=feddymem_literal", "debug=seconds", "cache.enabled=false", "task.head.hidden=8", *SETTINGS]
 
@@ -238,7 +238,7 @@ def test_a_round_is_inverted_without_labels(asked, averaged):
 @pytest.mark.slow
 def test_an_image_is_made_out_in_one_step_on_it(tmp_path):
     """And not in another client's step, which tells what the prior alone gives."""
-    folder = played(tmp_path / "run", "method=fedavg", *CLASSES, "task.encoder.channels=16")
+    folder = played(tmp_path / "run", "method=fedavg", *CLASSES, "encoder.channels=16")
     invert(reopen(str(folder)), InversionOptions(update="step", images=1, steps=400, seed=1))
     judged = report(folder)["judged"]
     assert judged["client 0"]["psnr"] > judged["control (client 1)"]["psnr"] + 3

@@ -30,7 +30,7 @@ SHADOWS = 4
 TINY = [
     *("data=motif_classes", "data.train_per_class=2", "data.test_per_class=2", "data.size=16"),
     *("image.size=16", "image.resize=null", "backbone=null", "partition=iid", "partition.clients=2"),
-    *("task=classifier_convnet", "task.encoder.channels=8", "task.augment=false", "batch_size=5"),
+    *("task=classifier_convnet", "encoder.channels=8", "task.augment=false", "batch_size=5"),
     *("evaluation.every=9", "evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
 ]
 OVERFIT = ("method=fedavg", "rounds=2", "method.client.local_epochs=15", "task.learning_rate=0.02")
@@ -305,7 +305,7 @@ def test_images_that_come_task_after_task(tmp_path, spy):
             "image.size=16",
         ),
         *("partition.clients=2", "partition.stages=2", "partition.imbalance=2", "rounds=2", "batch_size=8"),
-        *("method.client.base_epochs=2", "method.client.head_epochs=3", "task.encoder.channels=4"),
+        *("method.client.base_epochs=2", "method.client.head_epochs=3", "encoder.channels=4"),
         *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
     ]
     train(compose([*stream, f"out={tmp_path}"]), quiet=True)

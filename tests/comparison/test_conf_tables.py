@@ -97,7 +97,7 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
         assert data in (config["data"].get("name"), reader(config))
         sides = {config["image"]["size"], config["data"].get("size", side)}
         assert (sides, config["image"]["channels"]) == ({side}, channels)
-        network = config["task"]["encoder"]["_target_"].rpartition(".")[2]
+        network = config["encoder"]["_target_"].rpartition(".")[2]
         assert network == ("ResNetCifar" if side == 224 else "ConvNet")
         assert config["condensation"]["share"] == share
         client = config["method"]["client"]

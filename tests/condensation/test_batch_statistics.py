@@ -202,7 +202,7 @@ def test_without_batch_normalisation_one_line_says_what_to_choose(encoder, found
         check_encoder(encoder)
     message = str(error.value)
     assert found in message
-    assert "task=classifier_convnet with task.encoder.norm=batch" in message
+    assert "task=classifier_convnet with encoder.norm=batch" in message
     assert "\n" not in message
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from lit_fedad.config import build, compose
 from lit_fedad.data.motifs import motifs
-from lit_fedad.data.public import folder, packed, refuse_overlap, synthetic
+from lit_fedad.data.public import folder, natural, packed, refuse_overlap, synthetic
 from lit_fedad.errors import UserError
 
 
@@ -147,3 +147,14 @@ def test_the_configurations_build(photographs, tmp_path):
     assert configured("public=folder", f"public.root={photographs}", "public.count=3").shape == (3, 3, 8, 8)
     given = (f"public.root={tmp_path}", "public.file=p.npz")
     assert configured("public=packed", *given).shape == (5, 3, 8, 8)
+
+
+def test_natural_images_are_read_where_they_are_given(photographs, tmp_path):
+    assert torch.equal(natural(photographs, 8, count=None), folder(photographs, 8))
+    np.savez(tmp_path / "images.npz", images=pixels(6))
+    assert torch.equal(
+        natural(tmp_path / "images.npz", 8, 4, seed=1), packed(tmp_path, "images.npz", 8, 4, seed=1)
+    )
+    assert torch.equal(natural(None, 8, 5, seed=2), synthetic(5, 8, seed=2))
+    with pytest.raises(UserError, match="public.count=null takes every image"):
+        natural(None, 8, None)

@@ -93,7 +93,7 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     overrides = (
         "debug=seconds", "tracking=off", "fabric.accelerator=cpu", "method=fedavg", "data=motif_classes",
         "~data.train_per_product", "~data.test_per_product", "data.train_per_class=3", "data.test_per_class=1",
-        "data.size=16", "image.size=16", "task=classifier_convnet", "task.encoder.channels=4", "rounds=1",
+        "data.size=16", "image.size=16", "task=classifier_convnet", "encoder.channels=4", "rounds=1",
         "evaluation.pictures=0", f"out={tmp_path / 'run'}",
     )  # fmt: skip
     train(compose(list(overrides)), quiet=True)

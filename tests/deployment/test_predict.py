@@ -125,7 +125,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     model = build_model(config, ["a", "b"])
     model.restore(tiny_run, config, 0, make_fabric(accelerator="cpu"))
     samples = [Sample(photos / row["path"], "new") for row in rows]
-    dataset = ImageDataset(samples, image_transform(config, model.backbone))
+    dataset = ImageDataset(samples, image_transform(config, model.task))
     module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)
     trainer = L.Trainer(
         accelerator="cpu",

@@ -23,13 +23,13 @@ MOTIFS = (
     "data.test_per_class=3", "data.size=16", "image.size=16",
 )  # fmt: skip
 SEMANTIC = (
-    "experiment=semantic_small",
+    "experiment=semantic_small", "features=train",
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
     "encoder.channels=4", "task.projection=8", "partition.clients=2",
 )  # fmt: skip
 STREAM = (
-    *MOTIFS, "partition=task_stream", "partition.stages=2", "partition.imbalance=2", "task.encoder.channels=4",
+    *MOTIFS, "partition=task_stream", "partition.stages=2", "partition.imbalance=2", "encoder.channels=4",
     "method.client.base_epochs=1", "method.client.head_epochs=2",
 )  # fmt: skip
 RUNS = {
@@ -44,7 +44,7 @@ RUNS = {
     "contrastive": (
         "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"
     ),
-    "classifier": ("method=fedavg", *MOTIFS, "task=classifier", "+task.encoder.channels=4"),
+    "classifier": ("method=fedavg", *MOTIFS, "task=classifier", "encoder.channels=4"),
     "gldp": ("method=gldp", "experiment=gldp_small", *STREAM),
     "frozen": ("method=gldp", *STREAM[: len(MOTIFS)], "method.client.base_epochs=1", "method.client.head_epochs=2"),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from PIL import Image
 from lit_fedad.data.partition import Partition
 from lit_fedad.deployment.predict import evaluate, predict
 
-SMALL = ("task=classifier_convnet", "task.encoder.channels=8", "image.resize=null", "batch_size=32")
+SMALL = ("task=classifier_convnet", "encoder.channels=8", "image.resize=null", "batch_size=32")
 MOTIFS = (
     *("data=motif_classes", "image.size=32", "data.train_per_class=12", "data.test_per_class=4"),
     *("~data.train_per_product", "~data.test_per_product"),

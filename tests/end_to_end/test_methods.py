@@ -81,7 +81,7 @@ def test_method_trains_and_writes_its_files(lab, method):
 
 
 SMALL_SEMANTIC = (
-    "experiment=semantic_small",
+    "experiment=semantic_small", "features=train",
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
     "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
@@ -118,7 +118,7 @@ STREAM = (
     "experiment=gldp_small",
     "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
     "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
-    "partition.imbalance=2", "partition.server_labelled=2", "task.encoder.channels=4", "evaluation.pictures=0",
+    "partition.imbalance=2", "partition.server_labelled=2", "encoder.channels=4", "evaluation.pictures=0",
 )  # fmt: skip
 SHORT = {
     "gldp": ("method.client.base_epochs=1", "method.client.head_epochs=2"),
@@ -161,7 +161,7 @@ def test_classifying_method_trains_and_writes_its_files(lab, differences, method
 MOTIFS = (
     "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
     "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid", "partition.clients=2",
-    "task.encoder.channels=4", "method.client.least=3", "method.client.minimum=2", "evaluation.pictures=0",
+    "encoder.channels=4", "method.client.least=3", "method.client.minimum=2", "evaluation.pictures=0",
     "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
 )  # fmt: skip
 
@@ -225,7 +225,6 @@ def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differen
     overrides = [
         "method=fedavg",
         "task=contrastive",
-        "encoder=resnet18_narrow",
         *overrides[:-1],
         "task.projection=6",
     ]

@@ -25,7 +25,7 @@ FedDyMemClient.send = fails
 FEDVCK = (
     "method=fedvck", "data=motif_classes", "~data.train_per_product", "~data.test_per_product",
     "data.train_per_class=12", "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid",
-    "partition.clients=3", "task.encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
+    "partition.clients=3", "encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
     "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
 )  # fmt: skip
 

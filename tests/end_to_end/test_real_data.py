@@ -122,7 +122,7 @@ def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
     )
     few = (
         "rounds=3",
-        "task.encoder.channels=16",
+        "encoder.channels=16",
         "method.client.condensation.steps=40",
         "method.client.condensation.batch=32",
         "method.client.condensation.learning_rate=5",

@@ -109,9 +109,8 @@ def test_the_predict_command_scores_images_of_every_task(lab, tmp_path):
 
 
 AUTOENCODER = (
-    "method=fedavg", "task=autoencoder", "task.encoder._target_=lit_fedad.models.convnet.ConvNet",
-    "~task.encoder.depth", "~task.encoder.stem", "+task.encoder.image_size=32", "+task.encoder.channels=8",
-    "task.decoder.channels=8", "cache.enabled=false",
+    "method=fedavg", "task=autoencoder", "encoder=convnet", "encoder.channels=8", "task.decoder.channels=8",
+    "cache.enabled=false",
 )  # fmt: skip
 
 

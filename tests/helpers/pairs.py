@@ -25,8 +25,9 @@ def target(group, name, *keys):
 
 
 TASKS = {
-    name: target("task", name)
-    for name in ("memory_bank", "classifier", "autoencoder", "contrastive", "subspace")
+    **{name: target("task", name) for name in ("memory_bank", "classifier", "contrastive", "subspace")},
+    "autoencoder": target("task/autoencoder", "train"),
+    "feature_autoencoder": target("task/autoencoder", "frozen"),
 }
 
 
@@ -48,9 +49,9 @@ def of_method(method, given):
     """Overrides with the form of a task that is a method's own, in place of the form that suits all."""
     own = {
         ("feddymem", "task=memory_bank"): "task=memory_bank_sums",
-        ("prototype_statistics", "task=classifier_convnet"): "task=classifier_frozen",
-        ("prototype_statistics", "task.encoder.channels=8"): "encoder.size=32",
-        ("prototype_statistics", "task.encoder.channels=4"): "encoder.size=32",
+        ("prototype_statistics", "task=classifier_convnet"): "task=classifier",
+        ("prototype_statistics", "encoder.channels=8"): "features.size=32",
+        ("prototype_statistics", "encoder.channels=4"): "features.size=32",
     }
     return [own.get((method, override), override) for override in given]
 

@@ -16,18 +16,21 @@ def small_tasks(folder):
         "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
         "classifier": [
-            "task=classifier_convnet", "task.encoder.channels=8", "data=packed", f"data.root={folder}",
+            "task=classifier_convnet", "encoder.channels=8", "data=packed", f"data.root={folder}",
             "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
         ],
         "autoencoder": [
-            "task=autoencoder", "task.encoder._target_=lit_fedad.models.convnet.ConvNet", "~task.encoder.depth",
-            "~task.encoder.stem", "+task.encoder.image_size=32", "+task.encoder.channels=8",
-            "task.decoder.channels=8", "data=textures", "data.size=64", "data.train_per_product=8",
+            "task=autoencoder", "encoder=convnet", "encoder.channels=8", "task.decoder.channels=8", "data=textures",
+            "data.size=64", "data.train_per_product=8",
+        ],
+        "feature_autoencoder": [
+            "task=autoencoder", "features=frozen", "features.hidden=8", "task.bottleneck=4", "data=textures",
+            "data.size=64", "data.train_per_product=8",
         ],
         "contrastive": [
-            "task=contrastive", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8", "task.warmup=1",
-            "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
-            "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16",
-            "image.size=16",
+            "task=contrastive", "features=train", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8",
+            "task.warmup=1", "data=motifs", "~data.train_per_product", "~data.test_per_product",
+            "data.train_per_class=4", "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5",
+            "data.size=16", "image.size=16",
         ],
     }  # fmt: skip

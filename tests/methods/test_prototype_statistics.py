@@ -102,7 +102,7 @@ def test_the_clients_own_frequencies_are_another_classifier():
 
 
 def test_a_trained_encoder_is_refused():
-    with pytest.raises(UserError, match="encoder.hidden=0"):
+    with pytest.raises(UserError, match="features.hidden=0"):
         PrototypeStatisticsClient(make_task(hidden=4))
 
 

@@ -53,7 +53,7 @@ def test_features_have_one_length_before_and_after_training(length, wanted):
 
 
 def test_a_length_of_zero_is_refused():
-    with pytest.raises(UserError, match="encoder.length=0 must be above 0"):
+    with pytest.raises(UserError, match="features.length=0 must be above 0"):
         encoder(length=0)
 
 
@@ -64,10 +64,22 @@ def test_kept_features_take_the_place_of_images():
     torch.testing.assert_close(found(found.features(pixels())), found(pixels()))
 
 
-def test_other_sizes_are_scaled_and_grey_is_refused():
+def test_other_sizes_are_scaled():
     assert encoder(size=16)(pixels(side=40)).shape == (3, encoder().num_features)
-    with pytest.raises(UserError, match="looks at 3 channels, the images have 1"):
-        encoder()(torch.zeros(2, 1, 32, 32))
+
+
+def test_grey_images_are_seen_in_three_equal_channels():
+    grey = pixels()[:, :1]
+    found = encoder(mean=[0.4], std=[0.2])
+    torch.testing.assert_close(
+        found.features((grey - 0.4) / 0.2), found.features((grey.expand(-1, 3, -1, -1) - 0.4) / 0.2)
+    )
+
+
+@pytest.mark.parametrize(("setting", "value"), [("size", 7), ("hidden", -1), ("views", 4)])
+def test_numbers_out_of_range_are_refused(setting, value):
+    with pytest.raises(UserError, match=f"features.{setting}={value} must be at least"):
+        encoder(**{setting: value})
 
 
 def test_no_network_trains_nothing():

@@ -1,6 +1,7 @@
 """Blocks of vision transformers: timm's own intermediate outputs, at any multiple of the patch."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -62,13 +63,12 @@ def test_sizes_that_do_not_fit_are_said_in_one_line(name, size, said):
 
 def test_images_are_normalised_as_the_model_expects():
     config = {"data": {}, "image": {"size": 64}}
-    own = image_transform(config, backbone("test_vit", (0,)))
+    task = SimpleNamespace(backbone=backbone("test_vit", (0,)))
+    own = image_transform(config, task)
     assert (own.mean, own.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    usual = image_transform(config, backbone("test_resnet", (1,)))
+    usual = image_transform(config, SimpleNamespace(backbone=backbone("test_resnet", (1,))))
     assert (usual.mean, usual.std) == (IMAGENET_MEAN, IMAGENET_STD)
-    labelled = image_transform(
-        {**config, "data": {"mean": [0.1] * 3, "std": [0.2] * 3}}, backbone("test_vit", (0,))
-    )
+    labelled = image_transform({**config, "data": {"mean": [0.1] * 3, "std": [0.2] * 3}}, task)
     assert labelled.mean == (0.1, 0.1, 0.1)
 
 

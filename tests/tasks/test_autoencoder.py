@@ -127,7 +127,7 @@ def test_encoder_and_decoder_make_up_the_state():
 @pytest.mark.parametrize("size", [32, 64, 224])
 def test_configuration(size):
     config = compose(
-        ["task=autoencoder", "~backbone", f"image.size={size}", "image.resize=null", "task.encoder.depth=18"]
+        ["task=autoencoder", "~backbone", f"image.size={size}", "image.resize=null", "encoder.depth=18"]
     )
     task = build(config["task"])
     prediction = task.eval().predict_step({"image": torch.zeros(1, 3, size, size)})

@@ -336,8 +336,8 @@ def test_densities_may_be_of_the_encoders_features():
 
 def test_known_views_take_the_place_of_drawn_ones():
     task = make()
-    features = torch.rand(4, 4, 3, 6, generator=torch.Generator().manual_seed(0))
-    batch = {"image": features[:, 0, 0], "views": features, "index": torch.arange(4)}
+    features = torch.rand(4, 10, 6, generator=torch.Generator().manual_seed(0))
+    batch = {"image": features[:, 0], "views": features, "index": torch.arange(4)}
     view = task.view(batch)
     assert view["views"].shape == (8, 4, 6)
     assert torch.equal(view["image"], view["views"].flatten(0, 1))

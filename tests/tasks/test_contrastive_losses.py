@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lit_fedad.errors import UserError
+from lit_fedad.models.contrastive_views import kept_turns
 from lit_fedad.tasks.contrastive_losses import (
     CRAD,
     CSI,
@@ -291,20 +292,25 @@ def test_simclr_with_a_base_temperature_is_nt_xent_times_it():
 
 
 @pytest.mark.parametrize("loss", [SimCLR(), CSI(), CRAD(rotated_views=1), CRADCode(), CrossEntropy(2, 3)])
-def test_known_views_are_of_the_rotations_that_the_loss_wants(loss):
-    features = torch.zeros(6, 4, 3, 2)  # images, rotations, views, channels
-    features[..., 0] = torch.arange(4).view(1, 4, 1)
-    features[..., 1] = torch.arange(6).view(6, 1, 1) * 10 + torch.arange(3)
+@pytest.mark.parametrize("views", [5, 10, 13])
+def test_known_views_are_of_the_rotations_that_the_loss_wants(loss, views):
+    kept = kept_turns(views)
+    features = torch.zeros(6, views, 3)  # images, views, channels: rotation, image, place
+    features[..., 0] = torch.tensor(kept)
+    features[..., 1] = torch.arange(6).view(6, 1)
+    features[..., 2] = torch.arange(views)
     found = loss.drawn_views(features)
-    assert found.shape == (len(loss.turns), 6, 2)
+    assert found.shape == (len(loss.turns), 6, 3)
     assert torch.equal(found[..., 0], torch.tensor(loss.turns)[:, None].expand(-1, 6).float())
-    assert torch.equal(
-        found[..., 1].div(10, rounding_mode="floor"), torch.arange(6.0).expand(len(loss.turns), -1)
-    )
+    assert torch.equal(found[..., 1], torch.arange(6.0).expand(len(loss.turns), -1))
+    for turn in set(loss.turns):  # twice the same only where there are too few
+        places = found[[i for i, t in enumerate(loss.turns) if t == turn], :, 2]
+        distinct = min(len(places), kept.count(turn))
+        assert all(len(set(image.tolist())) == distinct for image in places.T)
 
 
 def test_known_views_differ_from_draw_to_draw():
-    features = rows(8, 4, 3, 2)
+    features = rows(8, 10, 2)
     torch.manual_seed(0)
     first, second = SimCLR().drawn_views(features), SimCLR().drawn_views(features)
     assert not torch.equal(first, second)
@@ -315,4 +321,4 @@ def test_known_views_differ_from_draw_to_draw():
 def test_reconstruction_needs_pixels():
     loss = Reconstruction(lambda width, size: nn.Linear(width, size), 8, 4)
     with pytest.raises(UserError, match="features are no images"):
-        loss.drawn_views(rows(2, 4, 3, 2))
+        loss.drawn_views(rows(2, 10, 2))

@@ -76,7 +76,8 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
 
     def upload_spec(self, client: Client) -> MessageSpec:
         """Declares the form of `send`."""
-        channels = (client.task.num_features,)
+        assert isinstance(client.task, StandardisedTask)
+        channels = (client.task.channels,)
         return {
             "count": TensorSpec((), torch.int64, low=1),
             "mean": TensorSpec(channels),
@@ -137,12 +138,13 @@ def pool_channels(task: Task) -> PooledStatistics:
 
 def statistics_spec(task: Task) -> MessageSpec:
     """Declares pooled statistics: ``mean`` and ``scale`` [C], where the task is standardised."""
-    channels = (task.num_features,)
-    # A scale below the smallest normal number turns features into infinities.
-    scale = TensorSpec(channels, low=torch.finfo(torch.float32).tiny)
     if not standardised(task):
         return {}
-    triangle = {"whitening": TensorSpec((task.num_features * (task.num_features + 1) // 2,))}
+    assert isinstance(task, StandardisedTask)
+    channels = (task.channels,)
+    # A scale below the smallest normal number turns features into infinities.
+    scale = TensorSpec(channels, low=torch.finfo(torch.float32).tiny)
+    triangle = {"whitening": TensorSpec((task.channels * (task.channels + 1) // 2,))}
     return {"mean": TensorSpec(channels), "scale": scale, **(triangle if whitened(task) else {})}
 
 

@@ -106,7 +106,7 @@ def test_where_nothing_was_shared_nothing_is_drawn(scene, tmp_path):
 def test_a_run_leaves_its_knowledge(tmp_path):
     overrides = [
         "method=fedvck", "tracking=off", "rounds=1", f"out={tmp_path / 'run'}", "data.train_per_class=20",
-        "data.test_per_class=4", "data.size=16", "image.size=16", "partition.clients=2", "task.encoder.channels=4",
+        "data.test_per_class=4", "data.size=16", "image.size=16", "partition.clients=2", "encoder.channels=4",
         "method.client.condensation.steps=1", "method.client.condensation.batch=4", "method.server.training.epochs=1",
     ]  # fmt: skip
     train(compose(overrides), quiet=True)

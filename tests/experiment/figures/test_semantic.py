@@ -43,6 +43,7 @@ from lit_fedad.report.console import Display
 SMALL = [
     *(
         "experiment=semantic_small",
+        "features=train",
         "rounds=2",
         "task.warmup=1",
         "distillation.queue=32",
@@ -193,7 +194,7 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
         *SMALL,
         "~task.warmup",
         "rounds=1",
-        "task.encoder.depth=18",
+        "encoder.depth=18",
         "task.decoder.channels=16",
     )
     semantic.show_representations(run_of(federation, data, fabric, tmp_path, limits({0: 0.0}), 0.5))

@@ -1,0 +1,115 @@
+"""Training and test images of a run, as its task sees them: pixels, feature maps, or pooled features."""
+
+from __future__ import annotations
+
+from lightning.fabric import Fabric
+from torch.utils.data import Dataset
+
+from lit_fedad.config import Config
+from lit_fedad.contracts import Task
+from lit_fedad.data.datamodule import ImageDataset
+from lit_fedad.data.feature_cache import FeatureCache
+from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.semantic import SemanticDataset, SemanticSet
+from lit_fedad.data.transform import ImageTransform, emptied_masks
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, frozen_encoder, pooled_folder
+from lit_fedad.federation.processes import all_cores
+from lit_fedad.models.tiles import Backbone, TiledPyramid
+from lit_fedad.report.console import Display
+
+
+def build_datasets(
+    config: Config,
+    images: Images,
+    transform: ImageTransform,
+    task: Task,
+    backbone: Backbone | None,
+    fabric: Fabric,
+    display: Display,
+) -> tuple[Dataset, Dataset]:
+    """Builds the training and the test data set, and computes frozen features that are not yet kept.
+
+    Args:
+        config: The configuration.
+        images: The images.
+        transform: Transform from image files.
+        task: The task.
+        backbone: Its frozen backbone; None for tasks that train on pixels.
+        fabric: Device and processes.
+        display: Shows progress and warnings.
+
+    Raises:
+        UserError: If images in memory have another form than configured.
+    """
+    if isinstance(images, LabelledSet):
+        _check_form(config, images)
+    elif transform.fit == "crop" and fabric.is_global_zero:
+        _warn_of_crop(images, transform, display)
+    if frozen_encoder(task) is not None:
+        return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
+    if isinstance(images, LabelledSet):
+        return _labelled_data(images)
+    return _image_data(config, images, transform, backbone, fabric, display)
+
+
+def _check_form(config: Config, images: LabelledSet) -> None:
+    """Refuses sizes and channels other than those that images in memory have."""
+    side = images.train_images.shape[-1]
+    if config["image"]["size"] != side:
+        raise UserError(
+            f"image.size={config['image']['size']}, but the images of {images.name} have {side} pixels a side;"
+            f" give image.size={side} image.resize=null"
+        )
+    if config["image"]["channels"] != images.channels:
+        raise UserError(
+            f"image.channels={config['image']['channels']}, but the images of {images.name} have"
+            f" {images.channels}; give image.channels={images.channels}"
+        )
+
+
+def _warn_of_crop(images: ImageSet, transform: ImageTransform, display: Display) -> None:
+    marked = [(sample.mask, sample.path) for sample in images.test if sample.mask is not None]
+    if lost := emptied_masks(marked, transform):
+        display.warn(
+            f"image.fit=crop leaves out all of the defect in {len(lost)} of {len(marked)} test images, such as"
+            f" {lost[0]}; they still count as anomalous; image.fit=squeeze keeps the whole image"
+        )
+
+
+def _labelled_data(images: LabelledSet) -> tuple[Dataset, Dataset]:
+    parts = ((images.train_images, images.train_labels), (images.test_images, images.test_labels))
+    train, test = (
+        SemanticDataset(*part, images.normal_classes, images.mean, images.std)
+        if isinstance(images, SemanticSet)
+        else LabelledDataset(*part, images.mean, images.std)
+        for part in parts
+    )
+    return train, test
+
+
+def _image_data(
+    config: Config,
+    images: ImageSet,
+    transform: ImageTransform,
+    backbone: Backbone | None,
+    fabric: Fabric,
+    display: Display,
+) -> tuple[Dataset, Dataset]:
+    if backbone is None or not config["cache"]["enabled"]:
+        return (
+            ImageDataset(images.train, transform, with_masks=False),
+            ImageDataset(images.test, transform, with_masks=images.has_masks),
+        )
+    backbone.to(fabric.device)
+    cache = FeatureCache(cache_folder(config), transform, backbone, backbone.fingerprint)
+    samples = (*images.train, *images.test)
+    batch_size = 1 if isinstance(backbone, TiledPyramid) else 16  # an image is a batch of tiles
+    if fabric.is_global_zero:
+        with all_cores(fabric), display.progress("Frozen features") as progress:
+            cache.fill(samples, batch_size, progress, fabric.device)
+    fabric.barrier()
+    if not fabric.is_global_zero:
+        cache.fill(samples, batch_size, device=fabric.device)
+    return cache.dataset(images.train), cache.dataset(images.test, with_masks=images.has_masks)
