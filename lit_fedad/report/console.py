@@ -29,6 +29,7 @@ from rich.text import Text
 import lit_fedad
 from lit_fedad.guards.text import printable, redact
 from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
+from lit_fedad.report.metric_spread import said_of, spread_columns, without_value
 from lit_fedad.report.naming import (
     METRIC_TITLES,
     clock,
@@ -172,7 +173,7 @@ class Display:
                 undefined; also `bytes_up`, `bytes_down` and `seconds_per_round`, one number an exchange.
         """
         rounds = {head: result[head] for head in ("first", "last", "best")}
-        table, of_last = _table(), _spreads(result["last"])
+        table, of_last = _table(), spread_columns(result["last"])
         for head, metrics in rounds.items():
             star = "*" if constant_predictions(metrics) else ""
             table.add_column(f"{head} ({metrics['round']}){star}", justify="right")
@@ -185,8 +186,8 @@ class Display:
         up, down = human_bytes(sum(result["bytes_up"])), human_bytes(sum(result["bytes_down"]))
         self._print("")
         self._out.print(table)
-        self._print(f"Means over clients by round; {_said(of_last)} of the last round.")
-        if lacking := _without_value(result["last"]):
+        self._print(f"Means over clients by round; {said_of(of_last)} of the last round.")
+        if lacking := without_value(result["last"]):
             self._print(lacking)
         if "false_alarm_rate" in result["last"]:
             alpha = next(iter(result["decisions"]))
@@ -207,7 +208,7 @@ class Display:
             metrics: Each with `mean` and `worst` (over the clients), `pooled` (all test images as one set) and, where
                 products are known, `per_product` and `product_mean`, where None or NaN means undefined.
         """
-        table, spreads = _table(), {"mean": "mean", **_spreads(metrics)}
+        table, spreads = _table(), {"mean": "mean", **spread_columns(metrics)}
         for head in spreads:
             table.add_column(head, justify="right")
         known = [metric for metric in METRIC_TITLES if metric in metrics]
@@ -215,7 +216,7 @@ class Display:
             cells = [_metric(metrics[metric].get(key)).strip() for key in spreads.values()]
             table.add_row(metric_title(metric), *cells)
         self._out.print(table)
-        if lacking := _without_value(metrics):
+        if lacking := without_value(metrics):
             self._print(lacking)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:
@@ -366,33 +367,6 @@ def _table() -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("metric", no_wrap=True)
     return table
-
-
-def _spreads(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of a metric beside its mean over clients: key by heading."""
-    spreads = {"worst\nclient": "worst", "pooled": "pooled"}
-    if any("product_mean" in values for values in metrics.values() if isinstance(values, Mapping)):
-        spreads["mean of\nproducts"] = "product_mean"
-    return spreads
-
-
-def _said(spreads: Mapping[str, str]) -> str:
-    products = ", mean over products" if "product_mean" in spreads.values() else ""
-    return f"worst client, pooled test set{products}"
-
-
-def _without_value(metrics: Mapping[str, Any]) -> str | None:
-    """Names the products that have no part in the mean over products; None if all have."""
-    name = next(
-        (name for name, values in metrics.items() if name != "round" and "per_product" in values), None
-    )
-    if name is None:
-        return None
-    values = metrics[name]["per_product"]
-    lacking = [product for product, value in values.items() if value is None or math.isnan(value)]
-    if not lacking:
-        return None
-    return f"Without a normal or an anomalous test image, and in no mean over products: {', '.join(lacking)}."
 
 
 def _clean(message: str) -> str:

@@ -66,7 +66,7 @@ def test_images_are_normalised_as_the_model_expects():
     task = SimpleNamespace(backbone=backbone("test_vit", (0,)))
     own = image_transform(config, task)
     assert (own.mean, own.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    usual = image_transform(config, SimpleNamespace(backbone=backbone("test_resnet", (1,))))
+    usual = image_transform(config, SimpleNamespace(backbone=backbone("resnet10t", (0,))))
     assert (usual.mean, usual.std) == (IMAGENET_MEAN, IMAGENET_STD)
     labelled = image_transform({**config, "data": {"mean": [0.1] * 3, "std": [0.2] * 3}}, task)
     assert labelled.mean == (0.1, 0.1, 0.1)
