@@ -218,8 +218,8 @@ def test_mistake_in_a_section_is_refused(section, overrides, said):
     ],
 )
 def test_mistake_in_a_section_without_target_is_refused(target, section, overrides, said):
-    given = {key: value for key, value in compose(overrides)[section].items() if key not in TILING}
     with pytest.raises(UserError) as error:
+        given = {key: value for key, value in compose(overrides)[section].items() if key not in TILING}
         call(target, given, section)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
