@@ -11,22 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.errors import UserError
+from lit_fedad.models.frozen_encoder import FrozenEncoder
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 """Name of a batch normalisation -> mean [C] and biased variance [C] of its inputs."""
 
 
 def check_encoder(encoder: nn.Module) -> None:
-    """Checks that an encoder has batch normalisation, whose statistics can be recorded.
+    """Checks that an encoder has batch normalisation, whose statistics can be recorded, and passes gradients to pixels.
 
     Raises:
-        UserError: If the encoder has no batch normalisation.
+        UserError: If the encoder is frozen, or has no batch normalisation.
     """
+    if isinstance(encoder, FrozenEncoder):
+        raise UserError(
+            "images are condensed through an encoder that is trained on pixels: give features=train"
+        )
     kinds = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.LayerNorm)
     found = {type(layer).__name__: layer for layer in encoder.modules() if isinstance(layer, kinds)}
     if not any(isinstance(layer, nn.BatchNorm2d) for layer in found.values()):
         raise UserError(
-            f"task.encoder has no batch normalisation ({', '.join(found) or 'no normalisation at all'}), whose"
+            f"the encoder has no batch normalisation ({', '.join(found) or 'no normalisation at all'}), whose"
             " statistics the synthetic images need; choose task=classifier_convnet with encoder.norm=batch"
         )
 

@@ -198,7 +198,7 @@ class FADngsServer(FedAvgServer):
         InstanceQueues.check(self._clients, self.distillation.queue, self.task.projected, device)
         if self.public is None or len(self.public) < 2:
             raise UserError(
-                "distillation needs public images: give public=synthetic, folder or packed,"
+                "distillation needs public images: give public=natural, synthetic, folder or packed,"
                 " or method.server.distillation=null"
             )
 

@@ -5,6 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from conftest import TinyPyramid
 from timm.layers import BatchNormAct2d
 from torch import nn
 
@@ -12,6 +13,7 @@ from lit_fedad.condensation.batch_statistics import apply, check_encoder, record
 from lit_fedad.errors import UserError
 from lit_fedad.models.batch_norm import BatchNorm
 from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.models.resnet_cifar import ResNetCifar
 
 ENCODERS = {
@@ -204,6 +206,11 @@ def test_without_batch_normalisation_one_line_says_what_to_choose(encoder, found
     assert found in message
     assert "task=classifier_convnet with encoder.norm=batch" in message
     assert "\n" not in message
+
+
+def test_an_encoder_without_gradients_to_pixels_is_refused():
+    with pytest.raises(UserError, match="trained on pixels: give features=train"):
+        check_encoder(FrozenEncoder(TinyPyramid()))
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
