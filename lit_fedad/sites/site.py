@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,9 +76,14 @@ class Site:
         Args:
             blob: An order; not trusted.
         """
+        began = time.monotonic()
         try:
             order = Order.from_bytes(blob)
             reply = self._take(order).answer(order)
+            self.display.note(
+                f"round {order.round}: {order.question or order.kind}, {len(order.letter)} bytes in,"
+                f" {len(reply.letter)} bytes out, {time.monotonic() - began:.1f} s"
+            )
         except Exception as error:
             cause = cause_of(error)
             self.display.warn(cause)

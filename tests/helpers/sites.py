@@ -80,10 +80,11 @@ class OwnHere(OwnScores):
         return self.unpack(self.pack(self.judges[number].score(client, number)))
 
 
-def in_one_process(folder: Path, words, products):
+def in_one_process(folder: Path, words, products, images: Path | None = None):
     """The run of a federation whose clients hold a product each, scored on their own test images."""
+    images = images or folder / "all"
     config = compose([
-        *words, "data=mvtec_mixture", f"data.root={folder / 'all'}", f"data.products=[{','.join(products)}]",
+        *words, "data=mvtec_mixture", f"data.root={images}", f"data.products=[{','.join(products)}]",
         "data.train_per_product=null", "data.test_per_product=null", "partition=by_product",
         "partition.clients=null", "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
     ])  # fmt: skip
