@@ -221,8 +221,8 @@ COMMANDS = {
             "init out=DIR host=NAME sites=A,B,C [port=9443] [link=9442] [timeout=3600] [method=M] [any.key=value]": (
                 "real sites, at the coordinator: write settings, certificates and Flower's configuration"
             ),
-            "start federation=DIR": "run it until its end; the same command continues",
-            "status federation=DIR": "rounds, bytes, false alarms and troubles of every site",
+            "start fed=DIR": "run it until its end; the same command continues",
+            "status fed=DIR": "rounds, bytes, false alarms and troubles of every site",
         },
         continues=True,
     ),

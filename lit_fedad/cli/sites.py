@@ -40,10 +40,10 @@ class FederationOptions:
     """Options of ``lit-fedad federation start`` and ``status``.
 
     Attributes:
-        federation: The coordinator's folder.
+        fed: The coordinator's folder.
     """
 
-    federation: str
+    fed: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _init_federation(options: Sequence[str]) -> None:
             ("settings", str(folder.path / "federation.yaml")),
             ("give sites", f"{folder.path / 'ca.crt'} and the address {folder.host}:{folder.port}"),
             ("put here", ", ".join(str(folder.path / "keys" / f"{name}.pub") for name in folder.sites)),
-            ("then", f"lit-fedad federation start federation={chosen.out}"),
+            ("then", f"lit-fedad federation start fed={chosen.out}"),
         ]
     )
 
@@ -143,7 +143,7 @@ def _start_federation(options: Sequence[str]) -> None:
     from lit_fedad.flower import coordinator
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    folder, display = coordinator.FederationFolder.open(Path(chosen.federation)), Display()
+    folder, display = coordinator.FederationFolder.open(Path(chosen.fed)), Display()
     for name, fingerprint in folder.fingerprints().items():
         display.note(f"site {name}: {fingerprint}")
     coordinator.start(folder, display)
@@ -156,7 +156,7 @@ def _federation_status(options: Sequence[str]) -> None:
     from lit_fedad.report.naming import human_bytes
     from lit_fedad.sites.status import read_status
 
-    folder, display = FederationFolder.open(Path(chosen.federation)), Display()
+    folder, display = FederationFolder.open(Path(chosen.fed)), Display()
     status = read_status(folder.run)
     rows = []
     for name, own in status["sites"].items():

@@ -216,7 +216,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
     ]  # fmt: skip
     display.note(" ".join(command))
     if _listening(folder.link):
-        raise UserError(f"port {folder.link} is in use; give another link=PORT in {folder.path / SETTINGS}")
+        raise UserError(f"port {folder.link} is in use; change link in {folder.path / SETTINGS}")
     with (folder.path / "superlink.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603
             command, env=_environment(folder), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -245,11 +245,15 @@ def _open_port(folder: FederationFolder) -> Iterator[None]:
     from lit_fedad.flower.proxy import server
 
     if _listening(folder.port):
-        raise UserError(f"port {folder.port} is in use; give another port=PORT in {folder.path / SETTINGS}")
+        raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
     proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port)  # noqa: S104
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     try:
+        while not proxy.started:
+            if not thread.is_alive():
+                raise UserError(f"port {folder.port} cannot be opened; change it in {folder.path / SETTINGS}")
+            time.sleep(0.1)
         yield
     finally:
         proxy.should_exit = True

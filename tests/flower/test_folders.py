@@ -52,7 +52,7 @@ def test_a_key_belongs_to_one_site(tmp_path):
     [
         (["federation"], "the federation command is: federation init, federation start, federation status"),
         (["site", "stop"], "the site command is: site init, site start, site status"),
-        (["federation", "start", "federation=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
+        (["federation", "start", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
         (["site", "start", "site=NOWHERE"], "NOWHERE/site.yaml: cannot be read"),
         (["federation", "init", "out=x", "host=h", "sites=a,a"], "sites must name each site once"),
         (["federation", "init", "out=x", "host=h", "sites=../a"], "sites: '../a' must be letters"),
@@ -68,7 +68,7 @@ def test_a_key_belongs_to_one_site(tmp_path):
             ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "rounds=3"],
             "site init has no key 'rounds=3'",
         ),
-        (["federation", "status", "federation=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
+        (["federation", "status", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
     ],
 )
 def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line):
