@@ -20,6 +20,7 @@ import yaml
 
 from lit_fedad.errors import UserError
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
+from lit_fedad.flower.proxy import server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.words import check_words
@@ -242,8 +243,6 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
 @contextmanager
 def _open_port(folder: FederationFolder) -> Iterator[None]:
     """Lets sites in for a block."""
-    from lit_fedad.flower.proxy import server
-
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
     proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port)  # noqa: S104

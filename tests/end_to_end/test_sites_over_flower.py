@@ -20,6 +20,7 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.flower import fleet
 from lit_fedad.flower.coordinator import FederationFolder
 from lit_fedad.flower.keys import write_certificates, write_site_key
+from lit_fedad.flower.site_folder import SiteFolder
 
 pytestmark = pytest.mark.slow
 METHODS = ("feddymem", "fedavg", "federated_subspace")
@@ -50,28 +51,19 @@ def federation(tmp_path_factory, ports):
     folder = tmp_path_factory.mktemp("federation")
     products = paint(folder)
     port, link = ports
-    subprocess.run(
-        **command(
-            "federation", "init", f"out={folder / 'fed'}", "host=127.0.0.1", f"sites={','.join(NAMES)}",
-            f"port={port}", f"link={link}", "timeout=400", "method=feddymem", *DEBUG, "fabric.accelerator=cpu",
-        ),
-        check=True,
-    )  # fmt: skip
+    cpu = ["fabric.accelerator=cpu"]
+    words = ["method=feddymem", *DEBUG]
+    given = {"host": "127.0.0.1", "port": port, "link": link, "sites": list(NAMES), "timeout": 1800.0}
+    fed = FederationFolder.create(folder / "fed", **given, words=words, own=cpu).path
     processes = []
     for name in NAMES:
-        own = ["data=mvtec_mixture", f"data.root={folder / name / 'images'}", "fabric.accelerator=cpu"]
-        init = [
-            f"out={folder / name}",
-            f"name={name}",
-            f"address=127.0.0.1:{port}",
-            f"ca={folder / 'fed' / 'ca.crt'}",
-        ]
-        subprocess.run(**command("site", "init", *init, *own), check=True)
-        (folder / "fed" / "keys" / f"{name}.pub").write_bytes((folder / name / "key.pub").read_bytes())
+        data = ["data=mvtec_mixture", f"data.root={folder / name / 'images'}"]
+        address = f"127.0.0.1:{port}"
+        SiteFolder.create(folder / name, fed / "ca.crt", name=name, address=address, data=data, own=cpu)
+        (fed / "keys" / f"{name}.pub").write_bytes((folder / name / "key.pub").read_bytes())
         with (folder / f"{name}.log").open("wb") as log:
-            processes.append(
-                subprocess.Popen(**command("site", "start", f"site={folder / name}"), stdout=log, stderr=log)
-            )
+            start = command("site", "start", f"site={folder / name}")
+            processes.append(subprocess.Popen(**start, stdout=log, stderr=log))
     yield folder, products
     for process in processes:
         process.send_signal(signal.SIGTERM)
