@@ -1,6 +1,9 @@
 """Folders of a coordinator and of a site, as the commands write and read them."""
 
 import pytest
+
+pytest.importorskip("flwr")
+
 import yaml
 
 from lit_fedad.cli.main import main

@@ -3,6 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("flwr")
+
 from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 

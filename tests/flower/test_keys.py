@@ -4,6 +4,9 @@ import ssl
 import subprocess
 
 import pytest
+
+pytest.importorskip("flwr")
+
 from cryptography import x509
 
 from lit_fedad.errors import UserError

@@ -2,8 +2,11 @@
 
 import asyncio
 
-import httpx
 import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
