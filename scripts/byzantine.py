@@ -237,7 +237,7 @@ def _play(fabric: Any, config: Config, lie: Lie | None, liar: int | None, found:
         liar = sorted(sizes, key=lambda client: (sizes[client], client))[len(sizes) // 2]
     if lie is not None:
         federation.turn = LyingTurn(run, federation.turn, liar, lie)  # type: ignore[assignment]
-        federation.turns.turn = federation.turn
+        federation.transport.turn = federation.turn
     reports = [federation.play(round) for round in range(federation.resume(), federation.rounds + 1)]
     evaluator = federation.evaluator
     honest = [client for client in federation.clients if client != liar]

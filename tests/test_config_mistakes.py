@@ -218,8 +218,10 @@ def test_mistake_in_a_section_is_refused(section, overrides, said):
     ],
 )
 def test_mistake_in_a_section_without_target_is_refused(target, section, overrides, said):
+    def composed():
+        return {key: value for key, value in compose(overrides)[section].items() if key not in TILING}
+
     with pytest.raises(UserError) as error:
-        given = {key: value for key, value in compose(overrides)[section].items() if key not in TILING}
-        call(target, given, section)
+        call(target, composed(), section)
     assert said in str(error.value)
     assert "\n" not in str(error.value)

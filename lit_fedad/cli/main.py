@@ -100,6 +100,18 @@ def _sweep(options: Sequence[str]) -> None:
     sweep(options, Display())
 
 
+def _federation(options: Sequence[str]) -> None:
+    from lit_fedad.cli.sites import federation
+
+    federation(options)
+
+
+def _site(options: Sequence[str]) -> None:
+    from lit_fedad.cli.sites import site
+
+    site(options)
+
+
 def _pretrain(options: Sequence[str]) -> None:
     from lit_fedad.pretraining.pretrain import command
 
@@ -221,6 +233,28 @@ COMMANDS = {
             " [accelerator=auto] [save_every=200] [tracking=true] [tracking_uri=URI] [quiet=false]": (
                 "make a backbone from drawn scenes alone; the same command continues"
             )
+        },
+        continues=True,
+    ),
+    "federation": Command(
+        _federation,
+        {
+            "init out=DIR host=NAME sites=A,B,C [port=9443] [link=9442] [timeout=3600] [method=M] [any.key=value]": (
+                "real sites, at the coordinator: write settings, certificates and Flower's configuration"
+            ),
+            "start fed=DIR": "run it until its end; the same command continues",
+            "status fed=DIR": "rounds, bytes, false alarms and troubles of every site",
+        },
+        continues=True,
+    ),
+    "site": Command(
+        _site,
+        {
+            "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true]": (
+                "real sites, at a site: write its settings and its key"
+            ),
+            "start site=DIR": "answer the coordinator's orders until the process is ended",
+            "status site=DIR": "its fingerprint, and the runs that it takes part in",
         },
         continues=True,
     ),

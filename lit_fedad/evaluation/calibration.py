@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -101,9 +101,10 @@ class CalibrationScores:
         return found
 
 
-def calibrate(interview: Interview, round: int, scores: CalibrationScores) -> Calibration:
+def calibrate(
+    interview: Interview, round: int, scores: Callable[[Client, int], dict[str, ScoreCounts]]
+) -> Calibration:
     """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
-    counted: Mapping[int, dict[str, ScoreCounts]] = interview.ask(
-        round, scores, exchange=interview.client.exchanges.sums
-    )
+    sums = interview.client.exchanges.sums is not None
+    counted: Mapping[int, dict[str, ScoreCounts]] = interview.ask(round, scores, sums=sums)
     return Calibration(counted, interview.client.predictors.shared)

@@ -58,10 +58,14 @@ class Console(RunCallback):
 
     def on_run_start(self, run: Run) -> None:
         """Prints a description of the run, and starts to show progress."""
-        self._display, self._last = run.display, time.perf_counter()
         run.display.header(describe(run))
+        self.begin(run.display)
+
+    def begin(self, display: Display) -> None:
+        """Starts to show progress, and to print a line a round."""
+        self._display, self._last = display, time.perf_counter()
         self._progress = Progress()
-        self._progress.start(run.display, "Clients trained and scored")
+        self._progress.start(display, "Clients trained and scored")
 
     def on_client_end(self, done: int, total: int) -> None:
         """Shows the progress of this process."""
@@ -95,7 +99,7 @@ class Console(RunCallback):
 
     def on_rounds_end(self, run: Run) -> None:
         """Stops showing progress."""
-        self._stop()
+        self.end()
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
         """Prints the warnings of what followed the last round, such as decisions and pictures."""
@@ -104,9 +108,10 @@ class Console(RunCallback):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Stops showing progress."""
-        self._stop()
+        self.end()
 
-    def _stop(self) -> None:
+    def end(self) -> None:
+        """Stops showing progress."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

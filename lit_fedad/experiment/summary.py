@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_fedad.experiment.run import Run
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 
 
@@ -17,11 +18,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         run: The run, on the first process.
         peak_rss_bytes: Largest resident memory of its processes.
     """
-    config, data, history = run.config, run.data, run.federation.history
-    evaluated = [report for report in history if report.metrics is not None]
-    names = run.federation.evaluator.metrics
-    best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
-    chosen = {"first": (evaluated[0], {}), "last": (evaluated[-1], run.rates), "best": (best, {})}
+    config, data = run.config, run.data
     return {
         "method": config["method"]["name"],
         "task": type(run.model.task).__name__,
@@ -36,9 +33,34 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "backbone": run.model.provenance,
         "seed": config["seed"],
         "rounds": config["rounds"],
-        **{w: {"round": r.round, **_metrics(r, names), **rates} for w, (r, rates) in chosen.items()},
         "milestones": sorted(data.module.milestones),
         "stage_rounds": data.module.stage_rounds,
+        **summarise_history(run.federation, run.rates),
+        "peak_rss_bytes": peak_rss_bytes,
+        "config": config,
+        "tracking_run_id": None,
+        "privacy": None,
+        **run.extras,
+    }
+
+
+def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[str, Any]:
+    """Summarises the rounds of a federation: metrics of the first, last and best, traffic, scalars, failures.
+
+    Args:
+        federation: The federation after its last round.
+        rates: Rates of its decisions, beside the metrics of the last round.
+    """
+    history, names = federation.history, federation.evaluator.metrics
+    evaluated = [report for report in history if report.metrics is not None]
+    best = max(evaluated, key=lambda r: _sortable((r.metrics or {})[names[0]]["mean"]))
+    chosen: dict[str, tuple[RoundReport, Mapping[str, Any]]] = {
+        "first": (evaluated[0], {}),
+        "last": (evaluated[-1], rates),
+        "best": (best, {}),
+    }
+    return {
+        **{w: {"round": r.round, **_metrics(r, names), **own} for w, (r, own) in chosen.items()},
         "exchanges": [r.round for r in history],
         "bytes_up": [sum(r.bytes_up.values()) for r in history],
         "bytes_down": [sum(r.bytes_down.values()) for r in history],
@@ -48,15 +70,10 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "metrics": {
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },
-        "constants": _constants(run.federation.evaluator, [report.round for report in evaluated]),
+        "constants": _constants(federation.evaluator, [report.round for report in evaluated]),
         "failures": {r.round: r.failures for r in history if r.failures},
         "unscored": {r.round: r.unscored for r in history if r.unscored},
         "refused": {r.round: r.refused for r in history if r.refused},
-        "peak_rss_bytes": peak_rss_bytes,
-        "config": config,
-        "tracking_run_id": None,
-        "privacy": None,
-        **run.extras,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.federation.state_file import read_state, sha256, write_state
+from lit_fedad.federation.state_file import read_state, sha256, sync, write_state
 
 _SERVER, _META = "server.pt", "meta.json"
 _FIRST = 100_000  # so that names sort as rounds do, also those of set-up
@@ -101,11 +100,11 @@ class Checkpoints:
         """Gives a checkpoint its name when all of its files are on disk, and removes older ones."""
         (partial / _META).write_text(json.dumps(meta))
         for path in partial.iterdir():
-            _sync(path)
+            sync(path)
         if final.exists():
             shutil.rmtree(final)
         partial.replace(final)
-        _sync(self.folder)
+        sync(self.folder)
         for older in sorted(self.folder.glob("round_*"))[:-1]:
             shutil.rmtree(older)
         return final
@@ -193,12 +192,3 @@ def _names(folder: Path) -> set[str]:
 
 def _linked(name: str, folder: Path, other: Path) -> bool:
     return (other / name).exists() and (folder / name).samefile(other / name)
-
-
-def _sync(path: Path) -> None:
-    """Writes the content of a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

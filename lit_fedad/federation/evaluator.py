@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Exchange
+from lit_fedad.contracts import Client
 from lit_fedad.federation.round_report import RoundReport
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Interview(Protocol):
         question: Callable[[Client, int], T],
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
-        exchange: Exchange | None = None,
+        sums: bool = False,
     ) -> dict[int, T]:
         """Calls a function with every client as it predicts after a round; see `Federation.ask`."""
 

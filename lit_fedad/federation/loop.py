@@ -24,23 +24,25 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
-from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool, detached
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.outbox import Outbox
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.turn import ClientResult, Turn, ordered_loader
-from lit_fedad.federation.turns import Outcome, Turns
+from lit_fedad.federation.transport import Outcome, Pose, Transport
+from lit_fedad.federation.turn import ClientResult, Turn
+from lit_fedad.federation.turns import Turns
 
 T = TypeVar("T")
 
 
 class Federation:
-    """A federation of all clients in the processes of one Fabric, which runs the rounds of any method.
+    """A federation of clients, in the processes of one Fabric or elsewhere, which runs the rounds of any method.
 
     Args:
         server: The method's server side.
@@ -56,6 +58,7 @@ class Federation:
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
+        transport: The way to clients on other machines; None where they live in this Fabric's processes.
 
     Attributes:
         clients: Clients that take part: all that hold images, without those that failed before round 1.
@@ -79,6 +82,7 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         robust: Robust | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
@@ -94,7 +98,10 @@ class Federation:
         server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
-        self.turns = Turns(server, self.turn, pool, self.mine, sampler.skips, sampler.deadline)
+        self.outbox = Outbox(server, client, channel.down, fabric)
+        self.transport = transport or Turns(
+            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
+        )
         self.history: list[RoundReport] = []
 
     def run(self) -> list[RoundReport]:
@@ -107,7 +114,7 @@ class Federation:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
         rounds = range(self.resume(), self.rounds + 1)
-        self.turns.total, self.turns.done = sum(self._turns_in(round) for round in rounds), 0
+        self.transport.progress.begin(client for round in rounds for client in self._turns_in(round))
         for round in rounds:
             report = self.play(round)
             if self.fabric.is_global_zero:
@@ -136,8 +143,7 @@ class Federation:
 
     def evaluate(self, round: int) -> dict[str, Any] | None:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
-        asked = self.evaluator.asked(self.client, self.clients)
-        self.turns.total = max(self.turns.total, self.turns.done + len(self.mine.intersection(asked)))
+        self.transport.progress.extend(self.evaluator.asked(self.client, self.clients))
         found = self.evaluator.evaluate(self, round)
         if found is None:
             return None
@@ -151,7 +157,7 @@ class Federation:
         question: Callable[[Client, int], T],
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
-        exchange: Exchange | None = None,
+        sums: bool = False,
     ) -> dict[int, T]:
         """Calls a function with clients as they predict after a round, with the server's next message to them.
 
@@ -160,7 +166,7 @@ class Federation:
             question: The function, of the live client and its number.
             clients: Client numbers; None for all clients.
             which: Whether clients predict with their own model or with the server's.
-            exchange: Exchange whose message they receive; None for that of the next round.
+            sums: Whether they receive the message of `Exchanges.sums` instead of that of the next round.
 
         Returns:
             Values by client, without clients that failed; empty on all processes but the first.
@@ -170,22 +176,13 @@ class Federation:
         """
         chosen = self.clients if clients is None else clients
         lent = self._lent(round) if which == "server" else {}
-
-        def deploy_and_ask(client: Client, number: int) -> T:
-            client.deploy(which)
-            if lent:
-                client.task.load_state_dict(lent, strict=False)
-            client.refresh(ordered_loader(self.data.at(round), number))
-            if round == self.rounds and which == "own":
-                # No round follows: what predicts now, bank and all, is what the checkpoint keeps for new images.
-                self.pool.put(number, read_kept(client))
-            return question(client, number)
-
-        values = self._ask(round, deploy_and_ask, chosen, exchange)
+        # Where no round follows, what predicts now, bank and all, is what the checkpoint keeps for new images.
+        pose = Pose(round, which, lent, keep=round == self.rounds and which == "own", sums=sums)
+        values = self._ask(question, chosen, pose)
         # Any client can answer for the others where all predict with one model.
         spares = [number for number in self.clients if number not in chosen and self.client.predictors.shared]
         while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
-            values = self._ask(round, deploy_and_ask, [spares.pop(0)], exchange)
+            values = self._ask(question, [spares.pop(0)], pose)
         on_first(self.fabric, lambda: self._check_answers(round, values))
         return values
 
@@ -206,7 +203,7 @@ class Federation:
             raise nothing_to_attack(self.client)
         context = self.server.context
         exchange = self.exchanges.at(context)
-        blob = self.turns.pack(exchange, [client], context)[client]
+        blob = self.outbox.pack(exchange, [client], context)[client]
         context = replace(context, client=client, stage=self.data.at(context.round).stages[client])
         self.turn.activate(exchange, context, detached(self.pool.initial), blob)
         self.server.adversary_view(update, self.client)
@@ -229,19 +226,19 @@ class Federation:
         round, state = self.checkpoints.load(latest)
         write_kept(self.server, state["server"])
         self.history = state["history"]
-        self.pool.restore(latest, self.mine)
+        self.transport.restore(latest)
         for report in self.history:
             if report.round <= 0:
                 self._leave_out(report.failures)
         return round + 1
 
     def save(self, round: int) -> None:
-        """Writes a checkpoint: every process writes its clients' states, the first also the server's."""
+        """Writes a checkpoint: every process what its clients depend on, the first also the server's state."""
         previous = self.checkpoints.latest()
         if self.fabric.is_global_zero:
             self.checkpoints.begin(round)
         folder = self.fabric.broadcast(self.checkpoints.partial(round))
-        self.pool.save(folder, previous)
+        self.transport.save(folder, previous)
         self.fabric.barrier()
         if self.fabric.is_global_zero:
             state = {"server": read_kept(self.server), "history": self.history}
@@ -256,10 +253,9 @@ class Federation:
         updates: dict[int, Update] = {}
         results: dict[int, ClientResult] = {}
         while playing:
-            blobs = self.turns.messages(exchange, playing, context)
+            blobs = self.outbox.messages(exchange, playing, context)
             add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-            data = self.data.at(context.round)
-            outcome = self.turns.play(exchange, context, data, blobs, partial(self._train, exchange, data))
+            outcome = self.transport.play(exchange, context, blobs, self._scored(exchange, playing, context))
             results |= outcome.values
             # The policy is applied on the first process, but a run that it ends must end all processes.
             on_first(self.fabric, partial(self._receive, exchange, outcome, report, updates))
@@ -269,17 +265,6 @@ class Federation:
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
             self._leave_out(self.fabric.broadcast(report.failures))
-
-    def _train(self, exchange: Exchange, data: ClientData, client: Client, number: int) -> ClientResult:
-        """Plays the activated client's turn, and scores it where its trained weights are evaluated."""
-        result = self.turn.play(exchange, data)
-        self.pool.put(number, read_kept(client))
-        predictors = client.predictors
-        scored = exchange.trains and self.evaluator.after_fit and predictors.own and not predictors.merged
-        if scored and self._last_before_evaluation(number, client.context.round):
-            client.deploy()
-            result.trained = self.evaluator.score(client, number)
-        return result
 
     def _receive(
         self,
@@ -318,7 +303,7 @@ class Federation:
         self.sampler.check_finished(len(good), report.failures | report.refused, report.round)
         report.participants = list(good)
         add_counts(report.bytes_up, {c: len(result.blob) for c, result in good.items()})
-        add_counts(report.elements_up, {c: result.elements for c, result in good.items()})
+        add_counts(report.elements_up, {c: elements(updates[c].message) for c in good})
         report.trained |= {c: result.trained for c, result in good.items() if result.trained is not None}
         scalars = {c: result.scalars for c, result in good.items()}
         report.scalars |= mean_scalars(scalars, self.data.at(report.round).sizes)
@@ -332,29 +317,22 @@ class Federation:
             return {}
 
         def lend(client: Client, number: int) -> Message:
-            client.deploy()
-            client.refresh(ordered_loader(self.data.at(round), number))
             state = client.task.state_dict()
             return {name: state[name].detach().to("cpu", copy=True) for name in names}
 
         sizes = self.data.at(round).sizes
-        lent = self._ask(round, lend, self.clients)
+        lent = self._ask(lend, self.clients, Pose(round))
         mean = weighted_mean({c: Update(own, sizes[c]) for c, own in lent.items()}) if lent else {}
         return self.fabric.broadcast(mean)
 
-    def _ask(
-        self,
-        round: int,
-        question: Callable[[Client, int], T],
-        clients: list[int],
-        exchange: Exchange | None = None,
-    ) -> dict[int, T]:
-        """Calls a function with clients that have just received the server's message of an exchange to them."""
-        context = Context(self.seed, round + 1)
+    def _ask(self, question: Callable[[Client, int], T], clients: list[int], pose: Pose) -> dict[int, T]:
+        """Asks clients that have just received the server's message to them."""
+        context = Context(self.seed, pose.round + 1)
         self.server.begin(context)
-        exchange, data = exchange or self.exchanges.at(context), self.data.at(round)
-        blobs = self.turns.messages(exchange, clients, context)
-        outcome = self.turns.play(exchange, context, data, blobs, question)
+        exchange = self.exchanges.sums if pose.sums else None
+        exchange = exchange or self.exchanges.at(context)
+        blobs = self.outbox.messages(exchange, clients, context)
+        outcome = self.transport.ask(question, exchange, context, blobs, pose)
         on_first(self.fabric, lambda: self._note(outcome.failures))
         return outcome.values
 
@@ -378,20 +356,24 @@ class Federation:
         if self.fabric.is_global_zero:
             self.fabric.call(hook, self, *arguments)
 
-    def _turns_in(self, round: int) -> int:
-        sampled = self.mine.intersection(self.sampler.sample(self.clients, Context(self.seed, round)))
-        asked = self.mine.intersection(self.evaluator.asked(self.client, self.clients))
-        return len(sampled) * len(self.exchanges.of_round(round)) + len(asked) * self._evaluation_due(round)
+    def _turns_in(self, round: int) -> list[int]:
+        """Lists the clients that have a turn in a round, each as often as it has one."""
+        sampled = self.sampler.sample(self.clients, Context(self.seed, round))
+        asked = self.evaluator.asked(self.client, self.clients) if self._evaluation_due(round) else []
+        return sampled * len(self.exchanges.of_round(round)) + asked
 
     def _evaluation_due(self, round: int) -> bool:
         return round >= 0 and (
             round % self.evaluate_every == 0 or round == self.rounds or round in self.data.milestones
         )
 
-    def _last_before_evaluation(self, client: int, round: int) -> bool:
-        """Returns whether a client is not sampled once more before the next evaluation."""
+    def _scored(self, exchange: Exchange, playing: list[int], context: Context) -> set[int]:
+        """Returns who is scored after training: clients that are not sampled again before the next evaluation."""
+        predictors = self.client.predictors
+        if not (exchange.trains and self.evaluator.after_fit and predictors.own) or predictors.merged:
+            return set()
+        last, round = set(playing), context.round
         while not self._evaluation_due(round):
             round += 1
-            if client in self.sampler.sample(self.clients, Context(self.seed, round)):
-                return False
-        return True
+            last.difference_update(self.sampler.sample(self.clients, Context(self.seed, round)))
+        return last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
         raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
+
+
+def sync(path: Path) -> None:
+    """Writes the content of a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sha256(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Message
 from lit_fedad.contracts.kept_state import write_kept
-from lit_fedad.federation.channel import Channel, elements
+from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import State
 
@@ -22,13 +22,11 @@ class ClientResult:
 
     Attributes:
         blob: The serialised upload.
-        elements: Number of tensor elements in the upload.
         scalars: Loss and other scalars of training.
         trained: Value of `Evaluator.score` directly after training; None where the client was not scored.
     """
 
     blob: bytes = b""
-    elements: int = 0
     scalars: dict[str, float] = field(default_factory=dict)
     trained: Any = None
 
@@ -96,10 +94,25 @@ class Turn:
         with context.seeded("send"):
             message = exchange.send(client, ordered_loader(data, context.client))
         result.blob = self.channel.up.pack(message, exchange.upload_spec(client), context, "the client")
-        result.elements = elements(message)
         return result
 
 
 def ordered_loader(data: ClientData, client: int) -> DataLoader:
     """Returns a client's training batches in a fixed order."""
     return data.client_loader(client, torch.Generator(), shuffle=False)
+
+
+def pose_client(client: Client, which: Literal["own", "server"], lent: Message, data: ClientData) -> None:
+    """Sets the activated client up as it predicts.
+
+    Args:
+        client: The live client.
+        which: Its own model, or the server's.
+        lent: Entries of the task's state that replace its own.
+        data: What it holds.
+    """
+    assert client.context.client is not None
+    client.deploy(which)
+    if lent:
+        client.task.load_state_dict(lent, strict=False)
+    client.refresh(ordered_loader(data, client.context.client))

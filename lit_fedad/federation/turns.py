@@ -1,103 +1,107 @@
-"""The turns of clients, one after the other in each process; a client's failure is its own."""
+"""The turns of clients in the processes of one Fabric, one after the other in each; a client's failure is its own."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
-from lit_fedad.contracts import Client, Context, Exchange, Server
+from lit_fedad.contracts import Client, Context, Exchange
+from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError, first_line
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.deadline import deadline
-from lit_fedad.federation.processes import gather, on_first
-from lit_fedad.federation.turn import Turn
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.processes import gather
+from lit_fedad.federation.transport import Outcome, Pose, Progress
+from lit_fedad.federation.turn import ClientResult, Turn, pose_client
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """What came of the turns of some clients.
-
-    Attributes:
-        values: Values by client, without clients that failed.
-        failures: Causes by client, one line each.
-    """
-
-    values: dict[int, T]
-    failures: dict[int, str]
-
-
 class Turns:
-    """A runner of many clients' turns.
+    """The transport to clients that one live object plays, their states in a pool.
 
     Args:
-        server: The method's server, which sends messages from the first process.
         turn: The turn of the live client.
+        data: Training data by client.
         pool: States of the clients of this process.
         mine: Clients of this process.
+        evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
         limit: Longest turn in seconds; None for no limit.
-
-    Attributes:
-        total: Number of turns of this process in the whole run, for the progress.
-        done: Number of those finished.
     """
 
     def __init__(
-        self, server: Server, turn: Turn, pool: ClientPool, mine: set[int], skips: bool, limit: float | None
+        self,
+        turn: Turn,
+        data: ClientData,
+        pool: ClientPool,
+        mine: set[int],
+        evaluator: Evaluator,
+        skips: bool,
+        limit: float | None,
     ) -> None:
-        self.server, self.turn, self.pool, self.mine = server, turn, pool, mine
-        self.skips, self.limit = skips, limit
-        self.total = self.done = 0
-
-    def messages(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
-        """Serialises the server's messages by client on the first process, for every process.
-
-        Raises:
-            UserError: On every process, if a message differs from its declared form.
-        """
-        return on_first(self.turn.fabric, lambda: self.pack(exchange, clients, context))
-
-    def pack(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
-        """Serialises the server's messages by client; equal messages are serialised once."""
-        blobs: dict[int, bytes] = {}
-        packed: dict[tuple[Any, ...], bytes] = {}
-        kept = []  # so that no two tensors have the same id
-        spec = exchange.broadcast_spec(self.turn.client)
-        for client in clients:
-            message = exchange.broadcast(self.server, client)
-            kept.append(message)
-            key = tuple((name, id(tensor)) for name, tensor in message.items())
-            if key not in packed:
-                packed[key] = self.turn.channel.down.pack(message, spec, context, "the server")
-            blobs[client] = packed[key]
-        return blobs
+        self.turn, self.data, self.pool, self.mine = turn, data, pool, mine
+        self.evaluator, self.skips, self.limit = evaluator, skips, limit
+        self.progress = Progress(turn.fabric, mine)
 
     def play(
+        self, exchange: Exchange, context: Context, blobs: Mapping[int, bytes], scored: Collection[int]
+    ) -> Outcome[ClientResult]:
+        """Plays an exchange with every client in its place; see `Transport.play`."""
+        data = self.data.at(context.round)
+
+        def train(client: Client, number: int) -> ClientResult:
+            result = self.turn.play(exchange, data)
+            self.pool.put(number, read_kept(client))
+            if number in scored:
+                client.deploy()
+                result.trained = self.evaluator.score(client, number)
+            return result
+
+        return self._take(train, exchange, context, data, blobs)
+
+    def ask(
         self,
+        question: Callable[[Client, int], T],
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        pose: Pose,
+    ) -> Outcome[T]:
+        """Calls a function with every client in its place, set up as it predicts; see `Transport.ask`."""
+        data = self.data.at(pose.round)
+
+        def answer(client: Client, number: int) -> T:
+            pose_client(client, pose.which, pose.lent, data)
+            if pose.keep:
+                self.pool.put(number, read_kept(client))
+            return question(client, number)
+
+        return self._take(answer, exchange, context, data, blobs)
+
+    def save(self, folder: Path, previous: Path | None) -> None:
+        """Writes the states of this process's clients to a checkpoint."""
+        self.pool.save(folder, previous)
+
+    def restore(self, folder: Path) -> None:
+        """Reads the states of this process's clients from a checkpoint."""
+        self.pool.restore(folder, self.mine)
+
+    def _take(
+        self,
+        function: Callable[[Client, int], T],
         exchange: Exchange,
         context: Context,
         data: ClientData,
         blobs: Mapping[int, bytes],
-        function: Callable[[Client, int], T],
     ) -> Outcome[T]:
-        """Calls a function with every client, in its place and with the server's message.
-
-        Args:
-            exchange: The current exchange.
-            context: Round and exchange.
-            data: The round's data.
-            blobs: The server's messages, by client.
-            function: The function, of the live client and its number.
-
-        Returns:
-            The outcome of all processes; empty on all processes but the first.
-        """
+        """Calls a function with every client of this process that a message is for, once it has received it."""
         answers: dict[int, tuple[T | None, str | None]] = {}
         for number in sorted(self.mine.intersection(blobs)):
             own = replace(context, client=number, stage=data.stages[number])
@@ -106,9 +110,10 @@ class Turns:
                     self.turn.activate(exchange, own, self.pool.get(number), blobs[number])
                     answers[number] = function(self.turn.client, number), None
             except Exception as error:
-                answers[number] = None, self._cause(error)
-            self.done += 1
-            self.turn.fabric.call("on_client_end", self.done, max(self.total, self.done))
+                if not self.skips and not is_expected(error):
+                    raise
+                answers[number] = None, cause_of(error)
+            self.progress.step()
         outcome: Outcome[Any] = Outcome({}, {})
         for number, (value, cause) in gather(self.turn.fabric, answers).items():
             if cause is None:
@@ -117,10 +122,13 @@ class Turns:
                 outcome.failures[number] = cause
         return outcome
 
-    def _cause(self, error: Exception) -> str:
-        """Returns a failure in one line; raises it again where it shows a mistake in code and nothing is skipped."""
-        expected = isinstance(error, (UserError, RuntimeError, ValueError, OSError, ArithmeticError))
-        if not expected and not self.skips:
-            raise error
-        _log.debug("a client failed", exc_info=error)
-        return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+
+def is_expected(error: Exception) -> bool:
+    """Tells whether an error is one that data and machines cause, rather than a mistake in code."""
+    return isinstance(error, (UserError, RuntimeError, ValueError, OSError, ArithmeticError))
+
+
+def cause_of(error: Exception) -> str:
+    """Returns why a client's turn failed, in one line."""
+    _log.debug("a client failed", exc_info=error)
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

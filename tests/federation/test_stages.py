@@ -34,8 +34,7 @@ def stream(toy):
     """The tiny method on tasks that come one after another; ``seen`` is where its client was refreshed."""
 
     def make(**parts):
-        federation = toy(**{"rounds": 4, **parts})
-        federation.data = Stream(federation.data)
+        federation = toy(**{"rounds": 4, "data": Stream(toy().data), **parts})
         client = federation.client
         client.seen = []
         client.refresh = lambda loader: client.seen.append(

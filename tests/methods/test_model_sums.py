@@ -45,13 +45,12 @@ def some(loader, indices):
 
 def left_out(played, client, loader):
     """The client's task, without the loader's images."""
-    exchange = played.client.exchanges.sums
 
     def leave(live, number):
         live.leave_out(loader)
         return {name: getattr(live.task, name).clone() for name in live.task.local_buffers}
 
-    return played.ask(played.rounds, leave, [client], exchange=exchange)[client]
+    return played.ask(played.rounds, leave, [client], sums=True)[client]
 
 
 def outside(buffers):

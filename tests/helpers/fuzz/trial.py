@@ -145,7 +145,7 @@ class Stage:
             return
         self.server.begin(context)
         exchange, data = federation.exchanges.at(context), federation.data.at(context.round)
-        blob = federation.turns.pack(exchange, [number], context)[number]
+        blob = federation.outbox.pack(exchange, [number], context)[number]
         own = replace(context, client=number, stage=data.stages[number])
         for scores in (True, False) if context.round > 1 else (False,):
             federation.turn.activate(exchange, own, deepcopy(moment.personal[number]), blob)

@@ -1,0 +1,249 @@
+"""Questions that clients answer about images of their own, which stay where they are.
+
+Every answer is counts: metric states that add up over clients, calibration scores by bin, and decisions. No score of a
+single image crosses, nor which image a count belongs to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Client, Free, Message, MessageSpec, TensorSpec
+from lit_fedad.data.sample import Sample
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.calibration import CalibrationScores
+from lit_fedad.evaluation.decisions import Rate
+from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
+from lit_fedad.federation.question import Question
+from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.base import concatenated
+from lit_fedad.metrics.conformal import ScoreCounts
+from lit_fedad.metrics.federated import Summary, summarise
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
+
+IMAGE_BINS = LogBins(mantissa_bits=7)
+"""Bins of image scores: two scores of one bin differ by less than 1/128."""
+
+MOST = 1 << 56
+"""Largest count of a bin: those of a hundred clients still add up in int64."""
+
+PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
+"""Histograms of pixels in `AnomalyMetrics`."""
+
+
+class OwnScores(Question[AnomalyMetrics]):
+    """The question for a client's metric state on its own test images.
+
+    Args:
+        judge: Scores the client on its test images; None on the server, which only reads answers.
+        pro_limit: Largest false positive rate of PRO.
+    """
+
+    name = "scores"
+
+    def __init__(self, judge: AnomalyEvaluator | None = None, pro_limit: float = 0.3) -> None:
+        self.judge, self.pro_limit = judge, pro_limit
+
+    def __call__(self, client: Client, number: int) -> AnomalyMetrics:
+        """Scores the client on its own test images."""
+        assert self.judge is not None
+        return self.judge.score(client, number).state
+
+    def pack(self, answer: AnomalyMetrics) -> Message:
+        """Returns bins and counts: of image scores by label, and of pixels in five histograms."""
+        index = IMAGE_BINS.index(concatenated(answer.image_scores)).long()
+        anomalous = concatenated(answer.image_labels) != 0
+        histograms = {
+            f"images.{label}": torch.bincount(index[chosen], minlength=IMAGE_BINS.count)
+            for label, chosen in (("normal", ~anomalous), ("anomalous", anomalous))
+        }
+        empty = torch.zeros(0, dtype=torch.int64)
+        histograms |= {f"pixels.{name}": getattr(answer, name) if answer.pixel else empty for name in PIXELS}
+        return {key: part for name, whole in histograms.items() for key, part in _sparse(name, whole).items()}
+
+    def spec(self) -> MessageSpec:
+        """Declares ascending bins and their counts."""
+        images = [(f"images.{label}", IMAGE_BINS.count) for label in ("normal", "anomalous")]
+        pixels = [(f"pixels.{name}", DEFAULT_BINS.count) for name in PIXELS]
+        return {key: form for part in (*images, *pixels) for key, form in _sparse_spec(*part).items()}
+
+    def unpack(self, message: Message) -> AnomalyMetrics:
+        """Builds the metric state; every image score is the largest one of its bin."""
+        pixel = any(len(message[f"pixels.{name}.bins"]) for name in PIXELS)
+        metrics = AnomalyMetrics(pixel=pixel, limit=self.pro_limit)
+        for label, name in enumerate(("images.normal", "images.anomalous")):
+            bins, counts = message[f"{name}.bins"], message[f"{name}.counts"]
+            if int(counts.sum()) > 1e8:
+                raise UserError("the client scored more than 1e8 images")
+            metrics.image_scores.append(IMAGE_BINS.upper(bins).repeat_interleave(counts))
+            metrics.image_labels.append(torch.full((int(counts.sum()),), float(label)))
+        for name in PIXELS if pixel else ():
+            whole = torch.zeros(DEFAULT_BINS.count, dtype=torch.int64)
+            whole[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
+            setattr(metrics, name, whole)
+        return metrics
+
+
+class OwnImagesEvaluator(Evaluator):
+    """An evaluator of every client on its own test images; pixel metrics where all clients have masks.
+
+    Args:
+        question: The question for metric states.
+    """
+
+    metrics: tuple[str, ...] = AnomalyEvaluator.metrics
+
+    def __init__(self, question: OwnScores) -> None:
+        self.question = question
+
+    def asked(self, client: Client, clients: list[int]) -> list[int]:
+        """Lists all clients: with one model for all, each still has images of its own."""
+        return clients
+
+    def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
+        """Computes the metrics after a round."""
+        states = interview.ask(round, self.question)
+        return Evaluation(self.summarise(states)) if interview.fabric.is_global_zero else None
+
+    def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Summary]:
+        """Computes the mean, worst, pooled and per-client values of each metric."""
+        if not all(state.pixel for state in states.values()):
+            states = {client: _of_images(state) for client, state in states.items()}
+        return summarise(states)
+
+
+class OwnCalibration(Question[dict[str, ScoreCounts]]):
+    """The question for the counts of a client's calibration scores, by product.
+
+    Args:
+        products: Names of all clients' products; a product crosses as its place in this list.
+        scores: Counts the client's scores; None on the server.
+    """
+
+    name = "calibration"
+
+    def __init__(self, products: Sequence[str], scores: CalibrationScores | None = None) -> None:
+        self.products, self.scores = list(products), scores
+
+    def __call__(self, client: Client, number: int) -> dict[str, ScoreCounts]:
+        """Counts the scores of the client's calibration images."""
+        assert self.scores is not None
+        return self.scores(client, number)
+
+    def pack(self, answer: dict[str, ScoreCounts]) -> Message:
+        """Returns product, bin and count of every bin that holds a score."""
+        places = [
+            torch.full_like(counts.bins, self.products.index(product)) for product, counts in answer.items()
+        ]
+        columns = (places, *([getattr(c, name) for c in answer.values()] for name in ("bins", "counts")))
+        return {
+            name: torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
+            for name, parts in zip(("products", "bins", "counts"), columns, strict=True)
+        }
+
+    def spec(self) -> MessageSpec:
+        """Declares three lists of one length."""
+        rows = Free("bins", len(self.products) * DEFAULT_BINS.count)
+        return {
+            "products": TensorSpec((rows,), torch.int64, low=0, high=len(self.products) - 1),
+            "bins": TensorSpec((rows,), torch.int64, low=0, high=DEFAULT_BINS.count - 1),
+            "counts": TensorSpec((rows,), torch.int64, low=1, counted=True),
+        }
+
+    def unpack(self, message: Message) -> dict[str, ScoreCounts]:
+        """Builds the counts by product.
+
+        Raises:
+            UserError: If the bins of a product do not ascend.
+        """
+        found = {}
+        for place in message["products"].unique().tolist():
+            chosen = message["products"] == place
+            counts = {name: message[name][chosen].tolist() for name in ("bins", "counts")}
+            found[self.products[place]] = ScoreCounts.from_json(counts)
+        return found
+
+
+class OwnDecisions(Question[dict[str, Rate]]):
+    """The question how many of a client's own test images are called anomalous, by product.
+
+    Args:
+        products: Names of all clients' products.
+        limits: Score above which an image is called anomalous, by product.
+        samples: The client's test images; empty on the server.
+        judge: Loads them; None on the server.
+    """
+
+    name = "decisions"
+
+    def __init__(
+        self,
+        products: Sequence[str],
+        limits: Mapping[str, float],
+        samples: Sequence[Sample] = (),
+        judge: AnomalyEvaluator | None = None,
+    ) -> None:
+        self.products, self.numbers = list(products), limits
+        self.samples, self.judge = samples, judge
+
+    def __call__(self, client: Client, number: int) -> dict[str, Rate]:
+        """Decides about every test image of the client."""
+        assert self.judge is not None
+        scores = image_scores(client, self.judge.loader, self.judge.fabric).double()
+        labels = torch.tensor([sample.label for sample in self.samples])
+        rates = {}
+        for product in dict.fromkeys(sample.category for sample in self.samples):
+            place = torch.tensor([i for i, s in enumerate(self.samples) if s.category == product])
+            limit = self.numbers.get(product, math.inf)
+            rates[product] = Rate.of(labels[place], scores[place] > limit)
+        return rates
+
+    def pack(self, answer: dict[str, Rate]) -> Message:
+        """Returns the four counts of `Rate` by product, int64 [products, 4]."""
+        rates = [answer.get(product, Rate()) for product in self.products]
+        return {"rates": torch.tensor([[int(value) for value in vars(rate).values()] for rate in rates])}
+
+    def spec(self) -> MessageSpec:
+        """Declares four counts a product."""
+        return {"rates": TensorSpec((len(self.products), 4), torch.int64, low=0, high=1e8, counted=True)}
+
+    def unpack(self, message: Message) -> dict[str, Rate]:
+        """Builds the counts by product, of products with test images.
+
+        Raises:
+            UserError: If more images are wrong than there are.
+        """
+        found = {}
+        for product, row in zip(self.products, message["rates"].tolist(), strict=True):
+            rate = Rate(*row)
+            if rate.false_alarms > rate.normal or rate.misses > rate.anomalous:
+                raise UserError(f"more decisions about {product} are wrong than there are")
+            if rate.normal or rate.anomalous:
+                found[product] = rate
+        return found
+
+
+def _of_images(state: AnomalyMetrics) -> AnomalyMetrics:
+    metrics = AnomalyMetrics(pixel=False, limit=state.limit)
+    metrics.image_scores, metrics.image_labels = state.image_scores, state.image_labels
+    return metrics
+
+
+def _sparse(name: str, histogram: Tensor) -> Message:
+    """Returns the bins of a histogram that are not empty, and their counts."""
+    bins = histogram.nonzero().flatten()
+    return {f"{name}.bins": bins, f"{name}.counts": histogram[bins]}
+
+
+def _sparse_spec(name: str, count: int) -> MessageSpec:
+    held = Free(name, count)
+    return {
+        f"{name}.bins": TensorSpec((held,), torch.int64, low=0, high=count - 1, distinct=True),
+        f"{name}.counts": TensorSpec((held,), torch.int64, low=1, high=MOST, counted=True),
+    }

@@ -1,0 +1,140 @@
+"""The transport of a federation: it brings messages to clients, and their answers back, wherever clients are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Literal, Protocol, TypeVar
+
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Client, Context, Exchange, Message
+from lit_fedad.federation.turn import ClientResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What came of the turns of some clients.
+
+    Attributes:
+        values: Values by client, without clients that failed.
+        failures: Causes by client, one line each.
+    """
+
+    values: dict[int, T]
+    failures: dict[int, str]
+
+
+@dataclass(frozen=True)
+class Pose:
+    """How clients are set up before they are asked, once they have received the server's message.
+
+    Attributes:
+        round: The last finished round, whose images they hold.
+        which: Whether they predict with their own model or with the server's.
+        lent: Entries of the task's state that replace those of the client.
+        keep: Whether what predicts becomes the client's personal state.
+        sums: Whether they have received the message of `Exchanges.sums` instead of that of the next round.
+    """
+
+    round: int
+    which: Literal["own", "server"] = "own"
+    lent: Message = field(default_factory=dict)
+    keep: bool = False
+    sums: bool = False
+
+
+class Progress:
+    """The number of turns that are done, told to callbacks (`FederationCallback.on_client_end`).
+
+    Args:
+        fabric: Calls the callbacks.
+        mine: Clients whose turns are counted here.
+    """
+
+    def __init__(self, fabric: Fabric, mine: Collection[int]) -> None:
+        self.fabric, self.mine = fabric, mine
+        self.total = self.done = 0
+
+    def begin(self, clients: Iterable[int]) -> None:
+        """Begins anew: each client is named once for each of its coming turns."""
+        self.total, self.done = self._count(clients), 0
+
+    def extend(self, clients: Iterable[int]) -> None:
+        """Makes room for the next turns, where more come than were named."""
+        self.total = max(self.total, self.done + self._count(clients))
+
+    def step(self) -> None:
+        """Counts one turn."""
+        self.done += 1
+        self.fabric.call("on_client_end", self.done, max(self.total, self.done))
+
+    def _count(self, clients: Iterable[int]) -> int:
+        return sum(number for client, number in Counter(clients).items() if client in self.mine)
+
+
+class Transport(Protocol):
+    """The way to clients: in the processes of one Fabric (`Turns`), or on other machines.
+
+    Every method is called in every process. A client's failure is returned, never raised.
+
+    Attributes:
+        progress: Turns of clients that are done.
+    """
+
+    progress: Progress
+
+    def play(
+        self, exchange: Exchange, context: Context, blobs: Mapping[int, bytes], scored: Collection[int]
+    ) -> Outcome[ClientResult]:
+        """Plays an exchange with every client that a message is for, and keeps their personal states.
+
+        Args:
+            exchange: The current exchange.
+            context: Round and exchange.
+            blobs: The server's serialised messages by client.
+            scored: Clients that are scored directly after training, with the weights that they have trained.
+
+        Returns:
+            Serialised uploads and scalars; empty on all processes but the first. Uploads are not trusted.
+        """
+
+    def ask(
+        self,
+        question: Callable[[Client, int], T],
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        pose: Pose,
+    ) -> Outcome[T]:
+        """Asks every client that a message is for, set up as it predicts.
+
+        Args:
+            question: The function of the live client and its number.
+            exchange: Exchange whose message they receive.
+            context: Its round and index.
+            blobs: The server's serialised messages by client.
+            pose: How clients are set up.
+
+        Returns:
+            Values by client; empty on all processes but the first.
+        """
+
+    def save(self, folder: Path, previous: Path | None) -> None:
+        """Adds to a checkpoint what the clients' next turns depend on, in files of this process.
+
+        Args:
+            folder: The checkpoint being written.
+            previous: The last complete checkpoint.
+        """
+
+    def restore(self, folder: Path) -> None:
+        """Goes back to what `save` wrote to a complete checkpoint.
+
+        Raises:
+            UserError: If a file of it is missing or was changed.
+        """

@@ -1,0 +1,302 @@
+"""A coordinator's folder, and the processes that it starts: Flower's SuperLink, the open port, one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
+from lit_fedad.flower.proxy import server
+from lit_fedad.report.console import Display
+from lit_fedad.sites.coordinator import Plan
+from lit_fedad.sites.words import check_words
+
+SETTINGS = "federation.yaml"
+ERROR = "error.txt"  # why a run ended early
+_NODES = "nodes.json"  # Flower's numbers of the registered keys, by fingerprint
+_LINK = "coordinator"  # Flower's name of this SuperLink
+_READY_S = 120
+
+# Flower's app bundle: the names of this package's parts, and no code.
+_APP = """\
+[project]
+name = "lit-fedad"
+version = "1.0.0"
+description = "Names the installed package's ServerApp; holds no code."
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "lit-fedad"
+
+[tool.flwr.app.components]
+serverapp = "lit_fedad.flower.server_app:app"
+clientapp = "lit_fedad.flower.server_app:nothing"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+@dataclass(frozen=True)
+class FederationFolder:
+    """A coordinator's folder.
+
+    Attributes:
+        path: The folder.
+        host: Name or address by which sites reach it.
+        port: Its open port.
+        link: Port of the SuperLink, on this machine alone.
+        sites: Names of the sites, in the order of their client numbers.
+        words: The federation's configuration.
+        own: Words of ``cache`` and ``fabric``, for the coordinator.
+        timeout: Longest exchange in seconds: who has not answered then has failed.
+    """
+
+    path: Path
+    host: str
+    port: int
+    link: int
+    sites: Sequence[str]
+    words: Sequence[str]
+    own: Sequence[str] = field(default_factory=list)
+    timeout: float = 3600.0
+
+    @classmethod
+    def open(cls, path: Path) -> FederationFolder:
+        """Reads a folder that `create` wrote.
+
+        Raises:
+            UserError: If it holds no such settings.
+        """
+        try:
+            content = yaml.safe_load((path / SETTINGS).read_text())
+            known = {f.name for f in fields(cls)} - {"path"}
+            if not isinstance(content, dict) or not set(content) <= known:
+                raise ValueError("other keys")
+            folder = cls(path.absolute(), **content)
+        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+            raise UserError(
+                f"{path / SETTINGS}: cannot be read ({' '.join(str(error).split())}); make it:"
+                " lit-fedad federation init"
+            ) from error
+        folder.check()
+        return folder
+
+    @classmethod
+    def create(cls, path: Path, **given: Any) -> FederationFolder:
+        """Writes settings, certificates and Flower's configuration to a new folder.
+
+        Raises:
+            UserError: If the folder holds a federation, or a setting is invalid.
+        """
+        folder = cls(path.absolute(), **given)
+        folder.check()
+        if (path / SETTINGS).exists():
+            raise UserError(f"{path}: holds a federation already; give another out=DIR")
+        try:
+            for inner in (path, path / "keys", path / "app", path / "flower"):
+                inner.mkdir(parents=True, exist_ok=True)
+            write_certificates(path, folder.host)
+            (path / "app" / "pyproject.toml").write_text(_APP)
+            (path / "flower" / "config.toml").write_text(
+                f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\naddress = "127.0.0.1:{folder.link}"\n'
+                f"root-certificates = {json.dumps(str(folder.path / 'ca.crt'))}\n"
+            )
+            content = {name: value for name, value in asdict(folder).items() if name != "path"}
+            content |= {name: list(content[name]) for name in ("sites", "words", "own")}
+            (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
+        except OSError as error:
+            raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
+        return folder
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            UserError: If one is invalid.
+        """
+        if not self.sites or len(set(self.sites)) < len(self.sites):
+            raise UserError("sites must name each site once: sites=north,south")
+        for name in self.sites:
+            if not re.fullmatch(r"\w[\w-]{0,63}", str(name)):
+                raise UserError(f"sites: '{name}' must be letters, digits, '_' and '-'")
+        for port in (self.port, self.link):
+            if not 0 < port < 65536:
+                raise UserError(f"port {port} must be in [1, 65535]")
+        if not re.fullmatch(r"[\w.:-]{1,253}", self.host):
+            raise UserError(f"host={self.host} must be the name or address by which sites reach this machine")
+        if self.timeout <= 0:
+            raise UserError(f"timeout={self.timeout} must be above 0")
+        check_words(self.words)
+
+    @property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return self.path / "run"
+
+    @property
+    def plan(self) -> Plan:
+        """What the run is."""
+        return Plan(self.words, self.sites, str(self.run), self.own)
+
+    def public_keys(self) -> dict[int, bytes]:
+        """Reads the sites' public keys by client.
+
+        Raises:
+            UserError: If one is missing, or two sites have the same.
+        """
+        keys, owner = {}, dict[bytes, str]()
+        for client, name in enumerate(self.sites):
+            path = self.path / "keys" / f"{name}.pub"
+            keys[client] = read_public_key(path)
+            if other := owner.get(keys[client]):
+                raise UserError(f"{path}: is the key of site {other}; each site has its own")
+            owner[keys[client]] = name
+        return keys
+
+    def fingerprints(self) -> dict[str, str]:
+        """Returns the fingerprint of every site's key; of those that are there."""
+        paths = {name: self.path / "keys" / f"{name}.pub" for name in self.sites}
+        return {name: fingerprint(path) for name, path in paths.items() if path.exists()}
+
+
+def start(folder: FederationFolder, display: Display) -> None:
+    """Runs a federation: the SuperLink, the open port, and the run until its end.
+
+    Args:
+        folder: The coordinator's folder.
+        display: Output.
+
+    Raises:
+        UserError: If a key is missing, Flower does not start, or the run fails.
+    """
+    folder.public_keys()  # what is wrong is refused before anything starts
+    folder.plan.config()
+    error = folder.path / ERROR
+    error.unlink(missing_ok=True)
+    with _superlink(folder, display), _open_port(folder):
+        _register(folder, display)
+        command = ["flwr", "run", str(folder.path / "app"), _LINK, "--stream"]
+        command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]
+        display.note(" ".join(command))
+        subprocess.run(command, env=_environment(folder), check=False)  # noqa: S603
+    if error.exists():
+        raise UserError(error.read_text().strip())
+    if not (folder.run / "result.json").exists():
+        raise UserError(
+            f"the run ended early; what Flower says: {folder.path / 'superlink.log'}; the same command continues"
+        )
+
+
+@contextmanager
+def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
+    """Runs Flower's SuperLink for a block, on this machine alone."""
+    command = [
+        "flower-superlink", "--host", "127.0.0.1", "--port", str(folder.link),
+        "--database", str(folder.path / "superlink.db"), "--ssl-ca-certfile", str(folder.path / "ca.crt"),
+        "--ssl-certfile", str(folder.path / "server.pem"), "--ssl-keyfile", str(folder.path / "server.key"),
+        "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+    display.note(" ".join(command))
+    if _listening(folder.link):
+        raise UserError(f"port {folder.link} is in use; change link in {folder.path / SETTINGS}")
+    with (folder.path / "superlink.log").open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603
+            command, env=_environment(folder), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            end = time.monotonic() + _READY_S
+            while not _listening(folder.link):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise UserError(
+                        f"Flower's SuperLink did not start; it says why in {folder.path / 'superlink.log'}"
+                    )
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _open_port(folder: FederationFolder) -> Iterator[None]:
+    """Lets sites in for a block."""
+    if _listening(folder.port):
+        raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
+    proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port)  # noqa: S104
+    thread = threading.Thread(target=proxy.run, daemon=True)
+    thread.start()
+    try:
+        while not proxy.started:
+            if not thread.is_alive():
+                raise UserError(f"port {folder.port} cannot be opened; change it in {folder.path / SETTINGS}")
+            time.sleep(0.1)
+        yield
+    finally:
+        proxy.should_exit = True
+        thread.join(20)
+
+
+def _register(folder: FederationFolder, display: Display) -> None:
+    """Registers the sites' keys at the SuperLink, and takes back those that are no site's any more."""
+    known = folder.path / _NODES
+    nodes: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
+    current = {mark: name for name, mark in folder.fingerprints().items()}
+    for mark in sorted(set(nodes) - set(current)):
+        _flower(folder, "unregister", nodes.pop(mark))
+        display.note(f"revoked: {mark}")
+    for mark, name in current.items():
+        if mark not in nodes:
+            path = folder.path / "keys" / f"{name}.pub"
+            said = _flower(folder, "register", str(path), "--name", name, "--format", "json")
+            nodes[mark] = str(json.loads(said[said.index("{") :])["node-id"])
+    known.write_text(json.dumps(nodes, indent=1))
+
+
+def _flower(folder: FederationFolder, action: str, what: str, *options: str) -> str:
+    """Has Flower's own command change its list of nodes; returns what it said."""
+    command = ["flwr", "supernode", action, what, _LINK, *options]
+    done = subprocess.run(command, env=_environment(folder), capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        said = " ".join((done.stdout + done.stderr).split())
+        raise UserError(f"'flwr supernode {action} {what}' failed: {said[-300:]}")
+    return done.stdout
+
+
+def _environment(folder: FederationFolder) -> Mapping[str, str]:
+    """Returns the environment of Flower's commands: its files in the folder, no telemetry, this Python first."""
+    own = {
+        "FLWR_HOME": str(folder.path / "flower"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    return {**os.environ, **own}
+
+
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,135 @@
+"""A site's end: a warm process on Flower's Fleet API, which polls outwards and opens no port.
+
+Flower's own SuperNode would start a process for each message, and run the code that arrives with it. This one pulls
+messages and answers them itself; code of an app (FAB) is never loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import httpx
+from flwr.app import Message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from lit_fedad.errors import UserError, first_line
+from lit_fedad.flower.keys import read_private_key
+from lit_fedad.flower.letters import unwrapped, wrapped
+
+_POLL_S = 0.5
+_PATIENCE_S = 150
+"""How long a site that is refused tries again: one that was killed counts as online until it misses two heartbeats."""
+
+
+def answer_orders(
+    address: str, authority: Path, key: Path, answer: Callable[[bytes], bytes], note: Callable[[str], None]
+) -> None:
+    """Answers orders until the process is ended.
+
+    Args:
+        address: The coordinator's host and port.
+        authority: Certificate of the authority that vouches for it.
+        key: The site's private key.
+        answer: Turns an order into a reply; never raises.
+        note: Is told what happens, a line each.
+
+    Raises:
+        UserError: If the coordinator does not take the key, or is not who it should be.
+    """
+    private = read_private_key(key)
+    if not authority.is_file():
+        raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
+    _knock(address, authority, private, note)
+    keys = (private, private.public_key())
+    with http_request_response(address, False, str(authority), keys) as (
+        _, receive, send, _, _, pull, push, confirm,
+    ):  # fmt: skip
+        note(f"connected to {address}")
+        while True:
+            try:
+                if (received := receive()) is None:
+                    time.sleep(_POLL_S)
+                    continue
+                message, tree = received
+                run = message.metadata.run_id
+                whole = pull_and_inflate_object_from_tree(
+                    tree, partial(pull, run), partial(confirm, run), return_type=Message
+                )
+                began = time.monotonic()
+                reply = Message(wrapped(answer(unwrapped(whole))), reply_to=message)
+                with no_object_id_recompute():
+                    reply.metadata.__dict__["_message_id"] = reply.object_id
+                    objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
+                    wanted, session = send(reply, own_tree, time.monotonic() - began)
+                    push_objects(objects, partial(push, run, session), object_ids_to_push=wanted)
+            except RunNotRunningException:  # no Exception: the coordinator has ended this run
+                note("the coordinator has ended its run")
+            except (UserError, httpx.HTTPError, OSError, ValueError) as error:
+                # The coordinator sends the order again.
+                note(f"an order was lost: {type(error).__name__}: {first_line(error)}")
+                time.sleep(_POLL_S)
+
+
+def _knock(address: str, authority: Path, private: object, note: Callable[[str], None]) -> None:
+    """Activates the site's node once, to tell why where that fails: Flower's own connection ends the process."""
+    public = private.public_key()  # type: ignore[attr-defined]
+    interceptors = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(private, public),  # type: ignore[arg-type]
+    ]
+    end = time.monotonic() + _PATIENCE_S
+    told = ""
+    while True:
+        try:
+            with FleetHttpClient.from_server_address(
+                address, False, str(authority), interceptors=interceptors
+            ) as client:
+                request = ActivateNodeRequest(
+                    public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+                )
+                node = client.ActivateNode(request)
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            return
+        except httpx.HTTPStatusError as error:
+            cause = _refusal(error)
+            if time.monotonic() > end or "2004" not in cause:
+                raise UserError(
+                    f"{address} refuses this site ({cause}): its operator must put key.pub of this site under keys, and"
+                    " begin again"
+                ) from None
+        except httpx.ConnectError as error:
+            if "CERTIFICATE" in str(error).upper():
+                raise UserError(
+                    f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
+                    " operator"
+                ) from None
+            cause, end = f"cannot be reached ({first_line(error)})", time.monotonic() + _PATIENCE_S
+        except httpx.TransportError as error:
+            cause = f"does not answer ({type(error).__name__})"
+            end = time.monotonic() + _PATIENCE_S
+        if cause != told:
+            note(f"{address}: {cause}; trying again")
+            told = cause
+        time.sleep(2.0)
+
+
+def _refusal(error: httpx.HTTPStatusError) -> str:
+    found = FlowerError.from_json(error.response.text)
+    return f"{found.code}: {found.message}" if found else f"HTTP {error.response.status_code}"

@@ -1,0 +1,77 @@
+"""The coordinator's end: orders are pushed to nodes that are online, replies pulled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower.letters import KIND, unwrapped, wrapped
+from lit_fedad.sites.remote import Lost
+
+_POLL_S = 0.2
+_GONE = {3, 4, 5, 8}
+"""Flower's error codes of messages that got lost with their node: an order may be sent again."""
+
+
+class GridCarrier:
+    """A carrier of letters over Flower.
+
+    A site is known by its registered public key, not by a name or a node's number, which anybody can choose. An order
+    whose site goes away is sent again when it is back: orders can be sent twice.
+
+    Args:
+        grid: Flower's grid.
+        keys: Public key of every client.
+        timeout: Longest time until all replies are there, in seconds.
+    """
+
+    def __init__(self, grid: Grid, keys: Mapping[int, bytes], timeout: float) -> None:
+        self.grid, self.keys, self.timeout = grid, dict(keys), timeout
+
+    def carry(self, orders: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+        """Brings every client its order; see `Carrier.carry`."""
+        end = time.monotonic() + self.timeout
+        found: dict[int, bytes | Lost] = {}
+        waiting, sent = set(orders), dict[str, int]()
+        while (waiting or sent) and time.monotonic() < end:
+            self._push(orders, waiting, sent)
+            for reply in self.grid.pull_messages(list(sent)) if sent else ():
+                client = sent.pop(reply.metadata.reply_to_message_id)
+                answer = _read(reply)
+                if answer is None:
+                    waiting.add(client)
+                else:
+                    found[client] = answer
+            time.sleep(_POLL_S)
+        away = f"did not connect within {self.timeout:g} seconds"
+        late = f"did not answer within {self.timeout:g} seconds"
+        return {**found, **dict.fromkeys(waiting, Lost(away)), **dict.fromkeys(sent.values(), Lost(late))}
+
+    def _push(self, orders: Mapping[int, bytes], waiting: set[int], sent: dict[str, int]) -> None:
+        """Sends what waits to the clients that are online."""
+        if not waiting:
+            return
+        nodes = {bytes(node.public_key): node.node_id for node in self.grid.get_nodes()}
+        for client in sorted(waiting):
+            node = nodes.get(self.keys[client])
+            if node is None:
+                continue
+            message = Message(wrapped(orders[client]), node, KIND, ttl=self.timeout)
+            (pushed,) = self.grid.push_messages([message])
+            if pushed:
+                sent[pushed] = client
+                waiting.discard(client)
+
+
+def _read(reply: Message) -> bytes | Lost | None:
+    """Returns the letter of a reply, why there is none, or None where the order must be sent again."""
+    if reply.has_error():
+        return None if reply.error.code in _GONE else Lost(f"Flower: {reply.error.reason}")
+    try:
+        return unwrapped(reply)
+    except UserError as error:
+        return Lost(str(error))

@@ -1,0 +1,35 @@
+"""The app that Flower runs at the coordinator: one run over sites, whose folder its configuration names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower.coordinator import ERROR, FederationFolder
+from lit_fedad.flower.grid import GridCarrier
+from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.sites.coordinator import coordinate
+
+app = ServerApp()
+
+nothing = ClientApp()
+"""What a stock SuperNode would load: it answers nothing. Sites of lit_fedad load no app."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Runs a federation until its end; what ends it early is left in its folder."""
+    folder = FederationFolder.open(Path(str(context.run_config["folder"])))
+    display = Display()
+    with plain_warnings(display):
+        try:
+            carrier = GridCarrier(grid, folder.public_keys(), folder.timeout)
+            result = coordinate(folder.plan, carrier, display)
+            display.closing_table(result)
+        except UserError as error:
+            # Flower would print a traceback; the command that started the run reads this, and says it in one line.
+            (folder.path / ERROR).write_text(str(error))

@@ -1,0 +1,133 @@
+"""A site's folder: its key, the coordinator's authority, and where its images are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower.fleet import answer_orders
+from lit_fedad.flower.keys import write_site_key
+from lit_fedad.report.console import Display
+from lit_fedad.sites.site import Site, SiteSettings
+
+SETTINGS = "site.yaml"
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """A site's folder.
+
+    Attributes:
+        path: The folder.
+        name: Name of the site.
+        address: The coordinator's host and port.
+        data: Words that describe its images.
+        own: Words of ``cache`` and ``fabric``.
+        apart: Whether its products are its own.
+    """
+
+    path: Path
+    name: str
+    address: str
+    data: Sequence[str]
+    own: Sequence[str] = field(default_factory=list)
+    apart: bool = False
+
+    @classmethod
+    def open(cls, path: Path) -> SiteFolder:
+        """Reads a folder that `create` wrote.
+
+        Raises:
+            UserError: If it holds no such settings.
+        """
+        try:
+            content = yaml.safe_load((path / SETTINGS).read_text())
+            if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
+                raise ValueError("other keys")
+            folder = cls(path.absolute(), **content)
+        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+            raise UserError(
+                f"{path / SETTINGS}: cannot be read ({' '.join(str(error).split())}); make it: lit-fedad site init"
+            ) from error
+        folder.check()
+        return folder
+
+    @classmethod
+    def create(cls, path: Path, authority: Path, **given: Any) -> tuple[SiteFolder, str]:
+        """Writes settings and a key pair to a new folder.
+
+        Args:
+            path: The folder.
+            authority: The coordinator's ``ca.crt``.
+            **given: The settings.
+
+        Returns:
+            The folder, and the fingerprint of its key.
+
+        Raises:
+            UserError: If the folder holds a site, or a setting is invalid.
+        """
+        folder = cls(path.absolute(), **given)
+        folder.check()
+        if (path / SETTINGS).exists():
+            raise UserError(f"{path}: holds a site already; give another out=DIR")
+        if not authority.is_file():
+            raise UserError(f"ca={authority}: no such file; the coordinator's operator gives it to you")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(authority, path / "ca.crt")
+            fingerprint = write_site_key(path)
+            content = {name: value for name, value in asdict(folder).items() if name != "path"}
+            content |= {name: list(content[name]) for name in ("data", "own")}
+            (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
+        except OSError as error:
+            raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
+        return folder, fingerprint
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            UserError: If one is invalid.
+        """
+        if not re.fullmatch(r"\w[\w-]{0,63}", self.name):
+            raise UserError(f"name={self.name} must be letters, digits, '_' and '-'")
+        if not re.fullmatch(r"[\w.-]+:\d{1,5}", self.address):
+            raise UserError(f"address={self.address} must be host:port of the coordinator")
+        if not any(word.startswith("data=") for word in self.data):
+            raise UserError("a site has images: give data=folders data.root=DIR")
+
+    @property
+    def settings(self) -> SiteSettings:
+        """What the site's process is told."""
+        own = [f"cache.folder={self.path / 'cache'}", *self.own]
+        return SiteSettings(self.name, self.path, self.data, own, self.apart)
+
+    def runs(self) -> dict[str, int]:
+        """Returns the last step of every run that left a state here."""
+        found = {}
+        for folder in sorted((self.path / "states").glob("*")):
+            steps = [int(path.stem) for path in folder.glob("*.pt")]
+            found[folder.name] = max(steps, default=0)
+        return found
+
+
+def start(folder: SiteFolder, display: Display) -> None:
+    """Answers the coordinator's orders until the process is ended.
+
+    Args:
+        folder: The site's folder.
+        display: Output.
+
+    Raises:
+        UserError: If the coordinator refuses the site, or is not who it should be.
+    """
+    site = Site(folder.settings, display)
+    answer_orders(folder.address, folder.path / "ca.crt", folder.path / "key", site.answer, display.note)

@@ -1,0 +1,1 @@
+"""Federations of real sites: machines that share nothing but messages."""

@@ -1,0 +1,218 @@
+"""One run over sites, from configuration to result: the server's side of `lit_fedad.experiment.train`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lit_fedad.config import Config, build, identity
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.evaluation.calibration import calibrate
+from lit_fedad.evaluation.decisions import Rate, summarise_rates
+from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions, OwnImagesEvaluator, OwnScores
+from lit_fedad.experiment.build import Model, build_model, open_checkpoints
+from lit_fedad.experiment.calibration import alphas
+from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.summary import summarise_history
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.report.console import Display
+from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
+from lit_fedad.sites.letters import Facts
+from lit_fedad.sites.remote import Carrier, Sites
+from lit_fedad.sites.status import Status
+from lit_fedad.sites.words import compose_words
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a coordinator's operator says of a run.
+
+    Attributes:
+        words: The federation's configuration, as choices and scalar values.
+        names: Names of the sites, in the order of their client numbers.
+        out: Folder of the run.
+        own: Words of ``cache`` and ``fabric``, of the coordinator alone.
+    """
+
+    words: Sequence[str]
+    names: Sequence[str]
+    out: str
+    own: Sequence[str] = ()
+
+    def config(self) -> Config:
+        """Composes the run's configuration.
+
+        Raises:
+            UserError: If a word is none that sites take.
+        """
+        config = compose_words(self.words, self.own)
+        return config | {"out": self.out, "data": {"name": "sites", "sites": list(self.names)}}
+
+
+def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]:
+    """Runs a federation of sites, or its remaining rounds.
+
+    Args:
+        plan: The run.
+        carrier: The way to the sites; numbers are places in ``plan.names``.
+        display: Output of the coordinator.
+
+    Returns:
+        The content of ``result.json``.
+
+    Raises:
+        UserError: If the configuration is invalid, a site does not answer at the start or works with other things,
+            or the run's policy for failures ends it.
+    """
+    config = plan.config()
+    check_crosses(config)
+    folder = RunFolder.of(config)
+    with folder.locked():
+        folder.claim(config)
+        if (before := folder.result()) is not None:
+            display.note(f"complete already: {folder.path}")
+            return before
+        return _play(config, plan, folder, carrier, display)
+
+
+def _play(
+    config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, display: Display
+) -> dict[str, Any]:
+    console, names = Console(), dict(enumerate(plan.names))
+    status = Status(folder.path, names)
+    settings = {**config["fabric"], "devices": 1, "num_nodes": 1}
+    fabric = make_fabric(**settings, callbacks=[console, status])
+    model = build_model(config, ())
+    run = hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16]
+    sites = Sites(carrier, run, plan.words, fabric, names)
+    facts, warnings = enrol(sites, config, model, names)
+    for line in warnings:
+        display.warn(line)
+    federation = build_federation(config, folder, model, sites, facts)
+    display.header(_describe(config, folder, model, facts, names))
+    console.begin(display)
+    try:
+        federation.run()
+        rates, extras = _judge(federation, config, folder, sites.products, facts)
+    finally:
+        console.end()
+    result = {
+        **summarise_history(federation, rates),
+        "method": config["method"]["name"],
+        "task": type(model.task).__name__,
+        "data": "sites",
+        "sites": {names[client]: {"client": client, "products": own.held} for client, own in facts.items()},
+        "backbone": model.provenance,
+        "seed": config["seed"],
+        "rounds": config["rounds"],
+        "config": config,
+        **extras,
+    }
+    folder.save_json("result.json", result)
+    status.write(federation, rates)
+    return result
+
+
+def build_federation(
+    config: Config, folder: RunFolder, model: Model, sites: Sites, facts: Mapping[int, Facts]
+) -> Federation:
+    """Builds the round loop of a server whose clients are sites."""
+    question = OwnScores(pro_limit=config["evaluation"]["pro_limit"])
+    return Federation(
+        server=model.server,
+        client=model.client,
+        data=SiteSizes({client: own.size for client, own in facts.items()}),
+        evaluator=OwnImagesEvaluator(question),
+        fabric=sites.progress.fabric,
+        rounds=config["rounds"],
+        seed=config["seed"],
+        checkpoints=open_checkpoints(folder.path, config, model),
+        pool=ClientPool(read_kept(model.client), folder.path / "personal"),
+        sampler=build(config["federation"]["sampler"]),
+        channel=build(config["federation"]["channel"]),
+        evaluate_every=config["evaluation"]["every"],
+        robust=build(config["federation"].get("robust")),
+        transport=sites,
+    )
+
+
+def _judge(
+    federation: Federation,
+    config: Config,
+    folder: RunFolder,
+    products: Sequence[str],
+    facts: Mapping[int, Facts],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Calibrates all sites after the last round, and has each judge its own test images."""
+    calibration = calibrate(federation, federation.rounds, OwnCalibration(products))
+    folder.save_json("calibration.json", calibration.to_json())
+    found, by_product = {}, config["calibration"]["by"] == "product"
+    for alpha in alphas(config):
+        judged = decisions(federation, calibration, products, facts, alpha, by_product)
+        found[alpha] = judged
+    shipped = summarise_rates(found[alphas(config)[0]])
+    return shipped, {"decisions": {f"{alpha:g}": summarise_rates(judged) for alpha, judged in found.items()}}
+
+
+def decisions(
+    federation: Federation,
+    calibration: Calibration,
+    products: Sequence[str],
+    facts: Mapping[int, Facts],
+    alpha: float,
+    by_product: bool,
+) -> dict[int, dict[str, Any]]:
+    """Has every site judge its own test images at the thresholds that its calibration gives.
+
+    Returns:
+        By client what `summarise_rates` takes: its rates on products that it holds, and on others.
+    """
+    judged: dict[int, dict[str, Any]] = {}
+    for limits, clients in _same_limits(federation.clients, calibration, products, alpha, by_product):
+        answers = federation.ask(federation.rounds, OwnDecisions(products, limits), clients)
+        for client in clients:
+            rates: dict[str, Rate] = answers.get(client, {})
+            held = facts[client].held
+            judged[client] = {
+                "own": Rate.mixed([(held[name], rate) for name, rate in rates.items() if held.get(name)]),
+                "foreign": Rate.mixed([(1, rate) for name, rate in rates.items() if not held.get(name)]),
+                "products": rates,
+                "without_promise": [name for name in rates if math.isinf(limits[name])],
+            }
+    return judged
+
+
+def _same_limits(
+    clients: Collection[int],
+    calibration: Calibration,
+    products: Sequence[str],
+    alpha: float,
+    by_product: bool,
+) -> list[tuple[dict[str, float], list[int]]]:
+    """Groups clients by their thresholds: those of one group are asked at once, and see no others'."""
+    groups: dict[tuple[float, ...], list[int]] = {}
+    for client in clients:
+        limits = [calibration.threshold(client, alpha, name if by_product else None) for name in products]
+        groups.setdefault(tuple(limits), []).append(client)
+    return [(dict(zip(products, limits, strict=True)), group) for limits, group in groups.items()]
+
+
+def _describe(
+    config: Config, folder: RunFolder, model: Model, facts: Mapping[int, Facts], names: Mapping[int, str]
+) -> dict[str, str]:
+    sites = ", ".join(f"{names[client]} ({own.size} images)" for client, own in sorted(facts.items()))
+    return {
+        "method": f"{config['method']['name']} ({config['method']['paper']})",
+        "task": type(model.task).__name__,
+        "sites": sites,
+        "backbone": f"{model.provenance['name']}, weights {model.provenance['taken']}",
+        "rounds": f"{config['rounds']} (seed {config['seed']})",
+        "files": str(folder.path),
+    }

@@ -1,0 +1,146 @@
+"""The first exchange with sites: who they are, how many images they hold, and whether all work with the same things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import lit_fedad
+from lit_fedad.config import Config, locate, takes
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import Model
+from lit_fedad.sites.letters import Facts
+from lit_fedad.sites.remote import Sites
+from lit_fedad.sites.states import digest_of
+from lit_fedad.sites.words import agreed
+
+
+@dataclass(frozen=True)
+class SiteSizes:
+    """What the server knows of the sites' training data (`ClientData`): their sizes.
+
+    Attributes:
+        sizes: Training images by client.
+    """
+
+    sizes: Mapping[int, int]
+
+    @property
+    def milestones(self) -> frozenset[int]:
+        """No rounds: a site's images are there from the start."""
+        return frozenset()
+
+    @property
+    def stages(self) -> Mapping[int, int]:
+        """Stage 0 of every client."""
+        return dict.fromkeys(self.sizes, 0)
+
+    def at(self, round: int) -> SiteSizes:
+        """Returns the same in every round."""
+        return self
+
+    def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
+        """Refuses: a server holds no images.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError("the coordinator holds no images: this needs those of its sites")
+
+
+def check_crosses(config: Config) -> None:
+    """Checks that a federation's configuration works with sites.
+
+    Raises:
+        UserError: If its method or task needs what no site shares.
+    """
+    name, server = config["method"]["name"], config["method"]["server"]
+    for needed in ("public", "server_labelled"):
+        if takes(server, needed):
+            raise UserError(
+                f"method={name}: its server needs images of its own, and a coordinator of sites has none; train it in"
+                " one process: lit-fedad train"
+            )
+    if locate(config["task"]["_target_"]).kind != "anomaly":
+        raise UserError(
+            f"method={name}: its task learns classes, and sites agree on none; give an anomaly task, or train it in"
+            " one process: lit-fedad train"
+        )
+
+
+def check_agreement(
+    config: Config, model: Model, facts: Mapping[int, Facts], names: Mapping[int, str]
+) -> list[str]:
+    """Checks that every site works with the same configuration, version and weights as the server.
+
+    Args:
+        config: The server's configuration.
+        model: The server's model.
+        facts: What sites said of themselves, by client.
+        names: Names of the sites.
+
+    Returns:
+        Warnings about differences that only change last digits.
+
+    Raises:
+        UserError: If a site differs, or has no image to train with.
+    """
+    here = Facts(
+        version=lit_fedad.__version__,
+        torch=torch.__version__,
+        configuration=agreed(config),
+        backbone=model.fingerprint[:16],
+        initial=digest_of([read_kept(model.client), model.task.learned_state()]),
+    )
+    advice: dict[str, tuple[str, Any]] = {
+        "version": ("version of lit_fedad", "install the same everywhere"),
+        "configuration": (
+            "composed configuration",
+            "give its cache and fabric sections the values that others have",
+        ),
+        "backbone": ("backbone", "give it the same file of weights"),
+        "initial": ("initial weights", "install the same torch and the same backbone"),
+    }
+    for client, own in sorted(facts.items()):
+        for field, (what, mend) in advice.items():
+            theirs, ours = getattr(own, field), getattr(here, field)
+            if theirs != ours:
+                raise UserError(f"site {names[client]} has another {what} ({theirs}, here {ours}); {mend}")
+        if not own.size:
+            raise UserError(f"site {names[client]} has no image to train with; give it some, or leave it out")
+    return [
+        f"site {names[client]} has torch {own.torch}, here is {here.torch}: last digits may differ"
+        for client, own in sorted(facts.items())
+        if own.torch != here.torch
+    ]
+
+
+def enrol(
+    sites: Sites, config: Config, model: Model, names: Mapping[int, str]
+) -> tuple[dict[int, Facts], list[str]]:
+    """Asks every site who it is.
+
+    Args:
+        sites: The transport.
+        config: The server's configuration.
+        model: The server's model.
+        names: Names of the sites by client.
+
+    Returns:
+        What they say, by client; and warnings.
+
+    Raises:
+        UserError: If a site does not answer, or works with other things than the server.
+    """
+    outcome = sites.hello()
+    for client, cause in outcome.failures.items():
+        raise UserError(f"site {names[client]}: {cause}")
+    facts = {client: reply.facts for client, reply in outcome.values.items()}
+    warnings = check_agreement(config, model, facts, names)
+    sites.products = list(dict.fromkeys(product for own in facts.values() for product in own.held))
+    return facts, warnings

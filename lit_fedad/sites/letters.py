@@ -1,0 +1,209 @@
+"""What a coordinator and a site send each other: a header of plain values, and one serialised message.
+
+Both are read as what anybody could have sent: every value has a type and a range, and an unknown key is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from lit_fedad.errors import UserError
+from lit_fedad.guards.text import printable
+
+T = TypeVar("T")
+
+FORMAT = 1
+"""Version of these letters; raise it when one that is sent could be misread by an older version."""
+
+_LENGTH = struct.Struct(">I")
+_LONGEST_HEADER = 1 << 20
+_LONGEST_TEXT = 500
+_RUN = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a coordinator asks of one site.
+
+    A site starts from the personal state that it had after step `base`, whatever it has done since: an order may be
+    sent twice, and a coordinator that went back to its checkpoint finds the older state.
+
+    Attributes:
+        kind: ``hello`` (who are you), ``play`` (an exchange) or ``ask`` (a question).
+        run: The run, 16 hexadecimal digits.
+        words: The federation's configuration, as choices and scalar values.
+        client: The number that the site has in this run.
+        round: Round of the context.
+        exchange: Index of the exchange in the round.
+        sums: Whether the message is that of `Exchanges.sums` instead.
+        step: Number of this order in the run; the state that it leaves is kept under it.
+        base: Step whose state it starts from; 0 for the initial one.
+        settled: States of earlier steps are not needed any more.
+        keep: Whether what predicts is kept as personal state (`Pose.keep`).
+        question: Name of the question.
+        numbers: Its numbers.
+        names: Its names: those of all clients' products.
+        letter: The server's message, serialised.
+    """
+
+    kind: Literal["hello", "play", "ask"]
+    run: str
+    words: list[str]
+    client: int
+    round: int = 0
+    exchange: int = 0
+    sums: bool = False
+    step: int = 0
+    base: int = 0
+    settled: int = 0
+    keep: bool = False
+    question: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    letter: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Returns the order as bytes."""
+        return _pack(self)
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Order:
+        """Reads an order.
+
+        Raises:
+            UserError: If the bytes hold none.
+        """
+        order = _unpack(cls, blob, "the coordinator")
+        within = (
+            order.kind in ("hello", "play", "ask")
+            and _RUN.fullmatch(order.run) is not None
+            and 0 <= order.client < 10_000
+            and 0 <= order.settled <= order.base <= order.step < 1 << 40
+            and abs(order.round) < 1 << 31
+            and 0 <= order.exchange < 1000
+        )
+        if not within:
+            raise UserError("the coordinator sent an order whose numbers are out of range")
+        return order
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a site says of itself and of the run, and in what all sites of a run must agree.
+
+    Attributes:
+        version: Version of lit_fedad.
+        torch: Version of torch.
+        configuration: Hash of the composed configuration.
+        backbone: Hash of the frozen features.
+        initial: Hash of the client's initial weights.
+        sizes: Training images by product; of none, if the site has only those that it keeps back.
+        held: Images by product, those that it keeps back for calibration included.
+    """
+
+    version: str = ""
+    torch: str = ""
+    configuration: str = ""
+    backbone: str = ""
+    initial: str = ""
+    sizes: dict[str, float] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of training images."""
+        return int(sum(self.sizes.values()))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a site answers.
+
+    Attributes:
+        cause: Why it failed, in one line without a path of the site; empty where it did not.
+        scalars: Loss and other scalars of training.
+        facts: In answer to ``hello``.
+        letter: The client's message, serialised.
+    """
+
+    cause: str = ""
+    scalars: dict[str, float] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+    letter: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Returns the reply as bytes."""
+        return _pack(self)
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Reply:
+        """Reads a reply.
+
+        Raises:
+            UserError: If the bytes hold none.
+        """
+        reply = _unpack(cls, blob, "the site")
+        sizes = (*reply.facts.sizes.values(), *reply.facts.held.values())
+        if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
+            raise UserError("the site sent sizes that are no numbers of images")
+        return reply
+
+
+def _pack(letter: Order | Reply) -> bytes:
+    header = {"format": FORMAT, **asdict(letter)}
+    del header["letter"]
+    text = json.dumps(header).encode()
+    return _LENGTH.pack(len(text)) + text + letter.letter
+
+
+def _unpack(kind: type[T], blob: bytes, sender: str) -> T:
+    try:
+        (length,) = _LENGTH.unpack_from(blob)
+        start = _LENGTH.size
+        if not 0 < length <= min(_LONGEST_HEADER, len(blob) - start):
+            raise ValueError("its header has another length")
+        header = json.loads(blob[start : start + length])
+        if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
+            raise UserError(f"{sender} has another version of lit_fedad: install the same at all sites")
+        return kind(**_checked(kind, header), letter=blob[start + length :])  # type: ignore[call-arg]
+    except (struct.error, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{sender} sent bytes that hold no letter ({type(error).__name__})") from error
+
+
+def _checked(kind: Any, header: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a header as the fields of a dataclass, checked by their declared types."""
+    declared = {f.name: str(f.type) for f in fields(kind) if f.name != "letter"}
+    if set(header) != set(declared):
+        raise ValueError("other keys")
+    return {name: _value(header[name], declared[name]) for name in declared}
+
+
+def _value(value: Any, declared: str) -> Any:
+    if declared == "Facts":
+        return Facts(**_checked(Facts, value))
+    if declared == "list[str]" and isinstance(value, list) and len(value) <= 1000:
+        return [_text(entry) for entry in value]
+    if declared == "dict[str, float]" and isinstance(value, dict) and len(value) <= 1000:
+        return {_text(key): _number(entry) for key, entry in value.items()}
+    if declared in ("int", "bool") and type(value).__name__ == declared:
+        return value
+    if declared == "str" or declared.startswith("Literal"):
+        return _text(value)
+    raise TypeError(declared)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+        raise TypeError("str")
+    return printable(value)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError("float")
+    return float(value)

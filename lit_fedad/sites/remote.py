@@ -1,0 +1,192 @@
+"""The transport to clients that are sites: orders and replies over a carrier that only knows bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Client, Context, Exchange
+from lit_fedad.errors import UserError
+from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.federation.checkpoint import read_meta
+from lit_fedad.federation.question import Question
+from lit_fedad.federation.state_file import read_state, write_state
+from lit_fedad.federation.transport import Outcome, Pose, Progress
+from lit_fedad.federation.turn import ClientResult
+from lit_fedad.sites.letters import Order, Reply
+
+T = TypeVar("T")
+_FILE = "sites.pt"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An order that was not answered.
+
+    Attributes:
+        cause: Why, in one line.
+    """
+
+    cause: str
+
+
+class Carrier(Protocol):
+    """The way of bytes to sites and back."""
+
+    def carry(self, orders: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+        """Brings each client its order, and returns what came back.
+
+        Args:
+            orders: Bytes by client.
+
+        Returns:
+            A reply, or why there is none, for every client. Replies are not trusted.
+        """
+
+
+class Sites:
+    """The transport to sites.
+
+    Args:
+        carrier: Carries bytes.
+        run: The run, 16 hexadecimal digits.
+        words: The federation's configuration.
+        fabric: Tells callbacks of the progress.
+        clients: Numbers of all sites.
+        products: Names of all sites' products.
+
+    Attributes:
+        step: Number of orders that were given so far.
+        bases: Step of the state that each client has, as far as the server knows.
+        settled: The same in the last complete checkpoint.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        run: str,
+        words: Collection[str],
+        fabric: Fabric,
+        clients: Collection[int],
+        products: Collection[str] = (),
+    ) -> None:
+        self.carrier, self.run, self.words = carrier, run, list(words)
+        self.products = list(products)
+        self.progress = Progress(fabric, clients)
+        self.step = 0
+        self.bases = dict.fromkeys(clients, 0)
+        self.settled = dict(self.bases)
+
+    def hello(self) -> Outcome[Reply]:
+        """Asks every site who it is."""
+        return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases})
+
+    def play(
+        self, exchange: Exchange, context: Context, blobs: Mapping[int, bytes], scored: Collection[int]
+    ) -> Outcome[ClientResult]:
+        """Plays an exchange with every site that a message is for; see `Transport.play`.
+
+        Raises:
+            UserError: If clients are to be scored right after training, which sites are not.
+        """
+        if scored:
+            raise UserError("sites are not scored right after training: this data cannot be evaluated there")
+        replies = self._send("play", context, blobs)
+        self.bases |= dict.fromkeys(replies.values, self.step)
+        results = {c: ClientResult(reply.letter, reply.scalars) for c, reply in replies.values.items()}
+        return Outcome(results, replies.failures)
+
+    def ask(
+        self,
+        question: Callable[[Client, int], T],
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        pose: Pose,
+    ) -> Outcome[T]:
+        """Asks every site that a message is for; see `Transport.ask`.
+
+        Raises:
+            UserError: If it is no question that can cross, or clients are not to predict with their own model.
+        """
+        if not isinstance(question, Question) or pose.which != "own" or pose.lent:
+            raise UserError(
+                f"{getattr(question, '__name__', type(question).__name__)}: sites answer declared questions alone, with"
+                " the model that predicts there"
+            )
+        replies = self._send("ask", context, blobs, question, pose)
+        outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
+        for client, reply in replies.values.items():
+            try:
+                message = Link(Plain()).unpack(reply.letter, question.spec(), "the client")
+                outcome.values[client] = question.unpack(message)
+            except UserError as error:
+                outcome.failures[client] = str(error)
+        if pose.keep:
+            self.bases |= dict.fromkeys(outcome.values, self.step)
+        return outcome
+
+    def save(self, folder: Path, previous: Path | None) -> None:
+        """Writes the step of every site's state to a checkpoint."""
+        write_state({"step": self.step, "bases": self.bases}, folder / _FILE)
+        self.settled = dict(self.bases)
+
+    def restore(self, folder: Path) -> None:
+        """Goes back to the steps of a checkpoint."""
+        state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
+        self.step, self.bases = state["step"], dict(state["bases"])
+        self.settled = dict(self.bases)
+
+    def _send(
+        self,
+        kind: Literal["play", "ask"],
+        context: Context,
+        blobs: Mapping[int, bytes],
+        question: Question | None = None,
+        pose: Pose | None = None,
+    ) -> Outcome[Reply]:
+        """Gives every site that a message is for the next order."""
+        self.step += 1
+        asked: dict[str, Any] = {}
+        if question is not None and pose is not None:
+            asked = {"question": question.name, "numbers": dict(question.numbers), "names": self.products}
+            asked |= {"keep": pose.keep, "sums": pose.sums}
+        return self._carry(
+            {
+                client: Order(
+                    kind,
+                    self.run,
+                    self.words,
+                    client,
+                    round=context.round,
+                    exchange=context.exchange,
+                    step=self.step,
+                    base=self.bases[client],
+                    settled=self.settled[client],
+                    letter=blob,
+                    **asked,
+                )
+                for client, blob in blobs.items()
+            }
+        )
+
+    def _carry(self, orders: Mapping[int, Order]) -> Outcome[Reply]:
+        """Has orders carried, and reads the replies."""
+        outcome: Outcome[Reply] = Outcome({}, {})
+        carried = self.carrier.carry({client: order.to_bytes() for client, order in orders.items()})
+        for client in sorted(orders):
+            found = carried.get(client, Lost("no reply came"))
+            try:
+                reply = Reply(found.cause) if isinstance(found, Lost) else Reply.from_bytes(found)
+            except UserError as error:
+                reply = Reply(str(error))
+            if reply.cause:
+                outcome.failures[client] = reply.cause
+            else:
+                outcome.values[client] = reply
+            self.progress.step()
+        return outcome

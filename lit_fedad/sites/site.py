@@ -1,0 +1,200 @@
+"""A site: a process that holds its own images, and answers a coordinator's orders."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import lit_fedad
+from lit_fedad.config import build, compose
+from lit_fedad.contracts import Context, Exchange
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions, OwnScores
+from lit_fedad.experiment.build import build_data, build_images, build_model
+from lit_fedad.experiment.calibration import calibration_scores, with_calibration
+from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.question import Question
+from lit_fedad.federation.turn import Turn, pose_client
+from lit_fedad.federation.turns import cause_of
+from lit_fedad.report.console import Display
+from lit_fedad.sites.letters import Facts, Order, Reply
+from lit_fedad.sites.states import States, digest_of
+from lit_fedad.sites.words import agreed, compose_words
+
+_log = logging.getLogger(__name__)
+_PATH = re.compile(r"(?<![\w.])(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s:;,'\")\]]+")
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What a site's operator says of it.
+
+    Attributes:
+        name: Name of the site.
+        folder: Folder of its states.
+        data: Words that describe its images: ``data=folders``, ``data.root=...``.
+        own: Words of ``cache`` and ``fabric``.
+        apart: Whether its products are its own, even where those of another site have the same name.
+    """
+
+    name: str
+    folder: Path
+    data: Sequence[str]
+    own: Sequence[str] = ()
+    apart: bool = False
+
+
+class Site:
+    """One site.
+
+    It keeps the model of the run that it last took part in: building it takes longer than most orders.
+
+    Args:
+        settings: What its operator says of it.
+        display: Output of warnings and progress, at the site.
+    """
+
+    def __init__(self, settings: SiteSettings, display: Display) -> None:
+        self.settings, self.display = settings, display
+        self._seat: tuple[tuple[object, ...], _Seat] | None = None
+
+    def answer(self, blob: bytes) -> bytes:
+        """Carries out an order; whatever fails is the answer, in one line without paths.
+
+        Args:
+            blob: An order; not trusted.
+        """
+        began = time.monotonic()
+        try:
+            order = Order.from_bytes(blob)
+            reply = self._take(order).answer(order)
+            self.display.note(
+                f"round {order.round}: {order.question or order.kind}, {len(order.letter)} bytes in,"
+                f" {len(reply.letter)} bytes out, {time.monotonic() - began:.1f} s"
+            )
+        except Exception as error:
+            cause = cause_of(error)
+            self.display.warn(cause)
+            reply = Reply(cause=without_paths(cause)[:400])
+        return reply.to_bytes()
+
+    def _take(self, order: Order) -> _Seat:
+        key = (order.run, tuple(order.words), order.client)
+        if self._seat is None or self._seat[0] != key:
+            self._seat = None  # its memory is free before the next model is built
+            self._seat = key, _Seat(order, self.settings, self.display)
+        return self._seat[1]
+
+
+class _Seat:
+    """A site's part in one run: its client, its images, its states."""
+
+    def __init__(self, order: Order, settings: SiteSettings, display: Display) -> None:
+        config = compose_words(order.words, settings.own)
+        config["data"] = compose([*settings.data])["data"]
+        fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+        images = build_images(config)
+        if not isinstance(images, ImageSet):
+            raise UserError("a site's images are files with one label, normal or not; give data=folders")
+        if settings.apart:
+            images = _apart(images, settings.name)
+        model = build_model(config, images.categories)
+        whole = Partition.of_clients([*([()] * order.client), range(len(images.train))])
+        partition = with_calibration(config, images, whole, model.client)
+        initial = read_kept(model.client)
+        states = States(settings.folder / "states" / order.run, initial, data_digest(images, partition))
+        data = build_data(config, images, partition, model, fabric, display)
+        self.config, self.images, self.partition, self.states = config, images, partition, states
+        self.client, self.module, self.fabric = model.client, data.module, fabric
+        self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
+        pro_limit = config["evaluation"]["pro_limit"]
+        loader = data.module.test_dataloader()
+        products = [sample.category for sample in images.test]
+        self.judge = AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit)
+        self.facts = Facts(
+            version=lit_fedad.__version__,
+            torch=torch.__version__,
+            configuration=agreed(config),
+            backbone=model.fingerprint[:16],
+            initial=digest_of([initial, model.task.learned_state()]),
+            sizes=_by_product(images, partition.clients[order.client]),
+            held=_by_product(images, range(len(images.train))),
+        )
+
+    def answer(self, order: Order) -> Reply:
+        """Carries out an order."""
+        if order.kind == "hello":
+            return Reply(facts=self.facts)
+        stage = self.module.stages[order.client]
+        context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
+        exchange = self._exchange(order, context)
+        self.states.settle(order.settled, order.base)
+        self.turn.activate(exchange, context, self.states.get(order.base), order.letter)
+        if order.kind == "play":
+            result = self.turn.play(exchange, self.module.at(order.round))
+            self.states.put(order.step, read_kept(self.client))
+            return Reply(scalars=result.scalars, letter=result.blob)
+        question = self._question(order)
+        pose_client(self.client, "own", {}, self.module.at(order.round - 1))
+        if order.keep:
+            self.states.put(order.step, read_kept(self.client))
+        message = question.pack(question(self.client, order.client))
+        return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
+
+    def _exchange(self, order: Order, context: Context) -> Exchange:
+        exchanges = self.client.exchanges
+        if order.sums:
+            if exchanges.sums is None:
+                raise UserError("the coordinator asked for a model made of sums, which this method has not")
+            return exchanges.sums
+        if order.round < exchanges.first_round or order.exchange >= len(exchanges.of_round(order.round)):
+            raise UserError(f"the coordinator asked for exchange {order.exchange} of round {order.round}")
+        return exchanges.at(context)
+
+    def _question(self, order: Order) -> Question:
+        if order.question not in ("scores", "calibration", "decisions"):
+            raise UserError(f"the coordinator asked '{order.question}', which no site answers")
+        if order.question == "scores":
+            return OwnScores(self.judge)
+        if unknown := sorted(set(self.images.categories) - set(order.names)):
+            raise UserError(f"the coordinator does not know the site's product {unknown[0]}")
+        if order.question == "calibration":
+            scores = calibration_scores(self.config, self.images, self.partition, self.module, self.fabric)
+            return OwnCalibration(order.names, scores)
+        return OwnDecisions(order.names, order.numbers, self.images.test, self.judge)
+
+
+def without_paths(text: str) -> str:
+    """Replaces the paths in a text.
+
+    Example:
+        >>> without_paths("image /data/north/1.png cannot be read: no such file")
+        'image <path> cannot be read: no such file'
+    """
+    return _PATH.sub("<path>", text)
+
+
+def _apart(images: ImageSet, name: str) -> ImageSet:
+    def own(samples: Sequence) -> tuple:
+        return tuple(replace(sample, category=f"{name}.{sample.category}") for sample in samples)
+
+    return ImageSet(images.name, own(images.train), own(images.test))
+
+
+def _by_product(images: ImageSet, indices: Sequence[int]) -> dict[str, float]:
+    sizes: dict[str, float] = dict.fromkeys(images.categories, 0)
+    for index in indices:
+        sizes[images.train[index].category] += 1
+    return sizes

@@ -1,0 +1,115 @@
+"""A site's personal states of one run, on its own disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation.client_pool import State, detached
+from lit_fedad.federation.state_file import read_state, sync, write_state
+
+
+class States:
+    """The states that a site had after its steps, each in a file of its own.
+
+    A coordinator says which one an order starts from, and which are not needed any more. So an order that is sent twice
+    has the same result twice, and a coordinator that has returned to its checkpoint finds the state of that time.
+
+    Args:
+        folder: Folder of the run, created here.
+        initial: State before the first step.
+        images: Hash of the site's images: a run goes on with those that it began with.
+
+    Raises:
+        UserError: If the run began with other images, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, initial: State, images: str) -> None:
+        self.folder, self.initial = folder, detached(initial)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            begun = folder / "images"
+            if not begun.exists():
+                _write(begun, images.encode())
+            before = begun.read_text()
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
+        if before != images:
+            raise UserError(
+                "the site's images have changed since this run began; give back those of that time"
+            )
+
+    def get(self, step: int) -> State:
+        """Returns a copy of the state after a step; step 0 is the initial state.
+
+        Raises:
+            UserError: If there is none, or its file is damaged.
+        """
+        if step == 0:
+            return detached(self.initial)
+        path = self._path(step)
+        if not path.exists():
+            raise UserError(f"the site has no state of step {step} of this run: its folder was cleared")
+        state: State = read_state(path, advice="restore it from a copy, or begin another run")
+        return state
+
+    def put(self, step: int, state: State) -> None:
+        """Writes the state after a step; the file is complete or absent."""
+        partial = self.folder / f".{step}.partial"
+        write_state(detached(state), partial)
+        sync(partial)
+        partial.replace(self._path(step))
+        sync(self.folder)
+
+    def settle(self, settled: int, base: int) -> None:
+        """Removes the states before a step, but for the one that an order starts from."""
+        for path in self.folder.glob("*.pt"):
+            if int(path.stem) < settled and int(path.stem) != base:
+                path.unlink(missing_ok=True)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{step:012d}.pt"
+
+
+def digest_of(state: Any) -> str:
+    """Computes a hash of a nested state: names, shapes, types and bytes.
+
+    Example:
+        >>> import torch
+        >>> digest_of({"w": torch.zeros(2)}) == digest_of({"w": torch.zeros(2)})
+        True
+        >>> digest_of({"w": torch.zeros(2)}) == digest_of({"w": torch.zeros(2, 1)})
+        False
+    """
+    digest = hashlib.sha256()
+    for part in _parts(state, ""):
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _parts(value: Any, name: str) -> Iterable[bytes]:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _parts(value[key], f"{name}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for place, entry in enumerate(value):
+            yield from _parts(entry, f"{name}/{place}")
+    elif isinstance(value, Tensor):
+        yield json.dumps([name, str(value.dtype), list(value.shape)]).encode()
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    else:
+        yield json.dumps([name, repr(value)]).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    sync(partial)
+    partial.replace(path)

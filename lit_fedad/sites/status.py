@@ -1,0 +1,92 @@
+"""The operator's view of a federation of sites: who takes part, what it sends, and what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
+
+STATUS = "status.json"
+
+
+class Status(FederationCallback):
+    """A callback that writes ``status.json`` to a run's folder after every round.
+
+    Args:
+        folder: The run's folder.
+        names: Names of the sites by client.
+    """
+
+    def __init__(self, folder: Path, names: Mapping[int, str]) -> None:
+        self.folder, self.names = folder, names
+
+    def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
+        """Writes the state after a round."""
+        self.write(federation, {})
+
+    def write(self, federation: Federation, rates: Mapping[str, Any]) -> None:
+        """Writes the state of all sites.
+
+        Args:
+            federation: The federation, after a round.
+            rates: Rates of decisions (`summarise_rates`); empty before they are judged.
+        """
+        history = federation.history
+        alarms = rates.get("false_alarm_rate", {}).get("per_client", {})
+        content = {
+            "round": history[-1].round,
+            "rounds": federation.rounds,
+            "written": time.time(),
+            "sites": {
+                name: {**_of(client, history), "false_alarm_rate": alarms.get(client)}
+                for client, name in self.names.items()
+            },
+        }
+        partial = self.folder / f".{STATUS}.partial"
+        # A round is complete without its status: a full disk ends the run at the next checkpoint, in one line.
+        with contextlib.suppress(OSError):
+            partial.write_text(json.dumps(content, indent=1))
+            partial.replace(self.folder / STATUS)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Reads what `Status` wrote.
+
+    Raises:
+        UserError: If there is none, or it cannot be read.
+    """
+    try:
+        content = json.loads((folder / STATUS).read_text())
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+    except FileNotFoundError:
+        raise UserError(f"{folder / STATUS}: no round is complete yet") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder / STATUS}: cannot be read ({' '.join(str(error).split())})") from error
+    return content
+
+
+def _of(client: int, history: list[RoundReport]) -> dict[str, Any]:
+    """Returns what is known of one site."""
+    taken = [report for report in history if client in report.participants]
+    troubles = [
+        f"round {report.round}: {causes[client]}"
+        for report in history
+        for causes in (report.failures, report.refused, report.unscored)
+        if client in causes
+    ]
+    return {
+        "rounds": len(taken),
+        "last_round": taken[-1].round if taken else None,
+        "bytes_up": sum(report.bytes_up.get(client, 0) for report in history),
+        "bytes_down": sum(report.bytes_down.get(client, 0) for report in history),
+        "troubles": troubles,
+    }

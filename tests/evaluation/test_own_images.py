@@ -1,0 +1,125 @@
+"""Answers of sites: counts that add up, and nothing about single images beyond them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Prediction
+from lit_fedad.data.sample import Sample
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.decisions import Rate
+from lit_fedad.evaluation.own_images import (
+    IMAGE_BINS,
+    OwnCalibration,
+    OwnDecisions,
+    OwnImagesEvaluator,
+    OwnScores,
+)
+from lit_fedad.federation.message_check import check
+from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.conformal import ScoreCounts
+
+
+def state(seed, pixel=True, images=40):
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(images) % 2
+    metrics = AnomalyMetrics(pixel=pixel)
+    maps = torch.rand(images, 8, 8, generator=draw) + labels[:, None, None] * 0.2
+    masks = (torch.rand(images, 8, 8, generator=draw) < 0.3) * labels[:, None, None]
+    scores = maps.amax((1, 2)) if seed % 2 else -maps.amin((1, 2))
+    metrics.update(scores, labels, *((maps, masks) if pixel else ()))
+    return metrics
+
+
+def crossed(question, answer):
+    message = question.pack(answer)
+    check(message, question.spec(), "a site")
+    return question.unpack(message)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_metric_state_crosses_as_counts(seed):
+    own = state(seed)
+    found = crossed(OwnScores(), own)
+    # Pixels to the last count; images as if every score were the largest of its bin.
+    binned = AnomalyMetrics()
+    scores, labels = torch.cat(own.image_scores), torch.cat(own.image_labels)
+    binned.update(
+        IMAGE_BINS.upper(IMAGE_BINS.index(scores)), labels, torch.zeros(40, 8, 8), torch.zeros(40, 8, 8)
+    )
+    values, whole, of_images = (m.compute_local() for m in (found, own, binned))
+    for name in ("p_auroc", "pro", "p_ap", "pro_05"):
+        assert values[name] == whole[name]
+    for name in ("i_auroc", "aupr", "f1_max"):
+        assert values[name] == of_images[name]
+        assert values[name] == pytest.approx(float(whole[name]), abs=0.05)
+
+
+def test_a_message_does_not_say_which_image_scored_what():
+    own, other = state(1), AnomalyMetrics()
+    scores, labels = torch.cat(own.image_scores), torch.cat(own.image_labels)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    other.image_scores, other.image_labels = [scores[order]], [labels[order]]
+    for name in ("normal", "anomalous", "region", "normal_images", "image"):
+        setattr(other, name, getattr(own, name))
+    one, two = OwnScores().pack(own), OwnScores().pack(other)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert sum(entry.numel() for name, entry in one.items() if name.endswith("counts")) < 2 * 64 * 40
+    assert all(entry.dtype == torch.int64 for entry in one.values())
+
+
+def test_states_of_two_sites_add_up():
+    states = {0: crossed(OwnScores(), state(1)), 1: crossed(OwnScores(), state(3))}
+    found = OwnImagesEvaluator(OwnScores()).summarise(states)
+    both = AnomalyMetrics()
+    both.merge_state(state(1))
+    both.merge_state(state(3))
+    assert found["p_auroc"]["pooled"] == float(both.compute_local()["p_auroc"])
+    # A site without masks leaves the image metrics of all.
+    states[2] = crossed(OwnScores(), state(5, pixel=False))
+    assert set(OwnImagesEvaluator(OwnScores()).summarise(states)) == {"i_auroc", "aupr", "f1_max"}
+
+
+def test_calibration_crosses_by_place_of_the_product():
+    own = {"nut": ScoreCounts.of(torch.tensor([1.0, 2.0, 2.0])), "bolt": ScoreCounts.of(torch.tensor([5.0]))}
+    question = OwnCalibration(["bolt", "pin", "nut"])
+    found = crossed(question, own)
+    assert {p: counts.to_json() for p, counts in found.items()} == {
+        p: counts.to_json() for p, counts in own.items()
+    }
+    assert crossed(question, {}) == {}
+    message = question.pack(own)
+    message["bins"] = message["bins"].flip(0)
+    with pytest.raises(UserError, match="bins must ascend"):
+        question.unpack(message)
+
+
+class Told:
+    def predict_step(self, batch):
+        return Prediction(batch["score"])
+
+
+def test_decisions_are_counted_where_the_images_are():
+    rows = [
+        ("nut", "good", 0.2),
+        ("nut", "good", 0.9),
+        ("nut", "hole", 0.8),
+        ("pin", "good", 9.0),
+        ("pin", "hole", 0.1),
+    ]
+
+    samples = [Sample(Path("x"), product, defect) for product, defect, _ in rows]
+    batches = DataLoader([{"score": score} for *_, score in rows], batch_size=2)
+    judge = AnomalyEvaluator(batches, False, Fabric(accelerator="cpu", devices=1))
+    question = OwnDecisions(
+        ["nut", "bolt", "pin"], {"nut": 0.5, "bolt": 0.0, "pin": math.inf}, samples, judge
+    )
+    found = crossed(question, question(Told(), 0))
+    assert found == {"nut": Rate(2, 1, 1, 0), "pin": Rate(1, 0, 1, 1)}
+    with pytest.raises(UserError, match="more decisions about nut are wrong than there are"):
+        question.unpack({"rates": torch.tensor([[1, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])})

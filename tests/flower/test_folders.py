@@ -1,0 +1,100 @@
+"""Folders of a coordinator and of a site, as the commands write and read them."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import yaml
+
+from lit_fedad.cli.main import main
+from lit_fedad.errors import UserError
+from lit_fedad.flower.coordinator import FederationFolder
+from lit_fedad.flower.site_folder import SiteFolder
+
+
+def init(folder, *more):
+    """Makes a federation of two sites by the commands; returns the exit status of the last."""
+    words = ["host=127.0.0.1", "sites=north,east", "method=fedavg", "debug=seconds", "fabric.accelerator=cpu"]
+    status = main(["federation", "init", f"out={folder / 'fed'}", *words, *more])
+    for name in ("north", "east") if status == 0 else ():
+        status = main([
+            "site", "init", f"out={folder / name}", f"name={name}", "address=127.0.0.1:9443",
+            f"ca={folder / 'fed' / 'ca.crt'}", "data=folders", f"data.root={folder}", "fabric.accelerator=cpu",
+        ])  # fmt: skip
+    return status
+
+
+def test_what_init_writes_is_read(tmp_path, capsys):
+    assert init(tmp_path) == 0
+    federation = FederationFolder.open(tmp_path / "fed")
+    assert (federation.sites, federation.words) == (["north", "east"], ["method=fedavg", "debug=seconds"])
+    assert federation.own == ["fabric.accelerator=cpu"]
+    assert federation.plan.config()["data"] == {"name": "sites", "sites": ["north", "east"]}
+    site = SiteFolder.open(tmp_path / "north")
+    assert site.settings.data == ["data=folders", f"data.root={tmp_path}"]
+    assert site.settings.own == [f"cache.folder={site.path / 'cache'}", "fabric.accelerator=cpu"]
+    assert main(["site", "status", f"site={tmp_path / 'north'}"]) == 0
+    assert "SHA256:" in capsys.readouterr().out
+
+
+def test_a_key_belongs_to_one_site(tmp_path):
+    init(tmp_path)
+    federation = FederationFolder.open(tmp_path / "fed")
+    with pytest.raises(UserError, match=r"keys/north\.pub: holds no public key; put there the key\.pub"):
+        federation.public_keys()
+    for name in federation.sites:
+        (federation.path / "keys" / f"{name}.pub").write_bytes((tmp_path / "north" / "key.pub").read_bytes())
+    with pytest.raises(UserError, match=r"keys/east\.pub: is the key of site north; each site has its own"):
+        federation.public_keys()
+    (federation.path / "keys" / "east.pub").write_bytes((tmp_path / "east" / "key.pub").read_bytes())
+    assert len(set(federation.public_keys().values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["federation"], "the federation command is: federation init, federation start, federation status"),
+        (["site", "stop"], "the site command is: site init, site start, site status"),
+        (["federation", "start", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
+        (["site", "start", "site=NOWHERE"], "NOWHERE/site.yaml: cannot be read"),
+        (["federation", "init", "out=x", "host=h", "sites=a,a"], "sites must name each site once"),
+        (["federation", "init", "out=x", "host=h", "sites=../a"], "sites: '../a' must be letters"),
+        (["federation", "init", "out=x", "host=h", "sites=a", "data.root=x"], "'data.root=x' is not taken"),
+        (["federation", "init", "out=x", "host=a b", "sites=a"], "host=a b must be the name or address"),
+        (
+            ["site", "init", "out=x", "name=n", "address=h", "ca=c", "data=folders"],
+            "address=h must be host:port",
+        ),
+        (["site", "init", "out=x", "name=n", "address=h:1", "ca=c"], "a site has images: give data=folders"),
+        (["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders"], "ca=c: no such file"),
+        (
+            ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "rounds=3"],
+            "site init has no key 'rounds=3'",
+        ),
+        (["federation", "status", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
+    ],
+)
+def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line):
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(f"error: {line}")
+    assert not (tmp_path / "x").exists()
+
+
+def test_folders_are_not_overwritten(tmp_path, capsys):
+    assert init(tmp_path) == 0
+    before = (tmp_path / "fed" / "ca.crt").read_bytes()
+    assert init(tmp_path) == 2
+    assert "holds a federation already" in capsys.readouterr().err
+    assert (tmp_path / "fed" / "ca.crt").read_bytes() == before
+
+
+def test_settings_of_another_form_are_refused(tmp_path):
+    init(tmp_path)
+    path = tmp_path / "fed" / "federation.yaml"
+    content = yaml.safe_load(path.read_text())
+    for changed in ({**content, "more": 1}, {**content, "words": ["+x=1"]}, {**content, "port": 0}, []):
+        path.write_text(yaml.safe_dump(changed))
+        with pytest.raises(UserError):
+            FederationFolder.open(tmp_path / "fed")

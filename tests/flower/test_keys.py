@@ -1,0 +1,62 @@
+"""Keys and certificates."""
+
+import ssl
+import subprocess
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower.keys import (
+    fingerprint,
+    read_private_key,
+    read_public_key,
+    write_certificates,
+    write_site_key,
+)
+
+
+def test_a_key_pair_belongs_together_and_stays_with_its_owner(tmp_path):
+    found = write_site_key(tmp_path)
+    assert found == fingerprint(tmp_path / "key.pub")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    public = read_private_key(tmp_path / "key").public_key()
+    assert public.curve.name == "secp384r1"
+    assert read_public_key(tmp_path / "key.pub").startswith(b"-----BEGIN PUBLIC KEY-----")
+    with pytest.raises(FileExistsError):
+        write_site_key(tmp_path)
+
+
+def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path):
+    found = write_site_key(tmp_path)
+    try:
+        command = ["ssh-keygen", "-l", "-f", tmp_path / "key.pub"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        pytest.skip("no ssh-keygen here")
+    assert found in said.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"ssh-rsa AAAA", b"\xff\xfe"])
+def test_what_is_no_key_is_refused(tmp_path, content):
+    path = tmp_path / "key.pub"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{path}: holds no public key"):
+        read_public_key(path)
+    with pytest.raises(UserError, match=f"{path}: holds no private key"):
+        read_private_key(path)
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "10.1.2.3"])
+def test_certificates_name_the_host_and_this_machine(tmp_path, host):
+    write_certificates(tmp_path, host)
+    server = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(name.value) for name in names} == {host, "localhost", "127.0.0.1"}
+    ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    assert all((tmp_path / name).stat().st_mode & 0o777 == 0o600 for name in ("ca.key", "server.key"))

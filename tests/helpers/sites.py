@@ -1,0 +1,94 @@
+"""Three sites in folders of their own, and the same federation in one process."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.config import compose
+from lit_fedad.data.textures import textures
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.own_images import OwnImagesEvaluator, OwnScores
+from lit_fedad.experiment.train import build_run
+from lit_fedad.report.console import Display
+from lit_fedad.sites.remote import Lost
+from lit_fedad.sites.site import Site, SiteSettings
+
+NAMES = ("north", "east", "south")
+DEBUG = ("debug=seconds", "evaluation.alpha=0.3", "evaluation.pictures=0")
+HERE = ("fabric.accelerator=cpu",)
+
+
+class Here:
+    """A carrier to sites in this process."""
+
+    def __init__(self, sites):
+        self.sites = dict(enumerate(sites))
+        self.orders, self.replies = [], []
+
+    def carry(self, orders):
+        self.orders.append(dict(orders))
+        found = {
+            c: self.sites[c].answer(blob) if c in self.sites else Lost("gone") for c, blob in orders.items()
+        }
+        self.replies.append(dict(found))
+        return found
+
+
+def paint(folder: Path) -> list[str]:
+    """Paints images of three products: all below ``all``, and each below a site's folder; returns the products."""
+    images = textures(folder / "painted", size=64, train_per_product=8, test_per_product=4)
+    products = images.categories[: len(NAMES)]
+    root = images.train[0].path.parents[3]
+    for name, product in zip(NAMES, products, strict=True):
+        shutil.copytree(root / product, folder / name / "images" / product)
+        shutil.copytree(root / product, folder / "all" / product)
+    return products
+
+
+def settings(folder: Path, name: str, *own: str) -> SiteSettings:
+    """What the operator of a painted site says."""
+    return SiteSettings(
+        name,
+        folder / name,
+        ("data=mvtec_mixture", f"data.root={folder / name / 'images'}"),
+        (*HERE, f"cache.folder={folder / name / 'cache'}", *own),
+    )
+
+
+def three_sites(folder: Path) -> list[Site]:
+    return [Site(settings(folder, name), Display(quiet=True)) for name in NAMES]
+
+
+class OwnHere(OwnScores):
+    """The question for a client's own test images, asked in one process; answers pass their message's form."""
+
+    def __init__(self, run):
+        module, images = run.data.module, run.data.images
+        self.pro_limit = run.config["evaluation"]["pro_limit"]
+        self.judges = {}
+        for number, own in enumerate(run.data.partition.clients):
+            product = images.train[own[0]].category
+            chosen = [i for i, sample in enumerate(images.test) if sample.category == product]
+            loader = module._loader(module.test, chosen, module.eval_batch_size, False, torch.Generator())
+            self.judges[number] = AnomalyEvaluator(loader, images.has_masks, run.fabric, self.pro_limit)
+
+    def __call__(self, client, number):
+        return self.unpack(self.pack(self.judges[number].score(client, number)))
+
+
+def in_one_process(folder: Path, words, products, images: Path | None = None):
+    """The run of a federation whose clients hold a product each, scored on their own test images."""
+    images = images or folder / "all"
+    config = compose([
+        *words, "data=mvtec_mixture", f"data.root={images}", f"data.products=[{','.join(products)}]",
+        "data.train_per_product=null", "data.test_per_product=null", "partition=by_product",
+        "partition.clients=null", "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
+    ])  # fmt: skip
+    run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
+    run.federation.evaluator = OwnImagesEvaluator(OwnHere(run))
+    run.federation.run()
+    return run

@@ -1,0 +1,130 @@
+"""The server's end of the way to sites, against carriers that lose, forge and repeat."""
+
+import json
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from safetensors.torch import save
+
+from lit_fedad.contracts import Context, Exchange, TensorSpec
+from lit_fedad.errors import UserError
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.question import Question
+from lit_fedad.federation.state_file import sha256
+from lit_fedad.federation.transport import Pose
+from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.remote import Lost, Sites
+
+CONTEXT = Context(seed=0, round=2, exchange=1)
+
+
+class Script:
+    """A carrier whose replies are written down; keeps the orders."""
+
+    def __init__(self, *replies):
+        self.replies, self.orders = list(replies), []
+
+    def carry(self, orders):
+        self.orders.append({client: Order.from_bytes(blob) for client, blob in orders.items()})
+        return self.replies.pop(0)
+
+
+class Count(Question[int]):
+    name = "count"
+    numbers = {"at": 0.5}
+
+    def spec(self):
+        return {"n": TensorSpec((1,), torch.int64, low=0, high=9)}
+
+    def unpack(self, message):
+        return int(message["n"])
+
+
+def sites(*replies):
+    carrier = Script(*replies)
+    return Sites(carrier, "0" * 16, ["method=fedavg"], Fabric(accelerator="cpu", devices=1), [0, 1]), carrier
+
+
+def good(letter=b"", **values):
+    return Reply(letter=letter, **values).to_bytes()
+
+
+def counted(number):
+    return good(Channel().up.pack({"n": torch.tensor([number])}, Count().spec(), CONTEXT, "a site"))
+
+
+def test_a_site_starts_from_what_the_server_took_in():
+    lost = {0: good(b"a"), 1: Lost("did not answer within 5 seconds")}
+    transport, carrier = sites(lost, {0: good(b"b"), 1: good(b"c", scalars={"loss": 2.0})})
+    first = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
+    assert {c: result.blob for c, result in first.values.items()} == {0: b"a"}
+    assert first.failures == {1: "did not answer within 5 seconds"}
+    second = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
+    assert second.values[1].scalars == {"loss": 2.0}
+    assert [(o[0].step, o[0].base, o[1].base) for o in carrier.orders] == [(1, 0, 0), (2, 1, 0)]
+    assert transport.bases == {0: 2, 1: 2}
+    order = carrier.orders[0][1]
+    assert (order.kind, order.round, order.exchange, order.letter) == ("play", 2, 1, b"y")
+
+
+@pytest.mark.parametrize(
+    ("forged", "cause"),
+    [
+        (b"garbage", "the site sent bytes that hold no letter"),
+        (good(b"garbage"), "the client sent bytes that hold no message"),
+        (Reply(cause="no memory").to_bytes(), "no memory"),
+    ],
+)
+def test_who_answers_nonsense_has_failed(forged, cause):
+    transport, carrier = sites({0: counted(3), 1: forged})
+    outcome = transport.ask(Count(), Exchange(), CONTEXT, {0: b"", 1: b""}, Pose(1, keep=True))
+    assert outcome.values == {0: 3}
+    assert outcome.failures[1].startswith(cause)
+    assert transport.bases == {0: 1, 1: 0}
+    order = carrier.orders[0][0]
+    assert (order.kind, order.question, order.numbers, order.keep) == ("ask", "count", {"at": 0.5}, True)
+
+
+def test_an_answer_out_of_its_form_is_refused():
+    transport, _ = sites({0: good(torch_bytes(12)), 1: counted(0)})
+    outcome = transport.ask(Count(), Exchange(), CONTEXT, {0: b"", 1: b""}, Pose(1))
+    assert outcome.values == {1: 0}
+    assert outcome.failures == {0: "the client sent 'n' with values from 12 to 12, declared from 0 to 9"}
+    assert transport.bases == {0: 0, 1: 0}
+
+
+def torch_bytes(number):
+    return save({"n": torch.tensor([number])})
+
+
+def test_what_cannot_cross_is_refused_before_anything_is_sent():
+    transport, carrier = sites()
+
+    def closure(client, number):
+        return 1
+
+    with pytest.raises(UserError, match="closure: sites answer declared questions alone"):
+        transport.ask(closure, Exchange(), CONTEXT, {0: b""}, Pose(1))
+    with pytest.raises(UserError, match="with the model that predicts there"):
+        transport.ask(Count(), Exchange(), CONTEXT, {0: b""}, Pose(1, "server"))
+    with pytest.raises(UserError, match="not scored right after training"):
+        transport.play(Exchange(), CONTEXT, {0: b""}, {0})
+    assert carrier.orders == []
+
+
+def test_a_checkpoint_holds_steps(tmp_path):
+    reply = {0: good(), 1: good()}
+    transport, _ = sites(reply, reply)
+    transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
+    folder = tmp_path / "round_100001"
+    folder.mkdir()
+    transport.save(folder, None)
+    assert transport.settled == {0: 1, 1: 1}
+    (folder / "server.pt").write_bytes(b"")
+    files = {path.name: sha256(path) for path in folder.iterdir()}
+    (folder / "meta.json").write_text(json.dumps({"round": 1, "identity": "", "images": "", "files": files}))
+    again, carrier = sites(reply)
+    again.restore(folder)
+    again.play(Exchange(), CONTEXT, {0: b""}, ())
+    assert (carrier.orders[0][0].step, carrier.orders[0][0].base, carrier.orders[0][0].settled) == (2, 1, 1)

@@ -1,0 +1,55 @@
+"""A site's personal states on its own disk."""
+
+import pytest
+import torch
+
+from lit_fedad.errors import UserError
+from lit_fedad.sites.states import States, digest_of
+
+INITIAL = {"w": torch.zeros(2), "visits": 0}
+
+
+def test_states_are_found_by_step(tmp_path):
+    states = States(tmp_path / "run", INITIAL, "images")
+    states.put(3, {"w": torch.ones(2), "visits": 1})
+    states.put(5, {"w": torch.ones(2) * 2, "visits": 2})
+    again = States(tmp_path / "run", INITIAL, "images")  # as after a restart
+    assert [again.get(step)["visits"] for step in (0, 3, 5)] == [0, 1, 2]
+    again.get(0)["w"].add_(1)
+    assert again.get(0)["w"].tolist() == [0, 0]
+
+
+def test_settled_states_go_but_not_the_one_to_start_from(tmp_path):
+    states = States(tmp_path, INITIAL, "images")
+    for step in (1, 2, 3, 4):
+        states.put(step, {"visits": step})
+    states.settle(settled=3, base=2)
+    assert [states.get(step)["visits"] for step in (2, 3, 4)] == [2, 3, 4]
+    with pytest.raises(UserError, match="no state of step 1 of this run: its folder was cleared"):
+        states.get(1)
+
+
+def test_other_images_are_refused(tmp_path):
+    States(tmp_path, INITIAL, "images")
+    with pytest.raises(UserError, match="images have changed since this run began"):
+        States(tmp_path, INITIAL, "others")
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    states = States(tmp_path, INITIAL, "images")
+    states.put(1, {"visits": 1})
+    (tmp_path / f"{1:012d}.pt").write_bytes(b"half")
+    with pytest.raises(UserError, match=r"cannot be read .*restore it from a copy, or begin another run"):
+        states.get(1)
+
+
+def test_digests_tell_states_apart():
+    whole = {"a": torch.arange(4), "b": [torch.zeros((), dtype=torch.bfloat16), None, 1.5]}
+    assert digest_of(whole) == digest_of({"b": whole["b"], "a": whole["a"].clone()})
+    for other in (
+        {**whole, "a": torch.arange(4).float()},
+        {**whole, "a": torch.arange(4).reshape(2, 2)},
+        {**whole, "b": [whole["b"][0], None, 2.5]},
+        {"c": whole["a"], "b": whole["b"]},
+    ):
+        assert digest_of(other) != digest_of(whole)
