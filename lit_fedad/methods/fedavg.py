@@ -115,11 +115,7 @@ class FedAvgClient(Client):
 
     @own_entries.setter
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        made = [name for name in entries if name in self.task.local_buffers]
-        for name in made:  # these may have a shape of the client's own, as the basis of a subspace
-            setattr(self.task, name, entries[name].to(getattr(self.task, name), copy=True))
-        learnt = {name: entry for name, entry in entries.items() if name not in made}
-        self.task.load_state_dict(learnt, strict=False)
+        self.task.load_state_dict(entries, strict=False)
 
     def receive(self, message: Message) -> None:
         """Loads the averaged weights."""

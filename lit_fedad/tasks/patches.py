@@ -101,6 +101,13 @@ class PatchTask(StandardisedTask):
         y, x = torch.meshgrid(*sides, indexing="ij")
         self.register_buffer("places", torch.stack([x.flatten(), y.flatten()], dim=1), persistent=False)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Loads a subspace of any number of directions, where the task has one: each client may need others."""
+        basis = state_dict.get(f"{prefix}basis")
+        if basis is not None and "basis" in self._buffers:
+            self.basis = torch.empty_like(basis, device=self.mean.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
         """Computes frozen features on the grid (FedDyMem Eq. 8).
 

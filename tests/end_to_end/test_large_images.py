@@ -121,7 +121,8 @@ def test_predict_scores_tiles_and_draws_heatmaps_of_the_images_shape(strip_run, 
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
     for row in rows:
-        assert Image.open(tmp_path / row["heatmap"]).size == (96, 64)
+        width, height = Image.open(tmp_path / row["heatmap"]).size
+        assert (width, height > 64) == (96, True)  # the caption is below
 
 
 @pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])

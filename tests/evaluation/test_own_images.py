@@ -115,7 +115,9 @@ def test_decisions_are_counted_where_the_images_are():
 
     samples = [Sample(Path("x"), product, defect) for product, defect, _ in rows]
     batches = DataLoader([{"score": score} for *_, score in rows], batch_size=2)
-    judge = AnomalyEvaluator(batches, False, Fabric(accelerator="cpu", devices=1))
+    judge = AnomalyEvaluator(
+        batches, [product for product, *_ in rows], False, Fabric(accelerator="cpu", devices=1)
+    )
     question = OwnDecisions(
         ["nut", "bolt", "pin"], {"nut": 0.5, "bolt": 0.0, "pin": math.inf}, samples, judge
     )

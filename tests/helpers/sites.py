@@ -74,10 +74,13 @@ class OwnHere(OwnScores):
             product = images.train[own[0]].category
             chosen = [i for i, sample in enumerate(images.test) if sample.category == product]
             loader = module._loader(module.test, chosen, module.eval_batch_size, False, torch.Generator())
-            self.judges[number] = AnomalyEvaluator(loader, images.has_masks, run.fabric, self.pro_limit)
+            products = [sample.category for sample in images.test]
+            self.judges[number] = AnomalyEvaluator(
+                loader, products, images.has_masks, run.fabric, self.pro_limit
+            )
 
     def __call__(self, client, number):
-        return self.unpack(self.pack(self.judges[number].score(client, number)))
+        return self.unpack(self.pack(self.judges[number].score(client, number).state))
 
 
 def in_one_process(folder: Path, words, products, images: Path | None = None):

@@ -304,7 +304,9 @@ def test_distillation_begins_after_the_warm_up(play, make_contrastive, make_imag
 
 
 def test_without_public_images_nothing_is_trained(federate, make_contrastive, make_images, tap):
-    with pytest.raises(UserError, match="distillation needs public images: give public=synthetic") as error:
+    with pytest.raises(
+        UserError, match="distillation needs public images: give public=natural, synthetic"
+    ) as error:
         federate(
             FADngsClient, FADngsServer, task=make_contrastive(), data={0: make_images()}, channel=tap,
             server={"distillation": EnsembleDistillation()},

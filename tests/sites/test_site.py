@@ -16,7 +16,7 @@ from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.site import Site, without_paths
 
 RUN = "0123456789abcdef"
-WORDS = ["method=fedavg", "task=autoencoder", "task.encoder.depth=18", "task.decoder.channels=16", *DEBUG]
+WORDS = ["method=fedavg", "task=autoencoder", "encoder.depth=18", "task.decoder.channels=16", *DEBUG]
 
 
 @pytest.fixture(scope="module")

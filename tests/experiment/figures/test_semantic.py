@@ -70,7 +70,6 @@ def drawn(monkeypatch):
     calls = {}
     for name, module in REPORTS.items():
         monkeypatch.setattr(module, name, lambda *given, name=name: calls.update({name: given}))
-    monkeypatch.setattr(semantic, "save_figure", lambda *given: None)
     monkeypatch.setattr(semantic, "tsne_layout", lambda features: features)
     return calls
 
