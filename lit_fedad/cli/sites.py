@@ -142,8 +142,8 @@ def _start_federation(options: Sequence[str]) -> None:
     chosen, _ = read(FederationOptions, options, "federation start", overrides=False)
     from lit_fedad.flower import coordinator
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder, display = coordinator.FederationFolder.open(Path(chosen.fed)), Display()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for name, fingerprint in folder.fingerprints().items():
         display.note(f"site {name}: {fingerprint}")
     coordinator.start(folder, display)
@@ -212,8 +212,9 @@ def _start_site(options: Sequence[str]) -> None:
     chosen, _ = read(SiteOptions, options, "site start", overrides=False)
     from lit_fedad.flower import site_folder
 
+    folder = site_folder.SiteFolder.open(Path(chosen.site))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the coordinator hears of a clean stop
-    site_folder.start(site_folder.SiteFolder.open(Path(chosen.site)), Display())
+    site_folder.start(folder, Display())
 
 
 def _site_status(options: Sequence[str]) -> None:
