@@ -65,6 +65,7 @@ def needs(group: str, option: str) -> list[str]:
         ("experiment", "semantic_small"): ["method=fadngs"],
         ("experiment", "gldp_small"): ["method=gldp"],
         ("experiment", "gldp_frozen"): ["method=gldp"],
+        ("experiment", "gldp_cifar10_frozen"): ["data.root=images", "method=gldp"],
         ("experiment", "fedvck_small"): ["method=fedvck"],
         **{
             ("experiment", name): ["data.root=images", "method=fedvck"]
@@ -104,11 +105,17 @@ def test_every_file_composes(group, option):
     assert config["method"]["name"]
 
 
+# Their own presets bring a task that takes classes.
+OF_CLASSES = {"gldp": "train", "prototype_statistics": "frozen"}
+
+
 @pytest.mark.parametrize("method", choices("method"))
 @pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
 @pytest.mark.slow
 def test_every_method_builds_in_small(method, preset):
     overrides = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
+    if preset == "experiment=small" and method in OF_CLASSES:
+        overrides += ["task=classifier", f"features={OF_CLASSES[method]}"]
     model = build_model(compose(overrides), ["a", "b"])
     assert model.client.task is model.task
     if model.backbone is not None:
@@ -131,11 +138,12 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     if isinstance(task, Classifier):
         assert task.classifier.out_features == 2
         widths = dict.fromkeys(("gldp_cifar10", "gldp_small"), 128)
+        widths |= dict.fromkeys(("gldp_frozen", "gldp_cifar10_frozen"), 256)
         widths |= dict.fromkeys(("fedvck", "fedvck_organs", "fedvck_natural"), 2048)
         assert task.num_features == widths.get(experiment, 512)
         return
     if isinstance(task, Contrastive):
-        assert task.encoder.num_features == (512 if experiment == "fadngs" else 128)
+        assert task.encoder.num_features == {"fadngs": 512, "semantic_small": 448}.get(experiment, 128)
         assert 0 < task.warmup < task.rounds == config["rounds"]
         return
     assert task.memory.shape[0] == (config["task"]["slots"] or config["task"]["grid"] ** 2)

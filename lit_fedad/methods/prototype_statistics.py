@@ -51,8 +51,7 @@ class PrototypeStatisticsClient(Client):
     """A client that sends statistics of its features by class, and predicts with the classifier of all clients.
 
     Args:
-        task: A classifier whose encoder is a frozen one without a network of its own (``features.hidden=0``),
-            with features of length 1.
+        task: A classifier whose encoder is a frozen one without a network of its own (``features.hidden=0``).
         prior: Class frequencies that a deployed client expects: ``balanced``, all alike, or ``own``, its own.
 
     Raises:
@@ -66,11 +65,12 @@ class PrototypeStatisticsClient(Client):
     def __init__(self, task: Classifier, prior: Literal["balanced", "own"] = "balanced") -> None:
         super().__init__(task)
         encoder = task.encoder
-        if not isinstance(encoder, FrozenEncoder) or encoder.network is not None or encoder.length != 1:
+        if not isinstance(encoder, FrozenEncoder) or encoder.network is not None:
             raise UserError(
                 "method prototype_statistics needs features that stay: give task=classifier features=frozen"
-                " features.hidden=0 features.length=1"
+                " features.hidden=0"
             )
+        self.length = encoder.length
         self.prior, self.measured = prior, 0
         self.own_counts = torch.zeros(task.classes, dtype=torch.float64)
 
@@ -87,7 +87,7 @@ class PrototypeStatisticsClient(Client):
     def receive(self, message: Message) -> None:
         """Loads the classifier, if there is one yet."""
         if len(message["weight"]):
-            self.task.classifier.weight.data.copy_(message["weight"][0])
+            self.task.classifier.weight.data.copy_(message["weight"][0] / self.length)
             self.task.classifier.bias.data.copy_(message["bias"][0])
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
@@ -108,7 +108,8 @@ class PrototypeStatisticsClient(Client):
     def send(self, loader: DataLoader) -> Message:
         """Returns ``count`` [n, K], ``mean`` [n, K, C] and ``within`` [n, C (C + 1) / 2] of the images of a new stage.
 
-        n is 1 in the first message of each stage, and 0 later. ``within`` is the covariance around classes' means.
+        n is 1 in the first message of each stage, and 0 later. ``within`` is the covariance around classes' means. All
+        are of features at length 1.
         """
         classes, channels, stage = self.task.classes, self.task.num_features, self.context.stage
         if self.measured > stage:
@@ -118,6 +119,7 @@ class PrototypeStatisticsClient(Client):
             self.task, loader, lambda batch: (self.task(batch).double().cpu(), batch["label"].cpu())
         )
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        features = features / self.length
         count = labels.bincount(minlength=classes)
         total = torch.zeros(classes, channels, dtype=torch.float64).index_add_(0, labels, features)
         mean = total / count.clamp(min=1)[:, None]

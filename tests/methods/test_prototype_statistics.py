@@ -101,6 +101,22 @@ def test_the_clients_own_frequencies_are_another_classifier():
     assert torch.equal(client.predict_step(batch).logits, balanced)
 
 
+def test_the_length_of_features_does_not_matter():
+    found = []
+    for length in (1, None):
+        torch.manual_seed(0)
+        task = Classifier(
+            FrozenEncoder(TinyPyramid(), size=32, hidden=0, length=length), CLASSES, augment=False
+        )
+        client = PrototypeStatisticsClient(task)
+        server = PrototypeStatisticsServer(client)
+        server.aggregate({0: Update(client.send(labelled(9)), 9)})
+        client.receive(server.broadcast(0))
+        (batch, *_) = labelled(3, seed=1)
+        found.append(client.predict_step(batch).logits)
+    torch.testing.assert_close(*found)
+
+
 def test_a_trained_encoder_is_refused():
     with pytest.raises(UserError, match="features.hidden=0"):
         PrototypeStatisticsClient(make_task(hidden=4))
