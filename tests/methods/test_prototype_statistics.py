@@ -114,7 +114,8 @@ def test_the_length_of_features_does_not_matter():
         client.receive(server.broadcast(0))
         (batch, *_) = labelled(3, seed=1)
         found.append(client.predict_step(batch).logits)
-    torch.testing.assert_close(*found)
+    scale = float(found[0].abs().max())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-4 * scale)
 
 
 def test_a_trained_encoder_is_refused():
