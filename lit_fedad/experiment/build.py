@@ -31,7 +31,7 @@ from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
-from lit_fedad.experiment.datasets import build_datasets
+from lit_fedad.experiment.datasets import build_datasets, check_form
 from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.run_folder import RunFolder
@@ -274,6 +274,7 @@ def build_data(
     config: Config, images: Images, partition: Partition, model: Model, fabric: Fabric, display: Display
 ) -> Data:
     """Builds the loaders of images, and computes frozen features that are not yet cached."""
+    check_form(config, images)
     transform = image_transform(config, model.task)
     train, test = build_datasets(config, images, transform, model.task, model.backbone, fabric, display)
     sizes = config["batch_size"], config["evaluation"]["batch_size"]

@@ -39,13 +39,8 @@ def build_datasets(
         backbone: Its frozen backbone; None for tasks that train on pixels.
         fabric: Device and processes.
         display: Shows progress and warnings.
-
-    Raises:
-        UserError: If images in memory have another form than configured.
     """
-    if isinstance(images, LabelledSet):
-        _check_form(config, images)
-    elif transform.fit == "crop" and fabric.is_global_zero:
+    if isinstance(images, ImageSet) and transform.fit == "crop" and fabric.is_global_zero:
         _warn_of_crop(images, transform, display)
     if frozen_encoder(task) is not None:
         return frozen_datasets(images, task, transform, pooled_folder(config), fabric, display)
@@ -54,8 +49,14 @@ def build_datasets(
     return _image_data(config, images, transform, backbone, fabric, display)
 
 
-def _check_form(config: Config, images: LabelledSet) -> None:
-    """Refuses sizes and channels other than those that images in memory have."""
+def check_form(config: Config, images: Images) -> None:
+    """Checks sizes and channels of images in memory.
+
+    Raises:
+        UserError: If others are configured than they have.
+    """
+    if not isinstance(images, LabelledSet):
+        return
     side = images.train_images.shape[-1]
     if config["image"]["size"] != side:
         raise UserError(

@@ -58,8 +58,8 @@ class GLDPClient(FedRepClient):
             (``"embedding"``, GLDP Eq. 7), or the head's prediction of the old prototype with its mean prediction of the
             class's images (``"logit"``, GLDP Eq. 8).
         temperature: Temperature of that softmax.
-        candidates: Classes that global prototypes choose from: those that the client has met (``"met"``), as n in GLDP
-            Eq. 13 runs over the client's classes, or ``"all"``.
+        candidates: Classes that global prototypes choose from: those that the client has met (``"met"``), as n in
+            GLDP Eq. 13 runs over the client's classes, or ``"all"``.
 
     Raises:
         UserError: If t is not below s, or lambda or beta is not in [0, 1].

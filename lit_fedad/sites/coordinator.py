@@ -184,6 +184,7 @@ def decisions(
                 "own": Rate.mixed([(held[name], rate) for name, rate in rates.items() if held.get(name)]),
                 "foreign": Rate.mixed([(1, rate) for name, rate in rates.items() if not held.get(name)]),
                 "products": rates,
+                "held": [name for name in rates if held.get(name)],
                 "without_promise": [name for name in rates if math.isinf(limits[name])],
             }
     return judged

@@ -52,3 +52,11 @@ def test_another_networks_weights_fit_and_give_its_predictions():
     images = torch.rand(2, 3, 16, 16)
     torch.testing.assert_close(encoder.train()(images), source.eval()(images))
     assert not [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def test_features_are_scaled_to_one_length():
+    network = nn.Linear(3, 4)
+    network.num_features = 4
+    found = trained_encoder(network, length=2.5)(torch.randn(5, 3))
+    torch.testing.assert_close(found.norm(dim=1), torch.full((5,), 2.5))
+    assert trained_encoder(network) is network

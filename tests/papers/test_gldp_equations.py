@@ -315,19 +315,22 @@ def test_equation_12(relation, lam):
 def test_equation_13():
     """By global prototypes; by its own, of which those of the current task come first; never an unknown class."""
     client, images = ready(), make_images(LABELS)
+    client.met = torch.tensor([kind in (0, 3) for kind in range(KINDS)])
+    met = {kind: vector for kind, vector in COMMON.items() if kind in (0, 3)}
     current = some(3, seed=9)
     client.current = packed(current)
     x, _ = arrays(images)
     with torch.no_grad():
         found = client.predict_step(next(iter(images)))
     z = embed(parameters(client), x)
-    for known, logits in ((COMMON, found.logits), ({**OLD, **current}, found.others["lp"])):
+    cases = ((met, found.logits), (COMMON, found.others["all"]), ({**OLD, **current}, found.others["lp"]))
+    for known, logits in cases:
         for row, feature in zip(logits, z, strict=True):
             distances = {n: np.sqrt(sum((feature - c) ** 2)) for n, c in known.items()}
             assert int(row.argmax()) == min(distances, key=distances.get)
             for n in range(KINDS):
                 assert float(row[n]) == pytest.approx(-distances.get(n, np.inf), rel=1e-5)
-    nearest = [min(np.sqrt(sum((feature - c) ** 2)) for c in COMMON.values()) for feature in z]
+    nearest = [min(np.sqrt(sum((feature - c) ** 2)) for c in met.values()) for feature in z]
     np.testing.assert_allclose(found.image_score.numpy(), nearest, rtol=1e-5)
     head = z @ parameters(client)[2].T + parameters(client)[3]
     np.testing.assert_allclose(found.others["head"].numpy(), head, rtol=1e-10)

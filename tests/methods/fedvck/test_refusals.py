@@ -47,7 +47,7 @@ def test_encoders_without_batch_statistics_are_refused(norm):
     task = Classifier(ConvNet(8, norm="instance", channels=4), K)
     if norm is None:
         task.encoder = nn.Conv2d(3, 4, 3)
-    with pytest.raises(UserError, match=r"no batch normalisation.*task\.encoder\.norm=batch") as error:
+    with pytest.raises(UserError, match=r"no batch normalisation.*encoder\.norm=batch") as error:
         FedVCKClient(task, Condensation(1))
     assert "\n" not in str(error.value)
 
