@@ -156,8 +156,8 @@ def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summar
 def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Rate]]:
     """Averages what `decide` returns of each product over the clients that hold it, and over those that do not.
 
-    All clients judge the same images, so the numbers of images are those of one client: further clients make no
-    interval narrower.
+    Clients of one run judge the same images, so the numbers of images are those of one client: further clients make no
+    interval narrower. Sites judge images of their own; their numbers are then the mean of those that have the product.
 
     Returns:
         Rates by side, ``own`` and ``foreign``, and product; without images where no client is on that side.
@@ -165,7 +165,8 @@ def product_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str
     found: dict[str, dict[str, Rate]] = {"own": {}, "foreign": {}}
     for product in dict.fromkeys(name for own in judged.values() for name in own["products"]):
         for side, rates in found.items():
-            chosen = [own for own in judged.values() if (product in own["held"]) == (side == "own")]
+            judging = [own for own in judged.values() if product in own["products"]]
+            chosen = [own for own in judging if (product in own["held"]) == (side == "own")]
             together = sum((own["products"][product] for own in chosen), Rate())
             rates[product] = Rate(*(count / max(len(chosen), 1) for count in vars(together).values()))
     return found
