@@ -52,6 +52,10 @@ def reader(config):
 @pytest.mark.slow
 def test_every_column_of_settings_is_what_its_label_says():
     found = columns_of(Setting, "gldp")
+    # Columns of frozen features are of settings of this library, beside the papers'.
+    found = {
+        place: setting for place, setting in found.items() if not any("_frozen" in key for key in place[0])
+    }
     assert len(found) == 13 + 9 + 4
     for (protocol, label), column in found.items():
         overrides = [*protocol, f"data={column.data}", *column.overrides, "data.root=images"]
@@ -109,7 +113,9 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in table_names() if name.startswith("gldp")])
+@pytest.mark.parametrize(
+    "name", sorted({name for name in table_names() if name.startswith("gldp")} - {"gldp_frozen"})
+)
 def test_every_row_trains_the_papers_epochs(name):
     table = read_table(name)[1]
     column = next(iter(table.columns.values()))
