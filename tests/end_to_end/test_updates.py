@@ -40,11 +40,14 @@ def desk(lab, tmp_path):
             return tmp_path / name
 
         @staticmethod
-        def images(name, indices):
+        def textures():
             settings = lab.config(tmp_path)["data"]
-            data = textures(
+            return textures(
                 **{key: value for key, value in settings.items() if key not in ("_target_", "name")}
             )
+
+        def images(self, name, indices):
+            data = self.textures()
             for client, own in indices.items():
                 for index in own:
                     sample = data.train[index]
@@ -53,7 +56,7 @@ def desk(lab, tmp_path):
                     shutil.copyfile(sample.path, path)
             return tmp_path / name
 
-    return Desk
+    return Desk()
 
 
 def fold(run, images, **options):
@@ -167,7 +170,7 @@ def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
     run, good = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15]})
     (tmp_path / "damaged" / "1").mkdir(parents=True)
     (tmp_path / "damaged" / "1" / "a.png").write_text("no image")
-    data = next(lab.shared.glob("**/test/good")).parent
+    tested = desk.textures().test[0].path.parent
     literal, _ = lab.finished("method=feddymem_literal")
     for folder, images, options, message in (
         (run, tmp_path / "nowhere", {}, r"images=\S+: no such folder"),
@@ -175,7 +178,7 @@ def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
         (run, good, {"client": 7}, r"client=7: the run has clients 0, 1"),
         (run, tmp_path / "damaged", {}, r"a.png: which product\? give product=NAME, or a folder for each"),
         (run, tmp_path / "damaged", {"product": "grass"}, r"a.png"),
-        (run, data, {"client": 0}, r"is a test image of the run; give others"),
+        (run, tested, {"client": 0, "product": "grass"}, r"is a test image of the run; give others"),
         (literal, good, {}, r"feddymem_literal with these settings is not made of sums"),
     ):
         with pytest.raises(UserError, match=message) as error:
