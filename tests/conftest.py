@@ -1,11 +1,15 @@
 """Fixtures for all tests."""
 
+import copy
 import functools
+import gc
+import io
 import warnings
 
 import hypothesis
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -21,6 +25,28 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+def pytest_collection_finish():
+    """Keeps the modules, which stay, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def configuration_files_are_parsed_once():
+    """Hydra parses some thirty files anew for each of the hundreds of configurations that tests compose."""
+    parse, parsed = OmegaConf.load, {}
+
+    def load(file):
+        text = file.read()
+        if text not in parsed:
+            parsed[text] = parse(io.StringIO(text))
+        return copy.deepcopy(parsed[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(load))
+        yield
 
 
 class TinyPyramid(nn.Module):

@@ -53,7 +53,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_files_compute_what_the_client_does(lab, name, tmp_path):
     """`export` refuses files that do not; here its own measure is not trusted."""
-    run, _ = lab.finished(*RUNS[name], "evaluation.pictures=0")
+    run, _ = lab.finished(*RUNS[name])
     export(str(run), client=0, out=str(tmp_path))
     onnx, pt2 = (FORMATS[form].load(tmp_path / f"detector.{form}") for form in ("onnx", "pt2"))
     side = json.loads((tmp_path / "preprocessing.json").read_text())["size"]
@@ -80,7 +80,7 @@ def test_a_tracked_run_keeps_its_export(lab, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.chdir(tmp_path)
-    lab.train(tmp_path / "run", "tracking=mlflow", f"tracking.uri={uri}", "evaluation.pictures=0", "rounds=1")
+    lab.train(tmp_path / "run", "tracking=mlflow", f"tracking.uri={uri}", "rounds=1")
     out = export(str(tmp_path / "run"), formats=("pt2",))
     run_id = json.loads((tmp_path / "run" / "tracking" / "sent.json").read_text())["run_id"]
     found = mlflow.MlflowClient(uri).list_artifacts(run_id, f"export/{out.name}")
@@ -99,7 +99,7 @@ def test_real_weights_and_photographs(lab, tmp_path):
 
     overrides = (
         "experiment=real_mixture", f"data.root={ROOT}", f"backbone.weights={weights}", "tracking=off",
-        "data.train_per_product=8", "data.test_per_product=4", "rounds=1", "evaluation.pictures=0",
+        "data.train_per_product=8", "data.test_per_product=4", "rounds=1",
         "partition=iid", "partition.clients=2", "fabric.accelerator=cpu", f"cache.folder={lab.shared}",
         f"out={tmp_path / 'run'}",
     )  # fmt: skip

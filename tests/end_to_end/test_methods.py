@@ -76,8 +76,6 @@ def test_method_trains_and_writes_its_files(lab, method):
     assert list(partition.sizes) == stored["partition"]["sizes"]
     held = (*partition.clients, *partition.calibration)
     assert sorted(index for own in held for index in own) == list(range(20))
-    pictures = {"partition", "heatmaps", "scores", "i_auroc", "p_auroc", "pro", "aupr"}
-    assert pictures <= {path.stem for path in (out / "figures").glob("*.png")}
 
 
 SMALL_SEMANTIC = (
@@ -85,7 +83,7 @@ SMALL_SEMANTIC = (
     "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=5",
     "data.test_per_class=1", "data.train_per_set=2", "data.test_per_set=5", "data.size=16", "image.size=16",
     "encoder.channels=4", "task.projection=8", "public.count=8", "method.server.distillation.queue=64", "task.warmup=1",
-    "partition.clients=2", "evaluation.pictures=0",
+    "partition.clients=2",
 )  # fmt: skip
 
 
@@ -118,7 +116,7 @@ STREAM = (
     "experiment=gldp_small",
     "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
     "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
-    "partition.imbalance=2", "partition.server_labelled=2", "encoder.channels=4", "evaluation.pictures=0",
+    "partition.imbalance=2", "partition.server_labelled=2", "encoder.channels=4",
 )  # fmt: skip
 SHORT = {
     "gldp": ("method.client.base_epochs=1", "method.client.head_epochs=2"),
@@ -152,8 +150,6 @@ def test_classifying_method_trains_and_writes_its_files(lab, differences, method
     assert first["forgetting"]["mean"] is None
     assert -1 <= last["forgetting"]["mean"] <= 1
     assert Partition.load(out / "partition.json").stages is not None
-    drawn = {"partition", "selection_accuracy", *(() if method == "prototype_statistics" else ("loss",))}
-    assert drawn <= {path.stem for path in (out / "figures").glob("*.png")}
     evaluate(str(out))
     assert differences(strict_json(out / "evaluation.json"), last) == []
 
@@ -161,7 +157,7 @@ def test_classifying_method_trains_and_writes_its_files(lab, differences, method
 MOTIFS = (
     "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
     "data.test_per_class=3", "data.size=16", "image.size=16", "partition=iid", "partition.clients=2",
-    "encoder.channels=4", "method.client.least=3", "method.client.minimum=2", "evaluation.pictures=0",
+    "encoder.channels=4", "method.client.least=3", "method.client.minimum=2",
     "method.client.condensation.steps=2", "method.client.condensation.batch=4", "method.server.training.epochs=2",
 )  # fmt: skip
 
@@ -228,7 +224,7 @@ def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differen
         *overrides[:-1],
         "task.projection=6",
     ]
-    lab.train(tmp_path / "other", *overrides, f"start={start}", "rounds=0", "evaluation.pictures=0")
+    lab.train(tmp_path / "other", *overrides, f"start={start}", "rounds=0")
     old = lab.state(start)["server"]["weights"]
     new = lab.state(tmp_path / "other")["server"]["weights"]
     assert differences(*({n: e for n, e in w.items() if n.startswith("encoder.")} for w in (old, new))) == []
@@ -272,7 +268,7 @@ def test_methods_differ_where_they_should(lab):
 @pytest.mark.slow
 def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
     # Slots beyond the two rows of minima and steps that a byte-coded matrix carries.
-    settings = ("method=feddymem_literal", "task.grid=16", "evaluation.pictures=0", "rounds=1")
+    settings = ("method=feddymem_literal", "task.grid=16", "rounds=1")
     plain = lab.finished(*settings)[1]
     coded = lab.finished(*settings, f"federation={coding}")[1]
     assert coded["bytes_up"][-1] == pytest.approx(share * plain["bytes_up"][-1], rel=0.06)
@@ -283,7 +279,7 @@ def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
 @pytest.mark.slow
 def test_partial_participation(lab):
     settings = ("method=feddymem_trained", "federation=partial", "partition.clients=5", "rounds=3")
-    result = lab.finished(*settings, "evaluation.pictures=0")[1]
+    result = lab.finished(*settings)[1]
     memory = result["elements_up"][result["exchanges"].index(-1)] // 5
     assert result["elements_up"][-3:] == [2 * memory] * 3
     assert len(result["last"]["i_auroc"]["per_client"]) == 5
@@ -301,7 +297,7 @@ def test_same_command_shows_what_is_complete(lab, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_fresh_trains_anew(lab, tmp_path, monkeypatch, differences, outcome):
-    settings = ("method=local", "rounds=0", "evaluation.pictures=0")
+    settings = ("method=local", "rounds=0")
     first = lab.train(tmp_path / "run", *settings)
     (tmp_path / "run" / "notes.txt").write_text("mine")
     played = []
@@ -321,7 +317,7 @@ def test_folder_of_another_configuration_is_refused(lab):
 
 
 def test_corrected_command_may_use_the_folder_of_the_refused_one(lab, tmp_path):
-    settings = ("method=local", "rounds=0", "evaluation.pictures=0")
+    settings = ("method=local", "rounds=0")
     with pytest.raises(UserError, match="learning_rate='high' must be"):
         lab.train(tmp_path / "run", *settings, "task.learning_rate=high")
     assert lab.train(tmp_path / "run", *settings)["last"]

@@ -68,7 +68,7 @@ def test_client_that_fails_after_training_leaves_no_trace(lab, tmp_path, monkeyp
         return send(self, loader)
 
     monkeypatch.setattr(FedDyMemClient, "send", fails_once)
-    overrides = ("federation.sampler.on_failure=skip", "rounds=3", "evaluation.pictures=0")
+    overrides = ("federation.sampler.on_failure=skip", "rounds=3")
     expected = lab.train(tmp_path / "straight", *overrides)
     with monkeypatch.context() as patch:
         play = Federation.play
@@ -101,14 +101,14 @@ def test_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     """SIGKILL, three times a run. LIT_FEDAD_KILLED_RUNS sets the number of runs."""
     out, draw, kills = tmp_path / "run", random.Random(seed), 0
     for target in sorted(draw.sample(range(-3, 13), 3)):
-        process = lab.start(out, "rounds=12")
+        process = lab.start(out, "rounds=12", "evaluation.pictures=1")
         while process.poll() is None and _last_round(out) < target:
             time.sleep(0.002)
         time.sleep(draw.uniform(0, 0.3))
         kills += process.poll() is None
         process.kill()
         process.communicate()
-    lab.command(out, "rounds=12")
+    lab.command(out, "rounds=12", "evaluation.pictures=1")
     results = [json.loads((folder / "result.json").read_text()) for folder in (out, straight)]
     assert kills
     assert differences(*map(outcome, results)) == []

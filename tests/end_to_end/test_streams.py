@@ -50,13 +50,12 @@ def test_products_come_in_turn(lab, method):
     counts = np.array(result["partition"]["counts"])
     assert [(counts > 0).sum(), counts.sum()] == [4, 8]
     assert set(json.loads((out / "calibration.json").read_text())["clients"]) == {"0", "1"}
-    assert {"partition", "heatmaps", "scores", "i_auroc"} <= {p.stem for p in (out / "figures").glob("*.png")}
 
 
 @pytest.mark.slow
 def test_only_ends_of_tasks_are_needed(lab, differences):
     _, every = lab.finished("method=fedavg", *TWO)
-    _, seldom = lab.finished("method=fedavg", *TWO, "evaluation.every=100", "evaluation.pictures=0")
+    _, seldom = lab.finished("method=fedavg", *TWO, "evaluation.every=100")
     assert list(seldom["metrics"]) == ["0", "2", "4"]
     assert differences(every["last"], seldom["last"]) == []
 
@@ -66,7 +65,7 @@ def test_only_ends_of_tasks_are_needed(lab, differences):
 )
 def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeypatch, method):
     """To train, to send, and to renew what they score with."""
-    settings = (f"method={method}", *TWO, "evaluation.pictures=0")
+    settings = (f"method={method}", *TWO)
     client = locate(lab.config(tmp_path / "run", *settings)["method"]["client"]["_target_"])
     seen = {}
 
@@ -116,7 +115,7 @@ AUTOENCODER = (
 
 def test_clients_that_predict_alike_are_judged_at_their_own_tasks(lab):
     """Client 0 sees gravel, then grain, client 1 the other way round; both are the one averaged autoencoder."""
-    _, result = lab.finished(*AUTOENCODER, *TWO, "partition.rotate=true", "evaluation.pictures=0")
+    _, result = lab.finished(*AUTOENCODER, *TWO, "partition.rotate=true")
     own = [
         {name: result["last"][name]["per_client"][client] for name in ("i_auroc", *TASKS)} for client in "01"
     ]
@@ -130,7 +129,7 @@ def test_clients_that_predict_alike_are_judged_at_their_own_tasks(lab):
 def test_classes_of_a_task_stream_are_products(lab):
     """One product a task, clients of one to three tasks; products may come back."""
     stream = ("partition=task_stream", "partition.clients=3", "partition.classes=1", "partition.stages=3")
-    sizes = ("partition.min_stages=1", "partition.imbalance=1", "rounds=3", "evaluation.pictures=0")
+    sizes = ("partition.min_stages=1", "partition.imbalance=1", "rounds=3")
     out, result = lab.finished("method=local", *stream, *sizes)
     tasks = json.loads((out / "partition.json").read_text())["stages"]
     for client, own in enumerate(tasks):
@@ -168,7 +167,7 @@ def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome
     results = []
     for devices in (1, 2):
         out = tmp_path / str(devices)
-        lab.command(out, *settings, *TWO, f"fabric.devices={devices}", "evaluation.pictures=0")
+        lab.command(out, *settings, *TWO, f"fabric.devices={devices}")
         results.append(outcome(json.loads((out / "result.json").read_text())))
     assert differences(*results) == []
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mlflow")
 
-TRACKED = ("tracking=mlflow", "tracking.experiment=e2e", "method=feddymem_literal")
+TRACKED = ("tracking=mlflow", "tracking.experiment=e2e", "method=feddymem_literal", "evaluation.pictures=1")
 
 
 def the_run(folder):

@@ -55,13 +55,13 @@ def test_a_result_of_another_configuration_is_never_shown(lab, tmp_path):
 def test_of_two_commands_at_once_one_runs(lab, forking, tmp_path, outcome, differences, seeds):
     """LIT_FEDAD_PAIRS sets how often."""
     expected = {
-        seed: json.loads(json.dumps(lab.finished(f"seed={seed}", "evaluation.pictures=0")[1]))
+        seed: json.loads(json.dumps(lab.finished(f"seed={seed}")[1]))
         for seed in seeds
     }
     for pair in range(PAIRS):
         out, logs = tmp_path / str(pair), [tmp_path / f"{pair}_{number}.log" for number in range(2)]
         processes = [
-            forking.start(["train", *lab.overrides(out, f"seed={seed}", "evaluation.pictures=0")], log)
+            forking.start(["train", *lab.overrides(out, f"seed={seed}")], log)
             for seed, log in zip(seeds, logs, strict=True)
         ]
         ends = [forking.wait(process) for process in processes]

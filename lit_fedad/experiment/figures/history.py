@@ -19,16 +19,16 @@ _NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "aupimo")
 
 
 class History(RunCallback):
-    """A callback that draws the partition before the first round, and curves after the last."""
+    """A callback that draws the partition and, after the last round, curves, unless ``evaluation.pictures`` is 0."""
 
     def on_run_start(self, run: Run) -> None:
         """Draws ``partition.png``."""
-        if run.fabric.is_global_zero:
+        if run.fabric.is_global_zero and run.config["evaluation"]["pictures"]:
             draw_partition(run.data, run.folder.path)
 
     def on_rounds_end(self, run: Run) -> None:
         """Draws a figure of each metric's curves, and ``communication.png``."""
-        if run.fabric.is_global_zero:
+        if run.fabric.is_global_zero and run.config["evaluation"]["pictures"]:
             draw_curves(run.federation.history, run.folder.path)
             metric = run.federation.evaluator.metrics[0]
             draw_communication(run.federation.history, metric, run.folder.path)

@@ -1,0 +1,34 @@
+"""A run draws what suits its kind of data, and nothing where no pictures are wanted."""
+
+import pytest
+
+DRAWN = ("evaluation.pictures=1",)
+IN_TURN = ("partition=products_in_turn", "partition.order=[gravel,grain]", "partition.clients=2")
+CLASSES = (
+    "experiment=gldp_small",
+    "data=motif_classes", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=12",
+    "data.test_per_class=3", "data.size=16", "image.size=16", "partition=task_stream", "partition.stages=2",
+    "partition.imbalance=2", "partition.server_labelled=2", "encoder.channels=4",
+    "method.client.base_epochs=1", "method.client.head_epochs=2",
+)  # fmt: skip
+DETECTOR = {"partition", "heatmaps", "scores", "calibration", "i_auroc", "p_auroc", "pro", "aupr"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("method=fedavg",), {*DETECTOR, "loss", "communication"}),
+        (("method=feddymem", *IN_TURN, "rounds=2"), DETECTOR),
+        (("method=gldp", *CLASSES), {"partition", "selection_accuracy", "loss", "communication"}),
+    ],
+)
+def test_pictures_suit_the_data(lab, settings, expected):
+    out, _ = lab.finished(*settings, *DRAWN)
+    assert expected <= {path.stem for path in (out / "figures").glob("*.png")}
+    assert all(path.stat().st_size > 1000 for path in (out / "figures").glob("*.png"))
+
+
+def test_no_pictures_are_drawn_where_none_are_wanted(lab):
+    out, _ = lab.finished("method=feddymem")
+    assert not list(out.rglob("*.png"))
