@@ -162,6 +162,7 @@ def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
     assert report != audited.report
 
 
+@pytest.mark.slow
 def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypatch):
     play, played = Federation.play, []
 

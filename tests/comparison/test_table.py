@@ -212,6 +212,7 @@ def test_own_experiment_in_place_of_the_papers_settings(quick_runs):
     assert Path("reports/gldp_fig4-gldp_small/gldp_fig4.png").read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.slow
 def test_rows_that_are_the_same_run_are_run_once(quick_runs):
     report_table(
         ["table=fig8", "data=textures", "tracking=off", "seeds=0,1", "rows=1,2"], Display(quiet=True)

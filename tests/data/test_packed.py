@@ -248,6 +248,7 @@ def test_flipped_bits_and_foreign_members_name_the_key(plain):
     refused("test.npz: key 'images' is", root, "train.npz", "test.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_cifar10():

@@ -314,6 +314,7 @@ def test_the_torchvision_configuration_reaches_its_readers(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_cifar10_against_cifar100_and_imagenet():

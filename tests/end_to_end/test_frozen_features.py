@@ -25,7 +25,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("classifier", "whole images") else pytest.mark.slow) for n in RUNS],
+)
 def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_path, outcome, name):
     """A run that fills the cache, one that reads it, and one without."""
     folder = f"cache.folder={tmp_path / 'cache'}"
@@ -43,7 +46,14 @@ def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_pa
     assert (anew["scalars"], anew["bytes_up"]) == (read["scalars"], read["bytes_up"])
 
 
-@pytest.mark.parametrize("name", ["patches", "whole images", "contrastive, of files"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("patches", marks=pytest.mark.slow),
+        "whole images",
+        pytest.param("contrastive, of files", marks=pytest.mark.slow),
+    ],
+)
 def test_runs_on_image_files_are_judged_again_and_predict(lab, tmp_path, differences, name):
     out, result = lab.finished(*RUNS[name])
     evaluate(str(out))

@@ -231,6 +231,7 @@ def test_weights_that_fit_are_taken_and_the_others_drawn(lab, tmp_path, differen
     assert new["projection.2.weight"].shape[0] == 6
 
 
+@pytest.mark.slow
 def test_a_start_that_is_none_is_refused_in_one_line(lab, tmp_path):
     start, _ = ended(lab)
     (tmp_path / "begun").mkdir()

@@ -124,6 +124,7 @@ def _last_round(out: Path) -> int:
     return max(complete, default=-3)
 
 
+@pytest.mark.slow
 def test_a_complete_run_with_another_promise_is_judged_anew_and_not_trained(lab, tmp_path, capsys):
     out = tmp_path / "run"
     before = lab.train(out, "rounds=1")

@@ -21,13 +21,13 @@ from lit_fedad.sites.status import read_status
 
 OTHERS = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
-    "federated_subspace", "federated_patchcore", "feddymem_trained", "feddymem_close", "feddymem_literal",
+    "feddymem", "federated_subspace", "feddymem_trained", "feddymem_close", "feddymem_literal",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "method",
-    ["feddymem", *(pytest.param(m, marks=pytest.mark.slow) for m in OTHERS)],
+    ["federated_patchcore", *(pytest.param(m, marks=pytest.mark.slow) for m in OTHERS)],
 )
 def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, method):
     played = []

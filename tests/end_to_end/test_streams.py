@@ -60,9 +60,8 @@ def test_only_ends_of_tasks_are_needed(lab, differences):
     assert differences(every["last"], seldom["last"]) == []
 
 
-@pytest.mark.parametrize(
-    "method", ["feddymem", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS if m != "feddymem")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeypatch, method):
     """To train, to send, and to renew what they score with."""
     settings = (f"method={method}", *TWO)
@@ -99,6 +98,7 @@ def test_the_evaluate_command_finds_earlier_tasks_in_the_history(lab, difference
     assert differences(again, json.loads(json.dumps(result["last"]))) == []
 
 
+@pytest.mark.slow
 def test_the_predict_command_scores_images_of_every_task(lab, tmp_path):
     out, result = lab.finished("method=fedavg", *TWO)
     folder = Path(result["config"]["data"]["root"])

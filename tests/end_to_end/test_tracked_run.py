@@ -59,6 +59,7 @@ def desk(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_tracked_run_can_be_read_back(lab, desk):
     check(desk, lab.train(desk / "run", *TRACKED), rounds=2)
 

@@ -26,7 +26,14 @@ class Meanwhile(FederationCallback):
             self.call()
 
 
-@pytest.mark.parametrize("own", [[], ["seed=1"], ["fresh=true"]], ids=["same", "other", "fresh"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param([], id="same", marks=pytest.mark.slow),
+        pytest.param(["seed=1"], id="other"),
+        pytest.param(["fresh=true"], id="fresh", marks=pytest.mark.slow),
+    ],
+)
 def test_a_second_command_on_a_folder_is_refused(lab, tmp_path, outcome, differences, own, monkeypatch):
     refusals = []
 
@@ -41,6 +48,7 @@ def test_a_second_command_on_a_folder_is_refused(lab, tmp_path, outcome, differe
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 0
 
 
+@pytest.mark.slow
 def test_a_result_of_another_configuration_is_never_shown(lab, tmp_path):
     lab.train(tmp_path / "run")
     lab.train(tmp_path / "other", "seed=1")
@@ -54,10 +62,7 @@ def test_a_result_of_another_configuration_is_never_shown(lab, tmp_path):
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)], ids=["same", "other"])
 def test_of_two_commands_at_once_one_runs(lab, forking, tmp_path, outcome, differences, seeds):
     """LIT_FEDAD_PAIRS sets how often."""
-    expected = {
-        seed: json.loads(json.dumps(lab.finished(f"seed={seed}")[1]))
-        for seed in seeds
-    }
+    expected = {seed: json.loads(json.dumps(lab.finished(f"seed={seed}")[1])) for seed in seeds}
     for pair in range(PAIRS):
         out, logs = tmp_path / str(pair), [tmp_path / f"{pair}_{number}.log" for number in range(2)]
         processes = [

@@ -96,7 +96,7 @@ BOTH, ONE = {0: [15, 16], 1: [17, 18, 19]}, {1: [15, 19]}
         pytest.param(SUBSPACE, BOTH, id="subspace, both"),
         pytest.param(SUBSPACE, ONE, id="subspace, one", marks=pytest.mark.slow),
         pytest.param(BANK, BOTH, id="bank, both", marks=pytest.mark.slow),
-        pytest.param(BANK, ONE, id="bank, one"),
+        pytest.param(BANK, ONE, id="bank, one", marks=pytest.mark.slow),
     ],
 )
 def test_an_update_is_a_further_stage_of_training(lab, desk, method, new):
@@ -116,6 +116,7 @@ def test_an_update_is_a_further_stage_of_training(lab, desk, method, new):
     same(*(calibrated(folder) for folder in (version, trained)))
 
 
+@pytest.mark.slow
 def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, desk):
     run = desk.train("run", *SUBSPACE, clients=BASE)
     fold(run, desk.images("first", {0: [15, 16]}))
@@ -130,6 +131,7 @@ def test_two_updates_of_a_subspace_are_training_with_all_images_at_once(lab, des
     assert [sum(counts.total for counts in counted[client].values()) for client in (0, 1)] == [11, 9]
 
 
+@pytest.mark.slow
 def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_path):
     run, photos = desk.train("run", *SUBSPACE, clients=BASE), desk.images("photos", {0: [2, 19]}) / "0"
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}

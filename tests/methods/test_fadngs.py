@@ -75,7 +75,15 @@ class Stop(Exception):  # noqa: N818
 # ------------------------------------------------------------------------------------ what it comes down to
 
 
-@pytest.mark.parametrize(("loss", "warmup"), [(SimCLR(), 1), (SimCLR(), 0), (CRAD(), 1), (CRAD(), 0)])
+@pytest.mark.parametrize(
+    ("loss", "warmup"),
+    [
+        pytest.param(SimCLR(), 1, marks=pytest.mark.slow),
+        pytest.param(SimCLR(), 0, marks=pytest.mark.slow),
+        pytest.param(CRAD(), 1, marks=pytest.mark.slow),
+        (CRAD(), 0),
+    ],
+)
 def test_without_shared_densities_and_distillation_it_is_fedavg(
     play, federate, make_contrastive, make_images, exactly, loss, warmup
 ):
@@ -197,7 +205,7 @@ class Watched(FADngsClient):
         Watched.adapted += 1
 
 
-@pytest.mark.parametrize("buffers", ["mean", "local"])
+@pytest.mark.parametrize("buffers", ["mean", pytest.param("local", marks=pytest.mark.slow)])
 def test_embeddings_are_never_used_under_other_weights(play, make_contrastive, make_images, buffers):
     """Training and evaluation, of clients that took part in the round before and of others."""
     data = {client: make_images(6, seed=client) for client in range(4)}
@@ -239,6 +247,7 @@ def test_a_client_that_fails_at_its_densities_keeps_its_old_ones(
 # --------------------------------------------------------------------------------------- who the clients are
 
 
+@pytest.mark.slow
 def test_it_does_not_matter_who_holds_which_data(play, make_contrastive, make_images, exactly):
     """Bit for bit, where neither views nor batches are random: all shares are eighths."""
     sizes, holders = {0: 2, 1: 4, 2: 4, 3: 6}, {0: 2, 1: 3, 2: 0, 3: 1}
@@ -323,7 +332,7 @@ def test_without_statistics_of_the_server_there_is_no_distillation(play, make_co
 # ----------------------------------------------------------------------------------- going on, and looking on
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_interrupted_runs_end_as_uninterrupted_ones(
     play, make_contrastive, make_images, exactly, monkeypatch, shared
 ):
@@ -357,7 +366,7 @@ def test_interrupted_runs_end_as_uninterrupted_ones(
     exactly(outcome(play(task(), data, folder="parts", **settings)), outcome(whole))
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_evaluation_leaves_no_trace(play, make_contrastive, make_images, exactly, shared):
     data = {client: make_images(5 + client, seed=client) for client in range(3)}
     settings = {"sed": True, "fraction": 0.67, "shuffle": True, "settings": {"share_densities": shared}}

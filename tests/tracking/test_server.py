@@ -52,6 +52,7 @@ def test_first_use_by_several_runs_at_once(tmp_path, start_python, monkeypatch):
         assert len(client.get_metric_history(run.info.run_id, "metric 3")) == 50
 
 
+@pytest.mark.slow
 def test_a_kill_while_the_database_is_made_leaves_no_broken_one(tmp_path):
     """What a killed process left of the draft is thrown away, not taken for a database."""
     (tmp_path / "mlflow.db-draft").write_bytes(b"half a database")

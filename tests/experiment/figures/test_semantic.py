@@ -157,6 +157,7 @@ def test_a_run_continued_after_its_last_round_has_all_pictures_again(finished, d
     assert list(drawn["draw_score_boxes"][1]) == ["global"]  # local models are not kept
 
 
+@pytest.mark.slow
 def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
     assert (
         train(compose([*FADNGS, "rounds=1", "evaluation.pictures=0", f"out={tmp_path}"]), quiet=True)[
