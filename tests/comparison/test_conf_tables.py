@@ -167,7 +167,7 @@ def test_the_papers_tables_agree_with_each_other():
 def test_fadngs_tables_agree_with_each_other():
     """FADngs without distillation stands in three tables, with it in three."""
     tables = {number: read_table(f"fadngs_{number}")[1] for number in (1, 3, 4, 5, 6)}
-    without, full = (row.paper["semantic_cifar10"] for row in tables[1].rows)
+    without, full = (row.paper["semantic_cifar10"] for row in tables[1].rows[-2:])
     assert tables[3].rows[-1].paper["semantic_cifar10"] == without
     assert tables[4].rows[-1].paper["semantic_cifar10"] == without
     in_other_order = [*full[2:], *full[:2]]
