@@ -72,6 +72,8 @@ CONTRASTIVE_ONLY = [name for name in choices("method") if client_class(name).nee
 OWN = {
     **{m: ["public.count=8", "method.server.distillation.queue=64"] for m in CONTRASTIVE_ONLY},
     "deep_svdd": ["method.client.pretraining=1"],
+    "fedmix": ["method.client.local_epochs=1", "method.client.weight=0.3"],
+    "fedgen": ["method.client.local_epochs=1", "method.client.hidden=8", "method.server.steps=2"],
     "gldp": ["method.client.base_epochs=1", "method.client.head_epochs=2"],
     "creff": ["method.client.local_epochs=1", "method.server.retraining_epochs=2"],
     "fedic": [
