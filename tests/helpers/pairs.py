@@ -27,7 +27,15 @@ def target(group, name, *keys):
 TASKS = {
     **{
         name: target("task", name)
-        for name in ("memory_bank", "classifier", "contrastive", "subspace", "deep_svdd", "one_class_svm")
+        for name in (
+            "memory_bank",
+            "classifier",
+            "contrastive",
+            "subspace",
+            "deep_svdd",
+            "one_class_svm",
+            "panda",
+        )
     },
     "autoencoder": target("task/autoencoder", "train"),
     "feature_autoencoder": target("task/autoencoder", "frozen"),

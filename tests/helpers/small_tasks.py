@@ -35,6 +35,9 @@ def small_tasks(folder):
             "task=deep_svdd", "features=train", "encoder.channels=4", "task.decoder.channels=4", "task.width=8",
             *motifs,
         ],
+        "panda": [
+            "task=panda", "features=frozen", "backbone=resnet18", "features.size=32", "features.hidden=8", *motifs,
+        ],
         "one_class_svm": [
             "task=one_class_svm", "features=frozen", "backbone=resnet18", "features.size=32", "task.hidden=8",
             "task.width=8", "task.fourier=16", *motifs,
