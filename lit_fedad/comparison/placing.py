@@ -58,7 +58,9 @@ def places_of(table: Table, run: CompleteRun) -> list[Place]:
     differing = [
         (row, differences(run.config, composed((*base, *row.overrides), run)))
         for row in (*table.rows, *table.beyond)
-        if f"method={run.config['method']['name']}" in row.overrides and _measured(table, row, run)
+        if f"method={run.config['method']['name']}" in row.overrides
+        and _of_task(row, base, run)
+        and _measured(table, row, run)
     ]
     least = min((len(differs) for _, differs in differing), default=0)
     places = []
@@ -155,6 +157,14 @@ def comparable(name: str, place: Place, places: Sequence[Place]) -> bool:
     methods = {other.run.result["method"] for other in beside}
     own = name.partition("_")[0]
     return len({other.row.label for other in beside}) > 1 and any(m.startswith(own) for m in methods)
+
+
+def _of_task(row: Row, base: tuple[str, ...], run: CompleteRun) -> bool:
+    """Tells whether a run has the task of a row that names one: methods that take any task are no row by themselves."""
+    if not any(override.startswith("task=") for override in row.overrides):
+        return True
+    config = composed((*base, *row.overrides), run)
+    return bool(config) and config["task"]["_target_"] == run.config["task"]["_target_"]
 
 
 def _measured(table: Table, row: Row, run: CompleteRun) -> bool:

@@ -76,6 +76,8 @@ class RelationalContrast(nn.Module):
         hidden: Width of the hidden layer of h.
         temperature: Temperature tau.
         with_own: Whether the class itself is in the denominator.
+        prior: Whether every class counts as often as the batch has images of it, in numerator and denominator: the
+            released code sums over a batch's images, not over classes.
     """
 
     prototypes: Tensor
@@ -88,6 +90,7 @@ class RelationalContrast(nn.Module):
         hidden: int = 128,
         temperature: float = 1.0,
         with_own: bool = True,
+        prior: bool = False,
     ) -> None:
         super().__init__()
         width = prototypes.shape[1]
@@ -97,7 +100,7 @@ class RelationalContrast(nn.Module):
         own = torch.eye(len(prototypes), dtype=torch.bool) & negatives.any(1) & with_own
         self.register_buffer("prototypes", prototypes)
         self.register_buffer("candidates", negatives | own)
-        self.temperature = temperature
+        self.temperature, self.prior = temperature, prior
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean loss over images whose class has hard negatives and a prototype; 0 without any.
@@ -111,6 +114,8 @@ class RelationalContrast(nn.Module):
         """
         judged = self.candidates.any(1)[labels] & (self.prototypes[labels] != 0).any(1)
         similarity = F.normalize(self.head(features).float(), dim=1) @ self.prototypes.T / self.temperature
+        if self.prior:
+            similarity = similarity + labels.bincount(minlength=len(self.prototypes)).log()
         rivals = similarity.where(self.candidates[labels], -torch.inf)[judged].logsumexp(1)
         own = similarity.gather(1, labels[:, None])[judged, 0]
         return (rivals - own).sum() / judged.sum().clamp(min=1)

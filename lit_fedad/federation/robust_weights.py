@@ -191,7 +191,9 @@ def inner_products(updates: Mapping[int, Update], names: list[str], previous: Me
     """Computes the inner products [N, N] of the clients' changes of all named entries, in double precision."""
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name in names:
-        changes = _stacked(updates, name).sub_(previous[name]).flatten(1)
+        changes = (
+            _stacked(updates, name).sub_(previous[name]).reshape(len(updates), -1)
+        )  # a single number too
         products.addmm_(changes, changes.T)
     return products
 

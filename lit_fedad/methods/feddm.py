@@ -115,6 +115,8 @@ class FedDMClient(FedAvgClient):
         self.mean, self.std = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
         self.share, self.minimum, self.least = share, minimum, least
         self.init, self.radius, self.quantize = init, radius, quantize
+        self.synthetic = torch.empty(0)
+        """The images of the last condensation, normalised and not clipped."""
         self._upload: Message = {}
 
     @property
@@ -157,7 +159,8 @@ class FedDMClient(FedAvgClient):
                         generator,
                         fabric,
                     )
-        pixels = synthetic.cpu() * self.std + self.mean
+        self.synthetic = synthetic.cpu()
+        pixels = self.synthetic * self.std + self.mean
         self._upload = {
             IMAGES: as_bytes(pixels) if self.quantize else pixels,
             CLASSES: torch.tensor(own.classes, dtype=torch.int64),

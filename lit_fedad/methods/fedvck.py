@@ -8,7 +8,7 @@ model confuses, by the clients' logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -66,7 +66,7 @@ class FedVCKClient(FedDMClient):
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
 
-    kept = ("previous",)
+    kept: ClassVar[tuple[str, ...]] = ("previous",)
 
     def __init__(
         self,
@@ -112,7 +112,11 @@ class FedVCKClient(FedDMClient):
             SIZES: torch.tensor(own.sizes, dtype=torch.int64),
         }
         self._running = {name: buffer.clone() for name, buffer in self.task.named_buffers()}
-        return [chances(part) for part in weights.split(own.sizes)] if own.sizes else [], facts
+        return [self._chances(part) for part in weights.split(own.sizes)] if own.sizes else [], facts
+
+    def _chances(self, weights: Tensor) -> Tensor:
+        """Returns the probability of each image of a class, from their importance [n] (FedVCK Eq. 8)."""
+        return chances(weights)
 
     def _logits(self, images: Tensor, weights: Message, fabric: Fabric) -> Tensor:
         """Computes logits [n, K] in evaluation mode, under the given weights."""
@@ -174,7 +178,7 @@ class FedVCKServer(FedDMServer):
         rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16). The released code
             keeps half of all rounds, but at least ten.
         contrast: Weight of the contrast; 0 for none.
-        negatives: Number K of negative classes (FedVCK Eq. 13).
+        negatives: Number of negative classes (FedVCK Eq. 13): K - 1, as the paper's K classes count the class itself.
         temperature: Temperature tau (FedVCK Eq. 15).
         with_own: Whether the denominator of FedVCK Eq. 15 includes the class itself; otherwise it has no lower bound.
         head_width: Hidden width of the projection h, which is initialised in each round.
@@ -192,7 +196,7 @@ class FedVCKServer(FedDMServer):
         training: CondensedTraining,
         rounds_kept: int | None = None,
         contrast: float = 0.05,
-        negatives: int = 5,
+        negatives: int = 4,
         temperature: float = 1.0,
         with_own: bool = True,
         head_width: int = 128,
@@ -243,5 +247,9 @@ class FedVCKServer(FedDMServer):
         features = class_means(self._features(images, self.weights), labels, classes)
         negatives = hard_negatives(self.prototypes, (features != 0).any(1), self.negatives)
         with self.context.seeded("contrast head"):
-            module = RelationalContrast(features, negatives, self.head_width, self.temperature, self.with_own)
+            module = self._contrast(features, negatives)
         return ExtraLoss(module, self.contrast, self.head_rate)
+
+    def _contrast(self, features: Tensor, negatives: Tensor) -> RelationalContrast:
+        """Builds the contrast of prototypes [K, D] with their hard negatives [K, K]."""
+        return RelationalContrast(features, negatives, self.head_width, self.temperature, self.with_own)

@@ -95,7 +95,9 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
         (run,) = plan_runs([row], [column], ["data.root=x"], [0])
         config, (short, _, setting) = run.config, column.label.partition(", ")
         data, side, channels, share = FEDVCK[short]
-        limited = name in ("fedvck_3", "fedvck_11", "fedvck_k") or setting == "10 rounds"
+        limited = name in ("fedvck_3", "fedvck_11", "fedvck_13") or setting == "10 rounds"
+        if table.rows_are == "p":
+            share = float(row.label.removesuffix(" %")) / 100
         assert (config["rounds"], config["partition"]["clients"]) == (10 if limited else 100, 10)
         assert config["partition"]["alpha"] == (0.02 if setting == "Dir 0.02" else 0.05)
         assert data in (config["data"].get("name"), reader(config))
@@ -103,9 +105,9 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
         assert (sides, config["image"]["channels"]) == ({side}, channels)
         network = config["encoder"]["_target_"].rpartition(".")[2]
         assert network == ("ResNetCifar" if side == 224 else "ConvNet")
-        assert config["condensation"]["share"] == share
+        assert config["condensation"]["share"] == FEDVCK[short][3]
         client = config["method"]["client"]
-        if config["method"]["name"] in ("feddm", "fedvck"):
+        if config["method"]["name"] in ("feddm", "fedvck", "fedvck_released"):
             assert (client["share"], client["minimum"]) == (share, 5)
             assert (client["init"] == "real") == (row.label == "FedDM (real start)")
         else:
@@ -142,7 +144,7 @@ def test_paper_numbers_have_the_tables_form(name):
         for numbers in row.paper.values():
             assert len(numbers) == len(table.metrics)
             assert all(
-                0 < part < 100
+                0 <= part < 100
                 for n in numbers
                 if n is not None
                 for part in (n if isinstance(n, list) else [n])
@@ -167,7 +169,7 @@ def test_the_papers_tables_agree_with_each_other():
 def test_fadngs_tables_agree_with_each_other():
     """FADngs without distillation stands in three tables, with it in three."""
     tables = {number: read_table(f"fadngs_{number}")[1] for number in (1, 3, 4, 5, 6)}
-    without, full = (row.paper["semantic_cifar10"] for row in tables[1].rows)
+    without, full = (row.paper["semantic_cifar10"] for row in tables[1].rows[-2:])
     assert tables[3].rows[-1].paper["semantic_cifar10"] == without
     assert tables[4].rows[-1].paper["semantic_cifar10"] == without
     in_other_order = [*full[2:], *full[:2]]
@@ -192,7 +194,7 @@ def test_gldp_tables_agree_with_each_other():
 def test_fedvck_tables_agree_with_each_other():
     """FedVCK and FedDM stand in the tables of all methods, in the ablation, and FedVCK with K = 5 once more."""
     long, short, ablation, negatives = (
-        {row.label: row.paper for row in read_table(f"fedvck_{number}")[1].rows} for number in (2, 3, 4, "k")
+        {row.label: row.paper for row in read_table(f"fedvck_{number}")[1].rows} for number in (2, 3, 4, 13)
     )
     for label, part in (("FedDM", "without all"), ("FedVCK", "full")):
         for data in ("Path", "OrganS"):
@@ -202,7 +204,7 @@ def test_fedvck_tables_agree_with_each_other():
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", FEDVCK_TABLES)
+@pytest.mark.parametrize("name", [name for name in FEDVCK_TABLES if "fig" not in name])
 def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
     """Each row's numbers end one of the lines above the caption, in the order of the columns."""
     text = Path(os.environ.get("LIT_FEDAD_DATA", "missing")).parent / "papers" / "fedvck.txt"
@@ -213,11 +215,15 @@ def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
     caption = f"{table.source.rpartition(', ')[2]}: "
     (end,) = [number for number, line in enumerate(lines) if line.startswith(caption)]
     printed = [line.split() for line in lines[end - 14 : end]]
-    if name == "fedvck_k":  # the paper has its rows in columns
+    if name == "fedvck_13":  # the paper has its rows in columns
         rows = {column: [row.paper[column] for row in table.rows] for column in table.columns}
     else:
         rows = {row.label: [row.paper[column] for column in table.columns] for row in table.rows}
+    if (
+        name == "fedvck_14"
+    ):  # one half of the columns below the other; labels are formulas in it and in Table 4
+        rows = {f"{label}{half}": n[4 * half :][:4] for label, n in rows.items() for half in (0, 1)}
     for label, numbers in rows.items():
         texts = [f"{number[0]:.2f}" for number in numbers]
         (line,) = [cells for cells in printed if cells[-len(texts) :] == texts]
-        assert line[0] == label or name == "fedvck_4"  # whose labels are formulas
+        assert line[0] == label or name in ("fedvck_4", "fedvck_14")

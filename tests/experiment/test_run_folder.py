@@ -59,7 +59,7 @@ def test_a_command_that_came_to_nothing_may_be_corrected(tmp_path, config):
 @pytest.fixture
 def of_0_1(tmp_path, config):
     """A complete run's folder as version 0.1 wrote it: no format, and keys that are no longer there."""
-    old = {**config, "warmup": 0, "schedule": "stage_major", "queue": 65536}
+    old = {**config, "schedule": "stage_major", "queue": 65536}
     del old["callbacks"], old["distillation"]
     folder = tmp_path / "old"
     (folder / "checkpoints" / "round_100002").mkdir(parents=True)

@@ -222,3 +222,10 @@ def test_only_what_the_server_had_sent_counts_as_weights():
 def test_senseless_settings_are_refused(wrong):
     with pytest.raises(UserError, match="federation.robust.weights"):
         wrong()
+
+
+def test_a_weight_may_be_a_single_number():
+    """As the radius of a sphere: a row of one number each."""
+    updates = {client: Update({"r": torch.tensor(float(client))}, 5) for client in range(3)}
+    products = inner_products(updates, ["r"], {"r": torch.tensor(1.0)})
+    assert products.tolist() == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]

@@ -25,7 +25,18 @@ def target(group, name, *keys):
 
 
 TASKS = {
-    **{name: target("task", name) for name in ("memory_bank", "classifier", "contrastive", "subspace")},
+    **{
+        name: target("task", name)
+        for name in (
+            "memory_bank",
+            "classifier",
+            "contrastive",
+            "subspace",
+            "deep_svdd",
+            "one_class_svm",
+            "panda",
+        )
+    },
     "autoencoder": target("task/autoencoder", "train"),
     "feature_autoencoder": target("task/autoencoder", "frozen"),
 }
@@ -68,6 +79,9 @@ IN_STAGES = [
 CONTRASTIVE_ONLY = [name for name in choices("method") if client_class(name).needs is TASKS["contrastive"]]
 OWN = {
     **{m: ["public.count=8", "method.server.distillation.queue=64"] for m in CONTRASTIVE_ONLY},
+    "deep_svdd": ["method.client.pretraining=1"],
+    "fedmix": ["method.client.local_epochs=1", "method.client.weight=0.3"],
+    "fedgen": ["method.client.local_epochs=1", "method.client.hidden=8", "method.server.steps=2"],
     "gldp": ["method.client.base_epochs=1", "method.client.head_epochs=2"],
     "creff": ["method.client.local_epochs=1", "method.server.retraining_epochs=2"],
     "fedic": [

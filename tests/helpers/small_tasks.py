@@ -12,6 +12,10 @@ def small_tasks(folder):
     images = (draw.integers(0, 60, (24, 32, 32, 3)) + 60 * labels[:, None, None, None]).astype(np.uint8)
     np.savez(folder / "train.npz", images=images, labels=labels)
     np.savez(folder / "test.npz", images=images[:9], labels=labels[:9])
+    motifs = [
+        "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
+        "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16", "image.size=16",
+    ]  # fmt: skip
     return {
         "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
@@ -20,17 +24,26 @@ def small_tasks(folder):
             "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
         ],
         "autoencoder": [
-            "task=autoencoder", "encoder=convnet", "encoder.channels=8", "task.decoder.channels=8", "data=textures",
-            "data.size=64", "data.train_per_product=8",
+            "task=autoencoder", "features=train", "encoder=convnet", "encoder.channels=8", "task.decoder.channels=8",
+            "data=textures", "data.size=64", "data.train_per_product=8",
         ],
         "feature_autoencoder": [
             "task=autoencoder", "features=frozen", "features.hidden=8", "task.bottleneck=4", "data=textures",
             "data.size=64", "data.train_per_product=8",
         ],
+        "deep_svdd": [
+            "task=deep_svdd", "features=train", "encoder.channels=4", "task.decoder.channels=4", "task.width=8",
+            *motifs,
+        ],
+        "panda": [
+            "task=panda", "features=frozen", "backbone=resnet18", "features.size=32", "features.hidden=8", *motifs,
+        ],
+        "one_class_svm": [
+            "task=one_class_svm", "features=frozen", "backbone=resnet18", "features.size=32", "task.hidden=8",
+            "task.width=8", "task.fourier=16", *motifs,
+        ],
         "contrastive": [
             "task=contrastive", "features=train", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8",
-            "task.warmup=1", "data=motifs", "~data.train_per_product", "~data.test_per_product",
-            "data.train_per_class=4", "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5",
-            "data.size=16", "image.size=16",
+            "task.warmup=1", *motifs,
         ],
     }  # fmt: skip

@@ -192,7 +192,6 @@ def test_any_task_with_features_is_laid_out(drawn, tmp_path):
         "method=fedavg",
         "task=autoencoder",
         *SMALL,
-        "~task.warmup",
         "rounds=1",
         "encoder.depth=18",
         "task.decoder.channels=16",

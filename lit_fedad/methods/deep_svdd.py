@@ -1,0 +1,126 @@
+"""Federated Deep SVDD: one centre for all clients, after pre-training as an autoencoder (Ruff et al., ICML 2018).
+
+A baseline of FADngs Table I. Pre-training rounds come before round 1: weights are trained as an autoencoder's and
+averaged. Then clients send the mean of their images' features under the averaged weights, once; the mean of all images
+is the centre, which goes out with the weights of every round (512 bytes at 128 numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Predictors, TensorSpec, Update
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.local_training import Train, fit
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
+
+CENTRE = "centre"
+
+
+class DeepSVDDClient(FedAvgClient):
+    """A client that trains around the centre of all clients' images.
+
+    Args:
+        task: A `DeepSVDD` task.
+        local_epochs: Passes over the client's data per round (E).
+        pretraining: Rounds of pre-training as an autoencoder, before round 1.
+    """
+
+    needs = DeepSVDD
+    task: DeepSVDD
+
+    def __init__(self, task: DeepSVDD, local_epochs: int = 1, pretraining: int = 0) -> None:
+        super().__init__(task, local_epochs)
+        at_least("method.client", 0, pretraining=pretraining)
+        self.pretraining = pretraining
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Pre-training and the centre, before round 1; then training."""
+        return Exchanges((*(Pretrain() for _ in range(self.pretraining)), Centre()), (Train(),))
+
+    @property
+    def predictors(self) -> Predictors:
+        """The same model for all clients: the centre comes from the server."""
+        return Predictors(shared=True, server_shared=True)
+
+    @property
+    def own_entries(self) -> dict[str, Tensor]:
+        """No entry is personal."""
+        return {}
+
+    @own_entries.setter
+    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
+        pass
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares weights and centre."""
+        return {**super().broadcast_spec(), CENTRE: TensorSpec((self.task.num_features,))}
+
+    def refresh(self, loader: DataLoader) -> None:
+        """Does nothing: the centre stays."""
+
+
+class DeepSVDDServer(FedAvgServer):
+    """FedAvg's server, which also keeps the centre.
+
+    Args:
+        client: A client, for the initial weights.
+    """
+
+    kept = ("centre",)
+
+    def __init__(self, client: DeepSVDDClient) -> None:
+        super().__init__(client)
+        self.centre, self.margin = client.task.centre.clone(), client.task.margin
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns weights and centre."""
+        return {**super().broadcast(client_id), CENTRE: self.centre}
+
+
+class Pretrain(Train):
+    """The set-up exchange in which clients train as an autoencoder."""
+
+    name = "pre-training"
+
+    def train(self, client: DeepSVDDClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
+        """Trains by reconstruction."""
+        with client.task.reconstructing():
+            return fit(client, loader, fabric)
+
+
+class Centre(Exchange[DeepSVDDClient, DeepSVDDServer]):
+    """The set-up exchange in which clients send the mean of their features, which the server averages."""
+
+    name = "centre"
+
+    def broadcast(self, server: DeepSVDDServer, client_id: int) -> Message:
+        """Returns the averaged weights."""
+        return server.weights
+
+    def broadcast_spec(self, client: DeepSVDDClient) -> MessageSpec:
+        """Declares the weights."""
+        return client.shared_spec()
+
+    def receive(self, client: DeepSVDDClient, message: Message) -> None:
+        """Loads the weights."""
+        client.receive(message)
+
+    def send(self, client: DeepSVDDClient, loader: DataLoader) -> Message:
+        """Returns the mean of the client's features."""
+        return {CENTRE: client.task.feature_mean(loader)}
+
+    def upload_spec(self, client: DeepSVDDClient) -> MessageSpec:
+        """Declares one vector [D]."""
+        return {CENTRE: TensorSpec((client.task.num_features,))}
+
+    def aggregate(self, server: DeepSVDDServer, updates: Mapping[int, Update]) -> None:
+        """Averages the means, weighted by data size, and keeps the centre off 0."""
+        server.centre = off_zero(weighted_mean(updates)[CENTRE], server.margin)

@@ -1,0 +1,183 @@
+"""FedDetect: an averaged autoencoder, a learning rate that falls over rounds, one threshold for all clients.
+
+A baseline of FADngs Table I, whose text says that it "learns AE and specific threshold" (Zhang et al., 2021, FedIoT).
+After every merger clients send number, mean and variance of their images' errors under the merged weights; the
+threshold is ``mean + a std / sqrt(B)`` of all of them, with B images a batch. Scores are errors divided by the
+threshold: above 1 an image is anomalous to FedDetect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import (
+    Exchange,
+    Exchanges,
+    Message,
+    MessageSpec,
+    Prediction,
+    Task,
+    TensorSpec,
+    Update,
+)
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.errors import UserError
+from lit_fedad.federation.aggregation import pool_moments
+from lit_fedad.federation.local_training import Train
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.pooled_statistics import check_count
+from lit_fedad.tasks.autoencoder import Autoencoder
+from lit_fedad.tasks.feature_autoencoder import FeatureAutoencoder
+
+THRESHOLD = "threshold"
+_SMALLEST = 1e-12  # threshold; errors are squares
+
+
+class FedDetectClient(FedAvgClient):
+    """A client whose learning rate falls as a cosine over the rounds, and whose errors set the common threshold.
+
+    Args:
+        task: An `Autoencoder` or a `FeatureAutoencoder`.
+        rounds: Number of all rounds.
+        local_epochs: Passes over the client's data per round (E).
+    """
+
+    def __init__(self, task: Task, rounds: int, local_epochs: int = 1) -> None:
+        super().__init__(task, local_epochs)
+        at_least("method.client", 0, rounds=rounds)
+        self.rounds = rounds
+        self.threshold = torch.ones(())
+
+    @classmethod
+    def check_task(cls, task: type[Task]) -> None:
+        """Checks that a class of task is an autoencoder."""
+        super().check_task(task)
+        if not issubclass(task, (Autoencoder, FeatureAutoencoder)):
+            raise UserError(
+                f"method feddetect takes its threshold from an autoencoder's errors, and task {task.__name__} is"
+                " none; give task=autoencoder"
+            )
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """FedAvg's, and errors under the weights of each merger, the initial ones first."""
+        common = super().exchanges
+        return replace(common, setup=(*common.setup, Errors(initial=True)), rounds=(Train(), Errors()))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds the task's optimiser, its learning rate times ``(1 + cos(pi (t - 1) / T)) / 2`` in round t of T."""
+        optimizer = self.task.configure_optimizers()
+        done = min(max(self.context.round - 1, 0) / max(self.rounds, 1), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] *= (1 + math.cos(math.pi * done)) / 2
+        return optimizer
+
+    def receive(self, message: Message) -> None:
+        """Loads weights and threshold."""
+        weights = dict(message)
+        self.threshold = weights.pop(THRESHOLD)
+        super().receive(weights)
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares weights and threshold."""
+        return {**super().broadcast_spec(), THRESHOLD: TensorSpec((), low=_SMALLEST)}
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
+        """Scores images by their errors over the threshold."""
+        found = super().predict_step(batch, batch_idx)
+        threshold = self.threshold.to(found.image_score)
+        drawn = None if found.anomaly_map is None else found.anomaly_map / threshold
+        return found._replace(image_score=found.image_score / threshold, anomaly_map=drawn)
+
+    @torch.no_grad()
+    def errors(self, loader: DataLoader) -> Tensor:
+        """Computes the error of each of the client's images [n]."""
+        scores = map_batches(self.task, loader, lambda batch: self.task.predict_step(batch).image_score.cpu())
+        return torch.cat(list(scores))
+
+
+class FedDetectServer(FedAvgServer):
+    """FedAvg's server, which also keeps the threshold.
+
+    Args:
+        client: A client, for the initial weights.
+        deviations: Number a of standard deviations of a batch's mean error above the mean.
+        batch_size: Images of a batch (B).
+    """
+
+    kept = ("threshold",)
+
+    def __init__(self, client: FedDetectClient, deviations: float = 1.0, batch_size: int = 32) -> None:
+        super().__init__(client)
+        at_least("method.server", 0, deviations=deviations)
+        at_least("method.server", 1, batch_size=batch_size)
+        self.deviations, self.batch_size = deviations, batch_size
+        self.threshold = client.threshold
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns weights and threshold."""
+        return {**super().broadcast(client_id), THRESHOLD: self.threshold}
+
+    def diagnostics(self) -> dict[str, float]:
+        """Returns the threshold."""
+        return {THRESHOLD: float(self.threshold)}
+
+
+@dataclass(frozen=True)
+class Errors(Exchange[FedDetectClient, FedDetectServer]):
+    """The exchange in which clients send count, mean and variance of their images' errors under merged weights.
+
+    Attributes:
+        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same.
+    """
+
+    initial: bool = False
+    name = "errors"
+
+    def broadcast(self, server: FedDetectServer, client_id: int) -> Message:
+        """Returns the merged weights; an empty message before round 1."""
+        return {} if self.initial else server.weights
+
+    def broadcast_spec(self, client: FedDetectClient) -> MessageSpec:
+        """Declares the weights."""
+        return {} if self.initial else client.shared_spec()
+
+    def receive(self, client: FedDetectClient, message: Message) -> None:
+        """Loads the weights."""
+        client.task.load_state_dict(message, strict=False)
+
+    def send(self, client: FedDetectClient, loader: DataLoader) -> Message:
+        """Returns ``count``, ``mean`` [1] and ``variance`` [1] of the client's errors."""
+        errors = client.errors(loader).double()
+        return {
+            "count": torch.tensor(len(errors)),
+            "mean": errors.mean()[None].float(),
+            "variance": errors.var(correction=0)[None].float(),
+        }
+
+    def upload_spec(self, client: FedDetectClient) -> MessageSpec:
+        """Declares three numbers."""
+        count = TensorSpec((), torch.int64, low=1, counted=True)
+        return {"count": count, "mean": TensorSpec((1,), low=0), "variance": TensorSpec((1,), low=0)}
+
+    def validate(self, server: FedDetectServer, client_id: int, update: Update) -> None:
+        """Checks the count."""
+        check_count(int(update.message["count"]), update.num_samples)
+
+    def aggregate(self, server: FedDetectServer, updates: Mapping[int, Update]) -> None:
+        """Pools the moments, and sets the threshold."""
+        messages = [update.message for update in updates.values()]
+        counts, means, variances = (
+            torch.stack([message[name] for message in messages]) for name in ("count", "mean", "variance")
+        )
+        mean, variance = pool_moments(counts, means, variances)
+        found = mean + server.deviations * (variance / server.batch_size).sqrt()
+        server.threshold = found[0].clamp(min=_SMALLEST)

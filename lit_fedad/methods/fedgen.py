@@ -1,0 +1,271 @@
+"""FedGen: a generator of features, learnt from the clients' heads, regularises local training (Zhu et al., ICML 2021).
+
+The server trains a generator whose features the clients' output layers give the label that it was asked for. It goes
+down with the weights, and clients train their output layer on what it generates, from round 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Message, MessageSpec, TensorSpec, Update, spec_of
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.tasks.classifier import Classifier
+
+COUNTS, GENERATOR = "label_counts", "generator."
+_BETWEEN = 20  # local epochs of a round that look at generated features, as in the released code
+_DECAY = 0.98  # a round, of the weights of both losses and of the generator's learning rate
+
+
+class FeatureGenerator(nn.Module):
+    """Generates features [B, C] of labels from noise that is uniform on [0, 1].
+
+    Args:
+        classes: Number of classes K.
+        features: Number of features C.
+        noise: Numbers of noise.
+        hidden: Hidden units.
+    """
+
+    def __init__(self, classes: int, features: int, noise: int = 64, hidden: int = 512) -> None:
+        super().__init__()
+        self.classes, self.noise = classes, noise
+        self.layers = nn.Sequential(
+            nn.Linear(noise + classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
+        )
+
+    def forward(self, labels: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Generates features of labels [B], from noise [B, N]; noise comes from torch's global CPU generator."""
+        drawn = torch.rand(len(labels), self.noise) if noise is None else noise
+        return self.layers(torch.cat([drawn.to(labels.device), F.one_hot(labels, self.classes).float()], 1))
+
+
+def diversity(noise: Tensor, features: Tensor) -> Tensor:
+    """Computes ``exp(-mean_ij d_2(u_i, u_j) d_1(z_i, z_j))``: near 1 where different noise gives equal features.
+
+    Args:
+        noise: Noise u [B, N]; d_2 is the mean square of differences.
+        features: Features z [B, C]; d_1 is the mean of absolute differences.
+    """
+    apart = (noise[:, None] - noise).square().mean(2) * (features[:, None] - features).abs().mean(2)
+    return (-apart.mean()).exp()
+
+
+class FedGenClient(FedAvgClient):
+    """A client that also trains on generated features, and sends how many images of each class it has.
+
+    From round 2, with g = ``weight * 0.98^(t - 1)``: ``CE(x, y) + n / B g CE(head(G(y')), y') +
+    g KL(softmax head(G(y)) || p(x))``, with y' drawn uniformly from classes that some client has.
+
+    Args:
+        task: A `Classifier`.
+        local_epochs: Passes over the client's data per round (E).
+        weight: Weight of both losses; 0 gives FedAvg.
+        generated: Features n that are generated in a step.
+        noise: Numbers of noise of the generator.
+        hidden: Hidden units of the generator.
+    """
+
+    needs = Classifier
+    task: Classifier
+
+    def __init__(
+        self,
+        task: Classifier,
+        local_epochs: int = 1,
+        weight: float = 10.0,
+        generated: int = 32,
+        noise: int = 64,
+        hidden: int = 512,
+    ) -> None:
+        super().__init__(task, local_epochs)
+        at_least("method.client", 0, weight=weight)
+        at_least("method.client", 1, generated=generated, noise=noise, hidden=hidden)
+        self.weight, self.generated = weight, generated
+        self.generator = FeatureGenerator(task.classes, task.num_features, noise, hidden).requires_grad_(
+            False
+        )
+        self.counts = torch.zeros(task.classes, dtype=torch.int64)
+        self._epoch = 0
+
+    def receive(self, message: Message) -> None:
+        """Loads weights, generator and the classes' numbers of images."""
+        own = {n.removeprefix(GENERATOR): w for n, w in message.items() if n.startswith(GENERATOR)}
+        self.generator.load_state_dict(own)
+        self.counts = message[COUNTS]
+        super().receive({n: w for n, w in message.items() if n != COUNTS and not n.startswith(GENERATOR)})
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares weights, generator and the classes' numbers of images."""
+        own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.state_dict().items()}
+        return {**super().broadcast_spec(), **spec_of(own), COUNTS: self._counts_spec()}
+
+    def on_train_start(self) -> None:
+        """Resets the count of epochs."""
+        self._epoch = -1
+        self.generator.eval()
+
+    def on_train_epoch_start(self) -> None:
+        """Counts epochs."""
+        self._epoch += 1
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the task's loss plus those of generated features."""
+        known = self.counts.nonzero()[:, 0]
+        if not self.weight or self.context.round < 2 or self._epoch >= _BETWEEN or not len(known):
+            return self.task.training_step(batch, batch_idx)
+        view = self.task.view(batch)
+        features = self.task(view)
+        outputs = self.task.objective(features, view)
+        labels, head = view["label"], self.task.classifier
+        asked = known[torch.randint(len(known), (self.generated,))].to(labels.device)
+        teacher = F.cross_entropy(head(self.generator(asked)).float(), asked)
+        target = head(self.generator(labels)).float().softmax(1).detach()
+        latent = F.kl_div(head(features).float().log_softmax(1), target, reduction="batchmean")
+        weight = self.weight * _DECAY ** (self.context.round - 1)
+        loss = outputs["loss"] + weight * (self.generated / len(labels) * teacher + latent)
+        return {**outputs, "loss": loss, "teacher": teacher, "latent": latent}
+
+    def send(self, loader: DataLoader) -> Message:
+        """Returns weights, and the client's number of images of each class."""
+        labels = torch.cat([batch["label"] for batch in loader])
+        return {**super().send(loader), COUNTS: labels.bincount(minlength=self.task.classes)}
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares weights and counts."""
+        return {**super().upload_spec(), COUNTS: self._counts_spec()}
+
+    def _counts_spec(self) -> TensorSpec:
+        return TensorSpec((self.task.classes,), torch.int64, low=0, counted=True)
+
+
+class FedGenServer(FedAvgServer):
+    """FedAvg's server, which trains the generator on the clients' output layers before it averages.
+
+    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``, with a_{k,y} the share of class y's
+    images that client k has; the released code's further, adversarial term has weight 0 there.
+
+    Args:
+        client: A client, for the initial weights and the generator.
+        steps: Steps of Adam a round.
+        batch_size: Features of a step.
+        learning_rate: Learning rate of Adam.
+        weight_decay: Weight decay of Adam.
+        spread: Weight of the diversity.
+    """
+
+    kept = ("generator", "optimizer_state", "counts")
+
+    def __init__(
+        self,
+        client: FedGenClient,
+        steps: int = 50,
+        batch_size: int = 128,
+        learning_rate: float = 3e-4,
+        weight_decay: float = 1e-2,
+        spread: float = 1.0,
+    ) -> None:
+        super().__init__(client)
+        at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
+        at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
+        above("method.server", 0, learning_rate=learning_rate)
+        self.steps, self.batch_size, self.spread = steps, batch_size, spread
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
+        self.counts = torch.zeros(client.task.classes, dtype=torch.int64)
+        self.optimizer_state: dict[str, Any] | None = None
+        first = client.generator.layers[0]
+        assert isinstance(first, nn.Linear)
+        noise = client.generator.noise
+        self._build = lambda: FeatureGenerator(
+            client.task.classes, client.task.num_features, noise, first.out_features
+        )
+        self._report: dict[str, float] = {}
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns weights, generator, and the last round's numbers of images by class."""
+        own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.items()}
+        return {**super().broadcast(client_id), **own, COUNTS: self.counts}
+
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks that the counts are of the client's images."""
+        if int(update.message[COUNTS].sum()) != update.num_samples:
+            raise UserError(
+                f"the client counts {int(update.message[COUNTS].sum())} images of its {update.num_samples}"
+            )
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Trains the generator, then averages the weights."""
+        counts = torch.stack([update.message[COUNTS] for update in updates.values()])
+        heads = [
+            (update.message["classifier.weight"], update.message["classifier.bias"])
+            for update in updates.values()
+        ]
+        self.counts = counts.sum(0)
+        self.learn(counts, heads)
+        weights = {
+            client: Update({n: w for n, w in update.message.items() if n != COUNTS}, update.num_samples)
+            for client, update in updates.items()
+        }
+        super().aggregate(weights)
+
+    def learn(self, counts: Tensor, heads: list[tuple[Tensor, Tensor]]) -> None:
+        """Trains the generator on output layers.
+
+        Args:
+            counts: Images of each client and class [N, K].
+            heads: Weight [K, C] and bias [K] of each client's output layer.
+        """
+        device = self.fabric.device if self.fabric else torch.device("cpu")
+        shares = (counts / counts.sum(0).clamp(min=1)).float().to(device)
+        known = (counts.amax(0) > 1).nonzero()[:, 0]
+        if not len(known) or not self.steps:
+            return
+        layers = [tuple(entry.float().to(device) for entry in head) for head in heads]
+        with self.context.seeded("generator"):
+            generator = self._build().to(device).train()
+            generator.load_state_dict(self.generator)
+            rate = self.learning_rate * _DECAY ** (self.context.round - 1)
+            optimizer = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=self.weight_decay)
+            if self.optimizer_state is not None:
+                optimizer.load_state_dict(self.optimizer_state)
+                optimizer.param_groups[0]["lr"] = rate
+            for _ in range(self.steps):
+                labels = known[torch.randint(len(known), (self.batch_size,))].to(device)
+                noise = torch.rand(self.batch_size, generator.noise).to(device)
+                features = generator(labels, noise)
+                teacher = generator_loss(features, labels, shares, layers)
+                loss = teacher + self.spread * diversity(noise, features)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        self.generator = {name: entry.detach().cpu() for name, entry in generator.state_dict().items()}
+        self.optimizer_state = optimizer.state_dict()
+        self._report = {"generator_loss": float(loss.detach()), "generator_teacher": float(teacher.detach())}
+
+    def diagnostics(self) -> dict[str, float]:
+        """Returns the generator's last loss, and the part of it that the clients' output layers give."""
+        return self._report
+
+
+def generator_loss(
+    features: Tensor, labels: Tensor, shares: Tensor, heads: list[tuple[Tensor, ...]]
+) -> Tensor:
+    """Computes ``sum_k mean_i a_{k,y_i} NLL(head_k(z_i), y_i)``.
+
+    Args:
+        features: Generated features z [B, C].
+        labels: Labels y that were asked for [B].
+        shares: a, each client's share of each class's images [N, K].
+        heads: Weight [K, C] and bias [K] of each client's output layer.
+    """
+    losses = [F.cross_entropy(F.linear(features, *head), labels, reduction="none") for head in heads]
+    return (torch.stack(losses) * shares[:, labels]).mean(1).sum()

@@ -1,0 +1,179 @@
+"""FedMix: clients train on images mixed with averages of others' images, to first order (Yoon et al., ICLR 2021).
+
+Before round 1 each client sends means of groups of its images, with the means of their one-hot labels, and receives
+those of all clients. Everything else is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least, within
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+IMAGES, LABELS = "mean_images", "mean_labels"
+_ROUNDING = 1e-3  # of labels' sums
+
+
+class FedMixClient(FedAvgClient):
+    """A client whose loss is mixup with averages x_g, y_g of other images, expanded to first order.
+
+    ``(1 - l) CE(f(x'), y) + l CE(f(x'), y_g) + l sum_i <d[(1 - l) CE(f(x'), y)] / dx'_i, x_g>`` with ``x' = (1 - l) x``
+    and CE the mean over the batch; one average is drawn a batch.
+
+    Args:
+        task: A `Classifier` of pixels.
+        local_epochs: Passes over the client's data per round (E).
+        weight: Share l of the averages; 0 gives FedAvg.
+        group: Images of an average (M), at least; None for all of a client's. Averages of few images show them.
+
+    Raises:
+        UserError: If the encoder is frozen, or a setting is out of range.
+    """
+
+    needs = Classifier
+    kept = ("mixed",)
+    task: Classifier
+
+    def __init__(
+        self, task: Classifier, local_epochs: int = 1, weight: float = 0.05, group: int | None = None
+    ) -> None:
+        super().__init__(task, local_epochs)
+        within("method.client", 0, 1, weight=weight)
+        at_least("method.client", 1, group=group)
+        if isinstance(task.encoder, FrozenEncoder):
+            raise UserError("method fedmix averages images: give features=train")
+        self.weight, self.group = weight, group
+        self.mixed: Message = {}
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """FedAvg's; before round 1 averages go up, and those of all clients down."""
+        common = super().exchanges
+        return replace(common, setup=(*common.setup, SendAverages(), ReceiveAverages()))
+
+    def averages(self, loader: DataLoader) -> Message:
+        """Computes ``mean_images`` [g, C, H, W] and ``mean_labels`` [g, K] of g groups, drawn at random.
+
+        Groups have at least ``group`` images, or all of the client's.
+        """
+        batches = list(loader)
+        images, labels = (torch.cat([batch[name] for batch in batches]) for name in ("image", "label"))
+        order = torch.randperm(len(images), generator=self.context.generator("groups"))
+        groups = max(1, len(images) // self.group) if self.group else 1
+        hot = F.one_hot(labels, self.task.classes).float()
+        parts = order.tensor_split(groups)
+        return {
+            IMAGES: torch.stack([images[part].mean(0) for part in parts]),
+            LABELS: torch.stack([hot[part].mean(0) for part in parts]),
+        }
+
+    def averages_spec(self) -> MessageSpec:
+        """Declares any number of averages."""
+        groups = Free("groups")
+        return {
+            IMAGES: TensorSpec((groups, Free("channels", 4), Free("height"), Free("width")), unordered=True),
+            LABELS: TensorSpec((groups, self.task.classes), low=0, high=1 + _ROUNDING, unordered=True),
+        }
+
+    def on_train_start(self) -> None:
+        """Moves the averages to the client's device."""
+        self.mixed = {name: entry.to(self.device) for name, entry in self.mixed.items()}
+
+    def on_train_end(self) -> None:
+        """Moves the averages back."""
+        self.mixed = {name: entry.cpu() for name, entry in self.mixed.items()}
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the mixed loss, and the task's accuracy."""
+        if not self.weight or not self.mixed:
+            return self.task.training_step(batch, batch_idx)
+        chosen = int(torch.randint(len(self.mixed[IMAGES]), ()))
+        other, label = self.mixed[IMAGES][chosen], self.mixed[LABELS][chosen]
+        view, share = self.task.view(batch), self.weight
+        images = ((1 - share) * view["image"]).requires_grad_()
+        logits = self.task.classifier(self.task({**view, "image": images})).float()
+        own = (1 - share) * F.cross_entropy(logits, view["label"])
+        mixed = share * F.cross_entropy(logits, label.expand(len(logits), -1))
+        (slope,) = torch.autograd.grad(own, images, create_graph=True)
+        loss = own + mixed + share * (slope * other).sum()
+        accuracy = (logits.detach().argmax(1) == view["label"]).float().mean()
+        return {"loss": loss, "accuracy": accuracy}
+
+
+class FedMixServer(FedAvgServer):
+    """FedAvg's server, which also passes the averages on.
+
+    Args:
+        client: A client, for the initial weights.
+    """
+
+    kept = ("mixed",)
+
+    def __init__(self, client: FedMixClient) -> None:
+        super().__init__(client)
+        self.mixed: Message = {}
+        self.group = client.group
+
+
+class SendAverages(Exchange[FedMixClient, FedMixServer]):
+    """The set-up exchange in which clients send averages of their images, which the server joins."""
+
+    name = "averages"
+
+    def send(self, client: FedMixClient, loader: DataLoader) -> Message:
+        """Returns the averages."""
+        return client.averages(loader)
+
+    def upload_spec(self, client: FedMixClient) -> MessageSpec:
+        """Declares the averages."""
+        return client.averages_spec()
+
+    def validate(self, server: FedMixServer, client_id: int, update: Update) -> None:
+        """Checks the number of groups, and that labels are shares."""
+        labels = update.message[LABELS]
+        most = max(1, update.num_samples // server.group) if server.group else 1
+        if not 1 <= len(labels) <= most:
+            raise UserError(f"the client sent {len(labels)} averages, and its images make at most {most}")
+        if float((labels.sum(1) - 1).abs().max()) > _ROUNDING:
+            raise UserError("the client's mean labels do not sum to 1")
+
+    def aggregate(self, server: FedMixServer, updates: Mapping[int, Update]) -> None:
+        """Joins the averages, in client order.
+
+        Raises:
+            UserError: If image sizes differ between clients.
+        """
+        messages = [update.message for update in updates.values()]
+        if len({tuple(message[IMAGES].shape[1:]) for message in messages}) > 1:
+            raise UserError("clients sent averages of images of several sizes; bring them to one size")
+        server.mixed = {name: torch.cat([message[name] for message in messages]) for name in (IMAGES, LABELS)}
+
+
+class ReceiveAverages(Exchange[FedMixClient, FedMixServer]):
+    """The set-up exchange in which clients receive the averages of all clients, and keep them."""
+
+    name = "all averages"
+
+    def broadcast(self, server: FedMixServer, client_id: int) -> Message:
+        """Returns the averages, the same to every client."""
+        return server.mixed
+
+    def broadcast_spec(self, client: FedMixClient) -> MessageSpec:
+        """Declares the averages."""
+        return client.averages_spec()
+
+    def receive(self, client: FedMixClient, message: Message) -> None:
+        """Keeps the averages."""
+        client.mixed = dict(message)

@@ -1,0 +1,224 @@
+"""Federated PANDA: one centre, and one bank of all clients' cluster centres (Reiss et al., CVPR 2021).
+
+A baseline of FADngs Table I. Before round 1 clients send the mean of their pretrained features, and k-means centres of
+them; the state before round 1 is DN2, nearest neighbours of pretrained features. In each round clients train, and after
+the merger they send the centres of their features under the merged weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import (
+    Exchange,
+    Exchanges,
+    Free,
+    Message,
+    MessageSpec,
+    Predictors,
+    TensorSpec,
+    Update,
+)
+from lit_fedad.errors import UserError
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.local_training import Train
+from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.memory.kmeans import kmeans
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.tasks.panda import Panda
+
+BANK, CENTRE, FISHER = "bank", "centre", "fisher."
+_UNIT = 1.01
+"""Largest value of vectors of length 1, and what rounding adds."""
+
+
+class PandaClient(FedAvgClient):
+    """A client that draws features to the common centre, and sends centres of its own.
+
+    Args:
+        task: A `Panda` task.
+        local_epochs: Passes over the client's data per round (E).
+        vectors: Cluster centres that a client sends, at most.
+        bank: Whether scores are distances to the centres of all clients (``shared``) or to the client's ``own``
+            images.
+        clip: Largest norm of the gradient; None for no limit.
+    """
+
+    needs = Panda
+    kept: ClassVar[tuple[str, ...]] = ()
+    task: Panda
+
+    def __init__(
+        self,
+        task: Panda,
+        local_epochs: int = 1,
+        vectors: int = 100,
+        bank: Literal["shared", "own"] = "shared",
+        clip: float | None = 1e-3,
+    ) -> None:
+        super().__init__(task, local_epochs)
+        at_least("method.client", 1, vectors=vectors)
+        above("method.client", 0, clip=clip)
+        self.vectors, self.shared, self.clip = vectors, bank == "shared", clip
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """Centre and banks of pretrained features; then training and, where banks are shared, banks anew."""
+        return Exchanges((Banks(initial=True),), (Train(), Banks()) if self.shared else (Train(),))
+
+    @property
+    def predictors(self) -> Predictors:
+        """The same model for all clients where the bank is shared."""
+        return Predictors(shared=self.shared, server_shared=self.shared)
+
+    @property
+    def own_entries(self) -> dict[str, Tensor]:
+        """The client's own bank, where it is not shared."""
+        return {} if self.shared else {BANK: self.task.bank}
+
+    @own_entries.setter
+    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
+        self.task.load_state_dict(entries, strict=False)
+
+    def receive(self, message: Message) -> None:
+        """Loads weights, centre, bank and Fisher information."""
+        if self.task.ewc:
+            self.task.fisher = {name: message[f"{FISHER}{name}"] for name in self.task.fisher}
+        super().receive({name: entry for name, entry in message.items() if not name.startswith(FISHER)})
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares weights and centre; the bank where it is shared, Fisher information where it is used."""
+        bank = {BANK: self._bank_spec(None)} if self.shared else {}
+        return {**super().broadcast_spec(), **bank, **self.facts_spec()}
+
+    def facts_spec(self) -> MessageSpec:
+        """Declares the centre and, with consolidation, Fisher information."""
+        centre = {CENTRE: TensorSpec((self.task.num_features,), low=-_UNIT, high=_UNIT)}
+        if not self.task.ewc:
+            return centre
+        fisher = {f"{FISHER}{n}": TensorSpec(tuple(w.shape), low=0) for n, w in self.task.fisher.items()}
+        return {**centre, **fisher}
+
+    def upload_banks_spec(self, initial: bool) -> MessageSpec:
+        """Declares what `banks` returns."""
+        bank = {BANK: self._bank_spec(self.vectors)} if self.shared else {}
+        return {**bank, **(self.facts_spec() if initial else {})}
+
+    def banks(self, loader: DataLoader, initial: bool) -> Message:
+        """Computes cluster centres of the client's features; before round 1 also their mean and Fisher information."""
+        features = self.task.embed(loader)
+        message: Message = {}
+        if self.shared:
+            number = min(self.vectors, len(features))
+            found = kmeans(features, number, generator=self.context.generator("bank"))
+            message[BANK] = found.centroids.float()
+        else:
+            self.task.bank = features.to(self.task.bank)
+        if initial:
+            message[CENTRE] = features.mean(0)
+            if self.task.ewc:
+                fisher = self.task.estimate_fisher(loader, self.context.generator("fisher"))
+                message |= {f"{FISHER}{name}": entry for name, entry in fisher.items()}
+        return message
+
+    def refresh(self, loader: DataLoader) -> None:
+        """Fills the client's own bank under the weights of the last round, where it is not shared."""
+        if not self.shared and self.context.round > 1:
+            super().refresh(loader)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Shortens the gradient."""
+        if self.clip is not None:
+            clip_grad_norm_([w for group in optimizer.param_groups for w in group["params"]], self.clip)
+
+    def _bank_spec(self, most: int | None) -> TensorSpec:
+        shape = (Free("vectors", most), self.task.num_features)
+        return TensorSpec(shape, low=-_UNIT, high=_UNIT, unordered=True)
+
+
+class PandaServer(FedAvgServer):
+    """FedAvg's server, which also keeps centre, Fisher information, and the last bank of each client.
+
+    Args:
+        client: A client, for the initial weights.
+    """
+
+    kept = ("facts", "banks")
+
+    def __init__(self, client: PandaClient) -> None:
+        super().__init__(client)
+        self.facts: Message = {}
+        self.banks = {}
+
+    @property
+    def banks(self) -> dict[int, Tensor]:
+        """The last bank of each client, in client order."""
+        return self._banks
+
+    @banks.setter
+    def banks(self, banks: Mapping[int, Tensor]) -> None:
+        # Joined once: equal messages are serialised once only if they hold the same tensors.
+        self._banks = dict(sorted(banks.items()))
+        self.bank: Message = {BANK: torch.cat(list(self._banks.values()))} if banks else {}
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns weights, bank and facts."""
+        return {**super().broadcast(client_id), **self.bank, **self.facts}
+
+
+@dataclass(frozen=True)
+class Banks(Exchange[PandaClient, PandaServer]):
+    """The exchange in which clients send banks under the merged weights.
+
+    Attributes:
+        initial: Whether the exchange is before round 1, where no weights are sent, since all clients have the same,
+            and where clients send the mean of their features too.
+    """
+
+    initial: bool = False
+    name = "banks"
+
+    def broadcast(self, server: PandaServer, client_id: int) -> Message:
+        """Returns the merged weights; an empty message before round 1."""
+        return {} if self.initial else server.weights
+
+    def broadcast_spec(self, client: PandaClient) -> MessageSpec:
+        """Declares the weights."""
+        return {} if self.initial else client.shared_spec()
+
+    def receive(self, client: PandaClient, message: Message) -> None:
+        """Loads the weights."""
+        client.task.load_state_dict(message, strict=False)
+
+    def send(self, client: PandaClient, loader: DataLoader) -> Message:
+        """Returns the client's bank, and before round 1 the mean of its features."""
+        return client.banks(loader, self.initial)
+
+    def upload_spec(self, client: PandaClient) -> MessageSpec:
+        """Declares the form of `send`."""
+        return client.upload_banks_spec(self.initial)
+
+    def validate(self, server: PandaServer, client_id: int, update: Update) -> None:
+        """Checks that a bank has no more vectors than the client has images, and at least one."""
+        if BANK in update.message and not 1 <= len(update.message[BANK]) <= update.num_samples:
+            raise UserError(
+                f"the client sent {len(update.message[BANK])} vectors of {update.num_samples} images"
+            )
+
+    def aggregate(self, server: PandaServer, updates: Mapping[int, Update]) -> None:
+        """Replaces the banks of the round's clients, and averages the facts."""
+        new = {c: update.message[BANK] for c, update in updates.items() if BANK in update.message}
+        server.banks = {**server.banks, **new}
+        if self.initial:
+            facts = {
+                client: Update({n: e for n, e in update.message.items() if n != BANK}, update.num_samples)
+                for client, update in updates.items()
+            }
+            server.facts = weighted_mean(facts)

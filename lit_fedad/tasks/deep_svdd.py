@@ -1,0 +1,132 @@
+"""Deep SVDD: normal images are mapped close to one centre (Ruff et al., ICML 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.tasks.bottleneck import Bottleneck
+
+
+def off_zero(mean: Tensor, margin: float) -> Tensor:
+    """Moves the coordinates of a mean [D] that lie near 0, which a network without biases can reach, to the margin."""
+    return torch.where(mean.abs() < margin, torch.where(mean < 0, -margin, margin), mean)
+
+
+class DeepSVDD(Bottleneck):
+    """A hypersphere around normal images: the score is the squared distance d of z to the centre c.
+
+    ``one-class`` minimises the mean of d. ``soft-boundary`` minimises ``R^2 + mean max(0, d - R^2) / nu``; the radius R
+    is the (1 - nu) quantile of a batch's distances after the first ``radius_rounds`` rounds, and scores are d - R^2.
+
+    The centre is a buffer, which the method of the same name pools over clients; under other methods each client has
+    the mean of its own images under the initial weights.
+
+    Args:
+        encoder: See `Bottleneck`, also for the other arguments that are not listed here.
+        objective: ``one-class`` or ``soft-boundary``.
+        nu: Share of training images that may lie outside the sphere.
+        radius_rounds: Rounds before the radius is first set.
+        margin: Least distance of each coordinate of the centre to 0, which a network without biases could reach.
+        drop: Share of the rounds after which the learning rate falls to a tenth.
+        rounds: Number of all rounds.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    prepares = True
+    local_buffers = ("centre",)
+    centre: Tensor
+    radius: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: Callable[[int, int], nn.Module],
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        rounds: int,
+        width: int = 128,
+        hidden: int = 256,
+        objective: Literal["one-class", "soft-boundary"] = "one-class",
+        nu: float = 0.1,
+        radius_rounds: int = 10,
+        margin: float = 0.1,
+        drop: float = 1 / 3,
+        pixels: Literal["plain", "contrast"] = "contrast",
+        learning_rate: float = 1e-4,
+        weight_decay: float = 5e-7,
+    ) -> None:
+        super().__init__(
+            encoder, decoder, image_size, mean, std, width, hidden, False, pixels, learning_rate, weight_decay
+        )
+        if not 0 < nu <= 1 or not 0 <= drop <= 1:
+            raise UserError(f"task.nu={nu}, task.drop={drop}: give shares of one, nu above 0")
+        at_least("task", 0, radius_rounds=radius_rounds, margin=margin)
+        self.soft, self.nu, self.radius_rounds = objective == "soft-boundary", nu, radius_rounds
+        self.margin, self.drop, self.rounds = margin, drop, rounds
+        self.pretrains = False
+        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("radius", torch.zeros(()))
+
+    @contextmanager
+    def reconstructing(self) -> Iterator[None]:
+        """Makes the loss that of an autoencoder for a block: pre-training."""
+        self.pretrains = True
+        try:
+            yield
+        finally:
+            self.pretrains = False
+
+    def distances(self, features: Tensor) -> Tensor:
+        """Computes squared distances of z to the centre [B]."""
+        return (features - self.centre).square().sum(1)
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the loss; in pre-training the mean squared error of reconstructions."""
+        if self.pretrains:
+            return {"loss": self.errors(features, batch).mean()}
+        found = self.distances(features)
+        if not self.soft:
+            return {"loss": found.mean()}
+        squared = self.radius.square()
+        loss = squared + (found - squared).relu().mean() / self.nu
+        if self.round > self.radius_rounds:
+            self.radius = torch.quantile(found.detach().float(), 1 - self.nu).sqrt()
+        return {"loss": loss}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images by their distance to the centre, beyond the radius if there is one."""
+        found = self.distances(features)
+        return Prediction(image_score=found - self.radius.square() if self.soft else found)
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Puts the centre at the mean of local images; it stays there when weights change."""
+        self.centre = off_zero(self.feature_mean(loader), self.margin).to(self.centre)
+
+    @torch.no_grad()
+    def feature_mean(self, loader: DataLoader) -> Tensor:
+        """Computes the mean of local images' z [D]."""
+        total, images = torch.zeros(self.num_features, dtype=torch.float64), 0
+        for features in map_batches(self, loader, self):
+            total += features.double().sum(0).cpu()
+            images += len(features)
+        return (total / max(images, 1)).float()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds Adam, with a tenth of the learning rate in the last rounds."""
+        optimizer = super().configure_optimizers()
+        if not self.pretrains and self.round > self.drop * self.rounds:
+            optimizer.param_groups[0]["lr"] /= 10
+        return optimizer

@@ -1,0 +1,152 @@
+"""PANDA: pretrained features made compact, scored by their nearest neighbours (Reiss et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.memory.knn import nearest
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+
+
+class Panda(Task):
+    """Features that training draws to the mean of the pretrained ones; the score is the distance to a bank.
+
+    The original trains the last stages of a ResNet. Here a residual network on frozen features takes their place: it
+    adds nothing before training, so that round 0 is nearest neighbours of pretrained features (DN2). The score is the
+    sum of squared distances to the ``neighbours`` nearest vectors of the bank.
+
+    The loss is ``mean |f(x) - c|^2``, with f of length 1 and c the mean of all images' initial features, plus, as
+    elastic weight consolidation, ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of
+    features around f, of normal images; the original's is of ImageNet's labels.
+
+    The bank and c are buffers, which the method of the same name shares; under other methods each client has its own,
+    of all of its images.
+
+    Args:
+        encoder: A `FrozenEncoder` with a network.
+        neighbours: Nearest vectors of the bank that a score is made of.
+        ewc: Weight of the consolidation; 0 for none, as in the original's early-stopping variant. Its own is 1e4.
+        learning_rate: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+
+    Raises:
+        UserError: If the encoder is trained on pixels or has no network, or a number is out of range.
+    """
+
+    prepares = True
+    local_buffers = ("bank", "centre")
+    bank: Tensor
+    centre: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        neighbours: int = 2,
+        ewc: float = 0.0,
+        learning_rate: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-5,
+    ) -> None:
+        super().__init__()
+        at_least("task", 1, neighbours=neighbours)
+        at_least(
+            "task", 0, ewc=ewc, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay
+        )
+        if not isinstance(encoder, FrozenEncoder) or encoder.network is None:
+            raise UserError(
+                "task panda adapts pretrained features: give features=frozen, with features.hidden of at least 1"
+            )
+        self.encoder, self.num_features = encoder, encoder.num_features
+        self.neighbours, self.ewc = neighbours, ewc
+        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
+        self.register_buffer("bank", torch.empty(0, self.num_features))
+        self.register_buffer("centre", torch.zeros(self.num_features))
+        self.start = {name: weight.detach().clone() for name, weight in encoder.network.named_parameters()}
+        self.fisher = {name: torch.zeros_like(weight) for name, weight in self.start.items()}
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes features of length 1 [B, C]."""
+        return self.encoder(batch["image"]) / self.encoder.length
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the loss, and with consolidation its ``drift`` from the initial weights."""
+        compactness = (features - self.centre).square().sum(1).mean()
+        if not self.ewc:
+            return {"loss": compactness}
+        drift = torch.stack(
+            [
+                (self.fisher[name].to(weight) * (weight - self.start[name].to(weight)).square()).sum()
+                for name, weight in self._network.named_parameters()
+            ]
+        ).sum()
+        return {"loss": compactness + self.ewc / 2 * drift, "drift": drift}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Computes each image's sum of squared distances to its nearest neighbours."""
+        if not len(self.bank):
+            raise UserError("there is no bank to score by: no client has sent one")
+        distances, _ = nearest(features.float(), self.bank, min(self.neighbours, len(self.bank)))
+        return Prediction(image_score=distances.square().sum(1))
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Puts the centre at the mean of local features, and fills the bank with them."""
+        features = self.embed(loader)
+        self.centre, self.bank = features.mean(0).to(self.centre), features.to(self.bank)
+
+    def refresh(self, loader: DataLoader, context: Context) -> None:
+        """Fills the bank with local features under the current weights; the centre stays."""
+        self.bank = self.embed(loader).to(self.bank)
+
+    @torch.no_grad()
+    def embed(self, loader: DataLoader) -> Tensor:
+        """Computes the features of all images [n, C]."""
+        return torch.cat([features.float().cpu() for features in map_batches(self, loader, self)])
+
+    def estimate_fisher(self, loader: DataLoader, generator: torch.Generator) -> dict[str, Tensor]:
+        """Estimates F of the network's weights: the mean over images of ``sum_j (d f_j / d w)^2``.
+
+        A random direction v of each image stands for all channels: the square of ``d (v . f) / d w`` has that sum as
+        its mean, and products of two images' slopes cancel in the mean.
+        """
+        weights = dict(self._network.named_parameters())
+        total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        images = 0
+        for batch in loader:
+            moved = self.transfer_batch_to_device(batch, self.device, 0)
+            features = self(moved)
+            drawn = torch.randn(features.shape, generator=generator).to(features)
+            slopes = torch.autograd.grad((drawn * features).sum(), list(weights.values()))
+            for name, slope in zip(weights, slopes, strict=True):
+                total[name] += slope.square()
+            images += len(features)
+        return {name: entry.cpu() / max(images, 1) for name, entry in total.items()}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds SGD with momentum of the network's weights."""
+        return torch.optim.SGD(
+            self._network.parameters(),
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+
+    @property
+    def _network(self) -> nn.Module:
+        assert isinstance(self.encoder.network, nn.Module)
+        return self.encoder.network
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Loads a state with a bank of any size."""
+        if (bank := state_dict.get(f"{prefix}bank")) is not None:
+            self.bank = torch.empty_like(bank, device=self.bank.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -1,0 +1,144 @@
+"""FedGen: its losses by hand, FedAvg at weight 0, and a generator that the heads understand."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.feddm import loader, make
+from torch.nn import functional as F
+
+from lit_fedad.contracts import Context, Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.fedgen import (
+    COUNTS,
+    GENERATOR,
+    FedGenClient,
+    FedGenServer,
+    diversity,
+    generator_loss,
+)
+
+SMALL = {"noise": 4, "hidden": 6, "generated": 3}
+
+
+def client_of(round: int = 2, **settings) -> FedGenClient:
+    torch.manual_seed(0)
+    client = FedGenClient(make(), **{**SMALL, **settings})
+    client.begin(Context(0, round, 0))
+    client.task.augment = False
+    client.counts = torch.tensor([4, 0, 2])
+    client.on_train_start()
+    client.on_train_epoch_start()
+    return client
+
+
+def data_of():
+    return {0: loader([0, 0, 0, 1, 1]), 1: loader([1, 2, 2, 2], seed=1)}
+
+
+def test_the_client_s_loss_by_hand():
+    client = client_of(round=3, weight=2.0).eval()
+    batch = next(iter(loader([0, 1, 2, 1])))
+    torch.manual_seed(5)
+    found = client.training_step(batch)
+    torch.manual_seed(5)
+    asked = torch.tensor([0, 2])[torch.randint(2, (3,))]
+    with torch.no_grad():
+        head = client.task.classifier
+        teacher = F.nll_loss(head(client.generator(asked)).log_softmax(1), asked)
+        q = head(client.generator(batch["label"])).softmax(1).numpy()
+        p = head(client.task(batch)).softmax(1).numpy()
+        plain = client.task.training_step(batch)["loss"].item()
+    latent = (q * np.log(q / p)).sum(1).mean()
+    expected = plain + 2 * 0.98**2 * (3 / 4 * teacher.item() + latent)
+    assert found["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_server_s_losses_by_hand():
+    features, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
+    shares = torch.tensor([[0.75, 0.0], [0.25, 1.0]])
+    heads = [(torch.eye(2), torch.zeros(2)), (torch.ones(2, 2), torch.tensor([1.0, 0.0]))]
+
+    def nll(logits, label):
+        return -logits[label] + np.log(np.exp(logits).sum())
+
+    first = 0.75 * nll(np.array([1.0, 0.0]), 0) / 2
+    second = (0.25 * nll(np.array([2.0, 1.0]), 0) + 1.0 * nll(np.array([3.0, 2.0]), 1)) / 2
+    assert generator_loss(features, labels, shares, heads).item() == pytest.approx(first + second, rel=1e-6)
+    noise = torch.tensor([[0.0, 0.0], [1.0, 0.5]])
+    # Mean squares .625 and mean absolute differences 1.5, of two of the four pairs.
+    assert diversity(noise, features).item() == pytest.approx(np.exp(-0.5 * 0.625 * 1.5), rel=1e-6)
+
+
+def test_weight_0_is_fedavg_number_for_number(federate, exactly):
+    settings = {"shuffle": True, "rounds": 3}
+    ours = federate(
+        FedGenClient, FedGenServer, task=make(), data=data_of(), client={**SMALL, "weight": 0.0}, **settings
+    )
+    plain = federate(FedAvgClient, task=make(), data=data_of(), **settings)
+    exactly(ours.server.weights, plain.server.weights)
+
+
+def test_there_is_nothing_to_learn_from_the_generator_before_round_two(federate, exactly):
+    ours = federate(FedGenClient, FedGenServer, task=make(), data=data_of(), client=SMALL, rounds=1)
+    plain = federate(FedAvgClient, task=make(), data=data_of(), rounds=1)
+    exactly(ours.server.weights, plain.server.weights)
+
+
+def test_the_generator_learns_what_the_heads_mean():
+    server = FedGenServer(client_of(), steps=300, batch_size=16, learning_rate=0.02)
+    server.begin(Context(0, 1))
+    draw = torch.Generator().manual_seed(0)
+    heads = [(torch.randn(3, 5, generator=draw), torch.zeros(3)) for _ in range(2)]
+    server.learn(torch.tensor([[5, 5, 0], [0, 5, 0]]), heads)
+    generator = server._build().eval()
+    generator.load_state_dict(server.generator)
+    with torch.no_grad():
+        features = generator(torch.tensor([0, 1]).repeat(20))
+    said = F.linear(features, *heads[0]).argmax(1)  # of the client that has both classes
+    assert (said == torch.tensor([0, 1]).repeat(20)).float().mean() > 0.9
+
+
+def test_the_generator_goes_down_and_counts_go_up(federate, tap):
+    played = federate(
+        FedGenClient, FedGenServer, task=make(), data=data_of(), client=SMALL, rounds=2, channel=tap
+    )
+    assert played.server.counts.tolist() == [3, 3, 3]
+    up, down = played.client.upload_spec(), played.client.broadcast_spec()
+    assert COUNTS in up
+    assert not any(name.startswith(GENERATOR) for name in up)
+    # The bytes of Table 10: model and G down.
+    size = sum(entry.numel() for entry in played.server.generator.values())
+    last = played.history[-1]
+    assert all(last.bytes_down[client] - last.bytes_up[client] > 4 * size for client in (0, 1))
+    assert {name for name in down if name.startswith(GENERATOR)} == {
+        f"{GENERATOR}{n}" for n in played.server.generator
+    }
+
+
+class Stop(Exception):  # noqa: N818
+    """The end of a process."""
+
+
+def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
+    settings = {"task": None, "data": data_of(), "client": SMALL, "shuffle": True, "rounds": 3}
+
+    def stop(federation, report):
+        if report.round > 1:
+            raise Stop
+
+    def play(**more):
+        return federate(FedGenClient, FedGenServer, **{**settings, "task": make(), **more})
+
+    whole = play()
+    with pytest.raises(Stop):
+        play(folder="parts", after_round=stop)
+    parts = play(folder="parts")
+    exactly(parts.server.weights, whole.server.weights)
+    exactly(parts.server.generator, whole.server.generator)
+
+
+def test_counts_of_other_images_are_refused():
+    server = FedGenServer(client_of())
+    with pytest.raises(UserError, match="counts 7 images of its 6"):
+        server.validate(0, Update({COUNTS: torch.tensor([4, 2, 1])}, 6))

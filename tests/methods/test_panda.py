@@ -1,0 +1,181 @@
+"""PANDA: DN2 before training by hand, banks under merged weights, compactness, consolidation."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from helpers.frozen import frozen_encoder
+from sklearn.neighbors import NearestNeighbors
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient, PandaServer
+from lit_fedad.tasks.panda import Panda
+
+NEW = {"image": torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(9))}
+
+
+def task(**settings) -> Panda:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Panda(frozen_encoder(hidden=6), **settings)
+
+
+def images(count: int, seed: int = 0) -> DataLoader:
+    draw = torch.Generator().manual_seed(seed)
+    return DataLoader([{"image": torch.randn(3, 16, 16, generator=draw)} for _ in range(count)], batch_size=4)
+
+
+def features(loader, weights=None) -> np.ndarray:
+    live = task()
+    live.load_state_dict(weights or {}, strict=False)
+    with torch.no_grad():
+        return torch.cat([live.eval()(batch) for batch in loader]).numpy()
+
+
+def scores_of(client, number):
+    with torch.no_grad():
+        return client.predict_step(NEW).image_score
+
+
+@pytest.fixture
+def play(federate):
+    def run(data, live=None, rounds=2, **settings):
+        settings = {"question": scores_of, **settings}
+        return federate(PandaClient, PandaServer, task=live or task(), data=data, rounds=rounds, **settings)
+
+    return run
+
+
+def by_scikit_learn(bank, queries) -> np.ndarray:
+    distances, _ = NearestNeighbors(n_neighbors=2).fit(bank).kneighbors(queries)
+    return (distances**2).sum(1)
+
+
+def test_before_training_it_is_nearest_neighbours_of_frozen_features(play):
+    data = {0: images(6), 1: images(5, seed=1)}
+    played = play(data, rounds=0)
+    bank = np.concatenate([features(loader) for loader in data.values()])
+    frozen = frozen_encoder()(NEW["image"]).numpy()
+    np.testing.assert_allclose(
+        played.history[-1].metrics[0], by_scikit_learn(bank, frozen), rtol=1e-3, atol=1e-6
+    )
+    # As many centres as images: the images themselves. The centre is the mean of all.
+    np.testing.assert_allclose(played.server.facts[CENTRE], bank.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_banks_are_of_the_merged_weights(play):
+    data = {0: images(6), 1: images(5, seed=1)}
+    played = play(data, client={"clip": None})
+    merged = dict(played.server.weights)
+    expected = np.concatenate([features(loader, merged) for loader in data.values()])
+    found = played.server.bank[BANK].numpy()
+    order = functools.partial(sorted, key=lambda row: tuple(np.round(row, 4)))
+    np.testing.assert_allclose(order(found.tolist()), order(expected.tolist()), rtol=1e-3, atol=1e-5)
+    queries = features([NEW], merged)
+    np.testing.assert_allclose(
+        played.history[-1].metrics[1], by_scikit_learn(expected, queries), rtol=1e-2, atol=1e-6
+    )
+
+
+def test_clients_send_no_more_vectors_than_asked_for(play):
+    played = play({0: images(9), 1: images(2, seed=1)}, rounds=1, client={"vectors": 3})
+    assert {client: len(bank) for client, bank in played.server.banks.items()} == {0: 3, 1: 2}
+
+
+def test_training_makes_features_compact(play):
+    data = {0: images(8), 1: images(8, seed=1)}
+    played = play(data, task(learning_rate=0.3), rounds=10, client={"clip": None})
+    losses = [report.scalars["loss"] for report in played.history if report.round > 0]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_one_step_by_hand(play):
+    """Full batch, one client; the gradient cut to its norm."""
+    data = {0: images(4)}
+    played = play(data, rounds=1, client={"clip": 0.01})
+    live = task()
+    centre = torch.from_numpy(features(data[0])).mean(0)
+    loss = (live(next(iter(data[0]))) - centre).square().sum(1).mean()
+    assert played.history[-1].scalars["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    weights = dict(live.encoder.network.named_parameters())
+    slopes = torch.autograd.grad(loss, list(weights.values()))
+    norm = torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt()
+    factor = min(1.0, 0.01 / norm.item())
+    for (name, weight), slope in zip(weights.items(), slopes, strict=True):
+        expected = weight - 0.01 * (factor * slope + 5e-5 * weight)
+        found = played.server.weights[f"encoder.network.{name}"]
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-7)
+
+
+def test_consolidation_by_hand():
+    live = task(ewc=3.0)
+    live.fisher = {name: torch.full_like(w, 0.5) for name, w in live.start.items()}
+    with torch.no_grad():
+        for weight in live.encoder.network.parameters():
+            weight += 0.2
+    outputs = live.training_step(NEW)
+    count = sum(w.numel() for w in live.start.values())
+    assert outputs["drift"].item() == pytest.approx(0.5 * 0.04 * count, rel=1e-4)
+    plain = (live(NEW) - live.centre).square().sum(1).mean()
+    assert outputs["loss"].item() == pytest.approx(plain.item() + 1.5 * outputs["drift"].item(), rel=1e-5)
+
+
+def test_fisher_information_is_the_mean_sum_of_squared_slopes():
+    """Against all channels' slopes one by one, averaged over many draws."""
+    live, loader = task(), images(3)
+    with torch.no_grad():
+        live.encoder.network[2].weight.normal_(generator=torch.Generator().manual_seed(1))
+    weight = live.encoder.network[2].weight
+    exact = torch.zeros_like(weight)
+    for row in loader.dataset:
+        found = live({"image": row["image"][None]})[0]
+        for channel in found:
+            exact += torch.autograd.grad(channel, weight, retain_graph=True)[0].square()
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.stack([live.estimate_fisher(loader, draw)["2.weight"] for _ in range(600)]).mean(0)
+    torch.testing.assert_close(drawn.sum(), exact.sum() / 3, rtol=0.1, atol=0)
+
+
+def test_own_banks_are_those_of_fedavg(play, federate, exactly):
+    """One client, without clipping; what is shared is then nothing but the weights and the centre."""
+    data = {0: images(6)}
+    ours = play(data, client={"bank": "own", "clip": None})
+    plain = federate(FedAvgClient, task=task(), data=data, rounds=2, question=scores_of)
+    exactly(ours.server.weights, plain.server.weights)
+    exactly(ours.history[-1].metrics[0], plain.history[-1].metrics[0])
+
+
+class Stop(Exception):  # noqa: N818
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("bank", ["shared", "own"])
+def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly, bank):
+    data = {client: images(3 + client, seed=client) for client in range(3)}
+    settings = {"fraction": 0.67, "shuffle": True, "client": {"bank": bank}, "rounds": 3}
+    whole = play(data, task(ewc=1.0), **settings)
+
+    def stop(federation, report):
+        if report.round > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        play(data, task(ewc=1.0), folder="parts", after_round=stop, **settings)
+    parts = play(data, task(ewc=1.0), folder="parts", **settings)
+    exactly(parts.server.weights, whole.server.weights)
+    exactly(parts.history[-1].metrics, whole.history[-1].metrics)
+
+
+def test_more_vectors_than_images_are_refused():
+    server = PandaServer(PandaClient(task()))
+    with pytest.raises(UserError, match="5 vectors of 4 images"):
+        Banks().validate(server, 0, Update({BANK: torch.zeros(5, 8)}, 4))
+
+
+def test_encoders_without_pretrained_features_are_refused():
+    with pytest.raises(UserError, match="features=frozen"):
+        Panda(frozen_encoder(hidden=0))

@@ -1,0 +1,79 @@
+"""AE-1SVM: its kernel, its loss and its scores by hand."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from helpers.frozen import frozen_encoder
+from torch import nn
+
+from lit_fedad.errors import UserError
+from lit_fedad.models.autoencoder import Decoder
+from lit_fedad.models.convnet import ConvNet
+from lit_fedad.tasks.one_class_svm import OneClassSVM
+
+
+def make(seed: int = 0, **overrides) -> OneClassSVM:
+    torch.manual_seed(seed)
+    parts = {
+        "encoder": ConvNet(16, channels=4),
+        "decoder": functools.partial(Decoder, channels=16),
+        "image_size": 16,
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.5, 0.5),
+        "width": 2,
+        "fourier": 3,
+    }
+    return OneClassSVM(**{**parts, **overrides}).eval()
+
+
+def test_loss_and_scores_by_hand():
+    task = make(alpha=2.0, nu=0.25, fourier=1, encoder=frozen_encoder())
+    task.directions = torch.tensor([[torch.pi / 2, 0.0]])
+    task.normal = nn.Parameter(torch.tensor([3.0, 4.0]))
+    task.rho = nn.Parameter(torch.tensor(3.5))
+    z = torch.tensor([[0.0, 7.0], [1.0, 7.0]])  # phi = (1, 0) and (0, 1)
+    batch = {"image": torch.randn(2, 3, 16, 16)}
+    assert task.predict(z, batch).image_score.tolist() == pytest.approx([0.5, -0.5], abs=1e-6)
+    outputs = task.objective(z, batch)
+    error = (task.decoder(z) - task._inputs(batch)).square().mean()
+    assert outputs["reconstruction"].item() == pytest.approx(error.item(), rel=1e-6)
+    # |w|^2 / 2 - rho + mean(0.5, 0) / nu
+    expected = 2 * error.item() + 12.5 - 3.5 + 0.25 / 0.25
+    assert outputs["loss"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_fourier_features_approximate_the_gaussian_kernel():
+    """phi(x) . phi(y) -> exp(-|x - y|^2 / (2 sigma^2)), with an error of 1 / sqrt(R)."""
+    task = make(fourier=40_000, sigma=1.5)
+    z = torch.randn(6, 2, generator=torch.Generator().manual_seed(3))
+    phi = task.fourier(z).detach().numpy()
+    squared = ((z[:, None] - z) ** 2).sum(2).numpy()
+    np.testing.assert_allclose(phi @ phi.T, np.exp(-squared / (2 * 1.5**2)), atol=0.03)
+
+
+def test_directions_are_no_state_and_come_with_the_initial_weights():
+    one, other = make(seed=4), make(seed=4)
+    assert torch.equal(one.directions, other.directions)
+    assert "directions" not in one.state_dict()
+
+
+def test_training_moves_normal_images_inside():
+    task = make(encoder=frozen_encoder(), learning_rate=1e-2, fourier=50)
+    images = {"image": torch.randn(16, 3, 16, 16)}
+    optimizer = task.configure_optimizers()
+    for _ in range(150):
+        optimizer.zero_grad()
+        task.training_step(images)["loss"].backward()
+        optimizer.step()
+    with torch.no_grad():
+        inside = (task.predict_step(images).image_score < 1e-3).float().mean()
+    assert inside >= 1 - 2 * task.nu
+    assert task.rho > 0
+
+
+@pytest.mark.parametrize("settings", [{"nu": 0}, {"nu": 1.5}, {"sigma": 0}, {"alpha": -1}, {"fourier": 0}])
+def test_numbers_out_of_range_are_refused(settings):
+    with pytest.raises(UserError, match=f"task.{next(iter(settings))}="):
+        make(**settings)
