@@ -12,6 +12,7 @@ from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.disk_full import is_disk_full
+from lit_fedad.extras import extra_of, install, require
 from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help"}
@@ -37,9 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if name not in COMMANDS:
                 raise UserError(f"no command '{name}'; one of {', '.join(COMMANDS)}")
-            COMMANDS[name].run(rest)
+            command = COMMANDS[name]
+            if command.extra:
+                require(command.extra, f"lit-fedad {name}")
+            command.run(rest)
         except UserError as error:
             display.error(str(error))
+            return 2
+        except ModuleNotFoundError as error:
+            extra = extra_of(error.name or "")
+            if extra is None:
+                raise
+            display.error(f"this needs {error.name}: {install(extra)}")
             return 2
         except OSError as error:
             if not is_disk_full(error):
@@ -125,11 +135,13 @@ class Command(NamedTuple):
         run: Reads the options and carries the command out.
         usage: What the command does, by the syntax of its options.
         continues: Whether the same command continues what was interrupted.
+        extra: Key of `EXTRAS`: what must be installed beside the package itself.
     """
 
     run: Callable[[Sequence[str]], None]
     usage: Mapping[str, str]
     continues: bool = False
+    extra: str | None = None
 
 
 _RUN = "run=<MLflow run id or folder>"
@@ -180,6 +192,7 @@ COMMANDS = {
                 " the method, and a new version beside the old"
             )
         },
+        extra="train",
     ),
     "export": Command(
         export,
@@ -201,6 +214,7 @@ COMMANDS = {
             ),
         },
         continues=True,
+        extra="train",
     ),
     "privacy": Command(
         privacy,
@@ -215,6 +229,7 @@ COMMANDS = {
             f"{_RUN} attack=dcor": "distance correlation of shared densities with the images behind them",
         },
         continues=True,
+        extra="train",
     ),
     "sweep": Command(
         _sweep,
@@ -224,6 +239,7 @@ COMMANDS = {
             )
         },
         continues=True,
+        extra="train",
     ),
     "pretrain": Command(
         _pretrain,
@@ -235,6 +251,7 @@ COMMANDS = {
             )
         },
         continues=True,
+        extra="train",
     ),
     "federation": Command(
         _federation,

@@ -147,5 +147,8 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
 
 def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install onnx onnxscript onnxruntime; or give format=pt2"):
+    with pytest.raises(
+        UserError,
+        match=r"needs onnx, onnxscript, onnxruntime: pip install 'lit-fedad\[export\]'; or give format=pt2",
+    ):
         export(str(tiny_run), formats=("pt2", "onnx"))
