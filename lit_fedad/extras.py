@@ -10,6 +10,7 @@ EXTRAS = {
     "train": ("mlflow", "optuna", "matplotlib", "pandas", "sklearn", "skimage"),
     "flower": ("flwr",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "serve": ("fastapi", "uvicorn", "onnxruntime"),
 }
 """Modules by extra; ``pyproject.toml`` says which distributions hold them."""
 

@@ -104,6 +104,13 @@ def _report(options: Sequence[str]) -> None:
         report_runs(options, Display())
 
 
+def _serve(options: Sequence[str]) -> None:
+    from lit_fedad.options import read
+    from lit_fedad.serving.serve import ServeOptions, serve
+
+    serve(read(ServeOptions, options, "serve", overrides=False)[0], Display())
+
+
 def _sweep(options: Sequence[str]) -> None:
     from lit_fedad.sweep.command import sweep
 
@@ -201,6 +208,17 @@ COMMANDS = {
                 "write a trained detector with its decision rule and model card, and check it against the live one"
             )
         },
+    ),
+    "serve": Command(
+        _serve,
+        {
+            "run=<MLflow run id, or folder of a run or of an exported detector> [client=N] [version=N]"
+            " [host=127.0.0.1] [port=8080] [workers=1] [queue=16] [threads=N] [max_bytes=20000000]"
+            " [max_pixels=25000000] [patience=30]": (
+                "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file"
+            )
+        },
+        extra="serve",
     ),
     "report": Command(
         _report,

@@ -49,7 +49,7 @@ def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_ru
 
 
 def test_the_folder_holds_detector_preprocessing_and_card(exported):
-    files = {"image.png", "detector.pt2", "preprocessing.json", "model_card.md"}
+    files = {"image.png", "detector.pt2", "preprocessing.json", "detector.json", "model_card.md"}
     assert {path.name for path in exported.iterdir()} == files
     assert json.loads((exported / "preprocessing.json").read_text()) == {
         "size": 32, "fit": "squeeze", "resize": None, "interpolation": "bicubic", "mode": "RGB", "range": [0, 1]
