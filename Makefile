@@ -10,7 +10,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict watch update export sweep report screenshots privacy pretrain test coverage test-slow test-matrix lint format ui bench clean
+TASKS   := help install train evaluate predict watch update export serve sweep report screenshots privacy pretrain test coverage test-slow test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -59,6 +59,9 @@ screenshots: $(READY) ## Picture the report and MLflow with headless Chromium: A
 
 export: $(READY) ## Write a trained detector as ONNX and torch.export: ARGS="run=DIR or id"
 	@$(BIN)/lit-fedad export $(ARGS)
+
+serve: $(READY) ## Answer HTTP requests with an exported detector: ARGS="run=DIR or id"
+	@$(BIN)/lit-fedad serve $(ARGS)
 
 pretrain: $(READY) ## Make a backbone from drawn scenes alone: ARGS="out=DIR steps=3000"
 	@$(BIN)/lit-fedad pretrain $(ARGS)

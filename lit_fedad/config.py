@@ -29,6 +29,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
+from lit_fedad.extras import extra_of, install
 from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.text import redact, redacted
 
@@ -243,7 +244,9 @@ def locate(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"_target_ '{path}' cannot be imported: {error}") from error
+        extra = extra_of(error.name or "") if isinstance(error, ImportError) else None
+        advice = f"; {install(extra)}" if extra else ""
+        raise UserError(f"_target_ '{path}' cannot be imported: {error}{advice}") from error
 
 
 def _check_signature(

@@ -24,7 +24,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer
 from lit_fedad.privacy.distance_correlation import density_privacy
 from lit_fedad.report.correlation_heatmap import draw_correlation_heatmap
-from lit_fedad.report.figures import whole_file
+from lit_fedad.report.files import whole_file
 
 _RAW, _RAW_EACH = 2000, 200  # training images that are compared with the densities, in all and of one client
 

@@ -48,7 +48,8 @@ from lit_fedad.privacy.lira import (
 )
 from lit_fedad.privacy.shadow_splits import draw_cells, split, trained_on
 from lit_fedad.report.console import Display
-from lit_fedad.report.figures import save_figure, whole_file
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.files import whole_file
 from lit_fedad.report.roc_curves import roc_figure
 from lit_fedad.tracking.tracker import amend
 

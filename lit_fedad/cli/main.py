@@ -12,6 +12,7 @@ from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.disk_full import is_disk_full
+from lit_fedad.extras import extra_of, install, require
 from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help"}
@@ -37,9 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if name not in COMMANDS:
                 raise UserError(f"no command '{name}'; one of {', '.join(COMMANDS)}")
-            COMMANDS[name].run(rest)
+            command = COMMANDS[name]
+            if command.extra:
+                require(command.extra, f"lit-fedad {name}")
+            command.run(rest)
         except UserError as error:
             display.error(str(error))
+            return 2
+        except ModuleNotFoundError as error:
+            extra = extra_of(error.name or "")
+            if extra is None:
+                raise
+            display.error(f"this needs {error.name}: {install(extra)}")
             return 2
         except OSError as error:
             if not is_disk_full(error):
@@ -94,6 +104,13 @@ def _report(options: Sequence[str]) -> None:
         report_runs(options, Display())
 
 
+def _serve(options: Sequence[str]) -> None:
+    from lit_fedad.options import read
+    from lit_fedad.serving.serve import ServeOptions, serve
+
+    serve(read(ServeOptions, options, "serve", overrides=False)[0], Display())
+
+
 def _sweep(options: Sequence[str]) -> None:
     from lit_fedad.sweep.command import sweep
 
@@ -125,11 +142,13 @@ class Command(NamedTuple):
         run: Reads the options and carries the command out.
         usage: What the command does, by the syntax of its options.
         continues: Whether the same command continues what was interrupted.
+        extra: Key of `EXTRAS`: what must be installed beside the package itself.
     """
 
     run: Callable[[Sequence[str]], None]
     usage: Mapping[str, str]
     continues: bool = False
+    extra: str | None = None
 
 
 _RUN = "run=<MLflow run id or folder>"
@@ -180,6 +199,7 @@ COMMANDS = {
                 " the method, and a new version beside the old"
             )
         },
+        extra="train",
     ),
     "export": Command(
         export,
@@ -188,6 +208,17 @@ COMMANDS = {
                 "write a trained detector with its decision rule and model card, and check it against the live one"
             )
         },
+    ),
+    "serve": Command(
+        _serve,
+        {
+            "run=<MLflow run id, or folder of a run or of an exported detector> [client=N] [version=N]"
+            " [host=127.0.0.1] [port=8080] [workers=1] [queue=16] [threads=N] [max_bytes=20000000]"
+            " [max_pixels=25000000] [patience=30]": (
+                "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file"
+            )
+        },
+        extra="serve",
     ),
     "report": Command(
         _report,
@@ -201,6 +232,7 @@ COMMANDS = {
             ),
         },
         continues=True,
+        extra="train",
     ),
     "privacy": Command(
         privacy,
@@ -215,6 +247,7 @@ COMMANDS = {
             f"{_RUN} attack=dcor": "distance correlation of shared densities with the images behind them",
         },
         continues=True,
+        extra="train",
     ),
     "sweep": Command(
         _sweep,
@@ -224,6 +257,7 @@ COMMANDS = {
             )
         },
         continues=True,
+        extra="train",
     ),
     "pretrain": Command(
         _pretrain,
@@ -235,6 +269,7 @@ COMMANDS = {
             )
         },
         continues=True,
+        extra="train",
     ),
     "federation": Command(
         _federation,

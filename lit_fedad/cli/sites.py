@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from lit_fedad.errors import UserError
+from lit_fedad.extras import require
 from lit_fedad.options import read, separate, split
 from lit_fedad.report.console import Display
 
@@ -107,8 +107,7 @@ def _dispatch(
     action, *rest = options or [""]
     if action not in known:
         raise UserError(f"the {command} command is: {', '.join(f'{command} {name}' for name in known)}")
-    if find_spec("flwr") is None:
-        raise UserError(f"lit-fedad {command} needs Flower: pip install 'lit-fedad[flower]'")
+    require("flower", f"lit-fedad {command}")
     known[action](rest)
 
 

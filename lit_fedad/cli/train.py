@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lit_fedad.config import choices, compose, config_groups
 from lit_fedad.errors import UserError
+from lit_fedad.extras import require
 from lit_fedad.guards.text import redacted
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
@@ -27,6 +28,7 @@ def train(overrides: Sequence[str]) -> None:
 
         print(yaml.safe_dump(redacted(config), sort_keys=False), end="")  # noqa: T201
         return
+    require("train", "lit-fedad train")
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
     from lit_fedad.experiment.train import train
 

@@ -25,7 +25,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.text import without_user
 from lit_fedad.options import read
 from lit_fedad.report.console import Display
-from lit_fedad.report.figures import whole_file
+from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs

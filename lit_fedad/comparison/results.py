@@ -14,7 +14,8 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.text import csv_cell
 from lit_fedad.report.console import Display
 from lit_fedad.report.constant_rows import constant_rows
-from lit_fedad.report.figures import save_figure, whole_file
+from lit_fedad.report.figures import save_figure
+from lit_fedad.report.files import whole_file
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.table_figure import rows_figure, tasks_figure
 from lit_fedad.report.tables import (

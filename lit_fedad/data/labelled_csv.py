@@ -1,11 +1,10 @@
 """One folder of images with their labels in a CSV file: HeadCT, and RSNA and VinDr-CXR as Kaggle has them."""
 
+import csv
 import difflib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-
-import pandas as pd
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.folders import images_in
@@ -92,14 +91,18 @@ def _labels(table: Path, id_column: str, label_column: str) -> dict[str, Counter
         raise UserError(f"{table}: no such file; correct its name under data, or put it there")
     try:
         # HeadCT's header reads "id, hemorrhage".
-        rows = pd.read_csv(table, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except ValueError as error:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="", skipinitialspace=True, strict=True)
+            columns, rows = reader.fieldnames or (), list(reader)
+    except (ValueError, csv.Error) as error:
         raise UserError(f"{table}: cannot be read as CSV: {' '.join(str(error).split())}") from error
     for column in (id_column, label_column):
-        _require(column, rows.columns, f"{table}: no column '{column}'")
+        _require(column, columns, f"{table}: no column '{column}'")
     counts: dict[str, Counter[str]] = {}
-    for image, label in zip(rows[id_column], rows[label_column], strict=True):
-        counts.setdefault(_stem(image), Counter())[label] += 1
+    for number, row in enumerate(rows, 1):
+        if None in row:  # more fields than columns
+            raise UserError(f"{table}: cannot be read as CSV: row {number} has more fields than the header")
+        counts.setdefault(_stem(row[id_column]), Counter())[row[label_column]] += 1
     return counts
 
 

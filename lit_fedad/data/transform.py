@@ -98,7 +98,17 @@ class ImageTransform:
         Raises:
             UserError: The file cannot be read as an image.
         """
-        image = _to_rgb(_open(path), path)
+        return self.tensor(to_rgb(_open(path), path))
+
+    def tensor(self, image: Image.Image) -> Tensor:
+        """Normalises a decoded image.
+
+        Args:
+            image: From `to_rgb`.
+
+        Returns:
+            Normalised image, float32 [channels, H, W].
+        """
         pixels = self._fit(image if self.channels == 3 else image.convert("L"), InterpolationMode.BICUBIC)
         scaled = pixels.view(*self.shape, self.channels).permute(2, 0, 1) / 255
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
@@ -113,7 +123,18 @@ class ImageTransform:
         Raises:
             UserError: The file cannot be read as an image.
         """
-        return self._fit(_to_rgb(_open(path), path), InterpolationMode.BICUBIC)
+        return self.shown(to_rgb(_open(path), path))
+
+    def shown(self, image: Image.Image) -> Tensor:
+        """Brings a decoded image to the geometry of `tensor`, without normalisation.
+
+        Args:
+            image: From `to_rgb`.
+
+        Returns:
+            RGB image, uint8 [H, W, 3].
+        """
+        return self._fit(image, InterpolationMode.BICUBIC)
 
     def mask(self, path: Path | None, image_path: Path) -> Tensor:
         """Reads the mask of an image.
@@ -215,8 +236,16 @@ def _open(path: Path) -> Image.Image:
         ) from error
 
 
-def _to_rgb(image: Image.Image, path: Path) -> Image.Image:
-    """Eight-bit RGB; transparent pixels become white, sixteen bits are scaled to eight."""
+def to_rgb(image: Image.Image, path: Path) -> Image.Image:
+    """Converts a decoded image to eight-bit RGB: transparent pixels become white, sixteen bits are scaled to eight.
+
+    Args:
+        image: The image.
+        path: Its file, for messages.
+
+    Raises:
+        UserError: Its pixels have no fixed range.
+    """
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image)
         # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.

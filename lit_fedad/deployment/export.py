@@ -17,6 +17,7 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.checked_files import write_checked
 from lit_fedad.deployment.decision_rule import decision_rule
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
+from lit_fedad.deployment.detector_sheet import write_sheet
 from lit_fedad.deployment.formats import check_formats
 from lit_fedad.deployment.model_card import Facts, model_card
 from lit_fedad.deployment.predict import choose_client, image_files, named_version
@@ -100,11 +101,12 @@ def export(
             compared=(sum(_RANDOM_BATCHES), len(paths)),
         )
         how = RunFolder(destination).save_json("preprocessing.json", facts.preprocessing)
+        sheet = write_sheet(destination, facts)
         card = destination / "model_card.md"
         card.write_text(model_card(facts))
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
-    files = [*(destination / file.name for file in written), how, card]
+    files = [*(destination / file.name for file in written), how, sheet, card]
     place = folder.place(f"export/client_{number}")
     delivery = amend(folder.home.path, {}, config["rounds"], files, place)
     if delivery.pending:

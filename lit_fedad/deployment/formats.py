@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from lit_fedad.deployment.detector import Outputs, output_shapes
 from lit_fedad.errors import UserError, first_line
+from lit_fedad.extras import EXTRAS, install
 
 
 class Format(NamedTuple):
@@ -48,7 +49,7 @@ def check_formats(formats: Sequence[str]) -> list[str]:
             raise UserError(f"format={','.join(formats)}: '{name}' is none of {', '.join(FORMATS)}")
         if missing := [package for package in FORMATS[name].needs if find_spec(package) is None]:
             raise UserError(
-                f"format={name} needs more packages: pip install {' '.join(missing)}; or give format=pt2"
+                f"format={name} needs {', '.join(missing)}: {install('export')}; or give format=pt2"
             )
     return chosen
 
@@ -144,6 +145,6 @@ def load_onnx(path: Path) -> Callable[[Tensor], Outputs]:
 
 
 FORMATS = {
-    "onnx": Format(save_onnx, load_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "onnx": Format(save_onnx, load_onnx, EXTRAS["export"]),
     "pt2": Format(save_pt2, load_pt2),
 }

@@ -28,8 +28,8 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.guards.text import csv_cell
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
-from lit_fedad.report.heatmaps import save_heatmap
 from lit_fedad.report.naming import p_value_text
+from lit_fedad.report.overlay import save_heatmap
 
 NORMAL, ANOMALOUS, UNREADABLE = "normal", "anomalous", "unreadable"
 COLUMNS = ("path", "score", "p_value", "threshold", "decision", "heatmap")

@@ -249,7 +249,7 @@ def _uses_faiss(backend: Backend, bank: Tensor) -> bool:
         return False
     installed = find_spec("faiss") is not None
     if backend == "faiss" and not installed:
-        raise UserError("backend=faiss needs faiss: pip install faiss-cpu, or choose backend=auto")
+        raise UserError("backend=faiss needs faiss: pip install 'lit-fedad[faiss]', or choose backend=auto")
     # macOS: the OpenMP runtimes of torch and faiss clash in one process, so there it is only used on request.
     fast_here = bank.device.type == "cpu" and bank.dtype == torch.float32 and sys.platform == "linux"
     return backend == "faiss" or (installed and fast_here)

@@ -1,9 +1,7 @@
 """Figures of an experiment: data of the clients, curves over rounds; and how they are saved."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
+from lit_fedad.report.files import whole_file
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
 _HATCHES = ("//////", "......", "xxxxxx")
@@ -156,25 +155,6 @@ def save_figure(figure: Figure, path: Path) -> Path:
     with whole_file(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})
     return path
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Writes a file atomically: no reader ever finds it half written.
-
-    Args:
-        path: The file; missing folders are created.
-
-    Yields:
-        A path beside it to write to, which replaces `path` when the block ends without an error.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _fill(index: int) -> dict[str, Any]:

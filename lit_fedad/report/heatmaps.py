@@ -1,27 +1,20 @@
-"""Anomaly maps beside the images they were computed from: sheets, overlays, and the choice of cases."""
+"""Anomaly maps beside the images they were computed from: sheets, and the choice of cases."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
-from PIL import Image, ImageDraw, ImageFont
 
-from lit_fedad.report.figures import whole_file
+from lit_fedad.report.overlay import heat, overlay
 from lit_fedad.report.style import FONT_SIZE, blank_figure
 
-# Even steps for the eye, rising in lightness: readable in grey and with any kind of colour vision. Saturated
-# up to its end, so that high scores also stand out on white ground.
-_COLOUR_MAP = colormaps["plasma"]
-_STRONGEST = 0.8  # opacity of the highest score in an overlay: what lies beneath stays visible
+_COLOUR_MAP = ListedColormap(heat(np.linspace(0, 1, 256)) / 255)
 _CELL, _GAP, _CAPTION, _HEAD, _BAR = 1.25, 0.06, 0.24, 0.4, 0.72  # inches
 
 
@@ -105,73 +98,6 @@ def heatmap_sheet(cases: Sequence[Case], title: str) -> Figure:
     colours.outline.set_linewidth(0.5)
     figure.text(_GAP / sheet_width, 1 - 0.05 / sheet_height, title, fontsize=FONT_SIZE + 1, va="top")
     return figure
-
-
-def overlay(image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float) -> np.ndarray:
-    """Blends an anomaly map into its image: the higher the score, the less of the image is visible.
-
-    The image is shown in grey, so that every colour is a score. Scores up to `vmin` (and NaN) leave the image
-    unchanged; those from `vmax` on are equally strong.
-
-    Args:
-        image: uint8 [H, W, 3].
-        anomaly_map: Anomaly scores [H, W].
-        vmin: Score at the lower end of the colour scale.
-        vmax: Score at its upper end.
-
-    Returns:
-        uint8 [H, W, 3].
-
-    Raises:
-        ValueError: Image and map differ in size.
-
-    Examples:
-        >>> import numpy as np
-        >>> image = np.full((1, 2, 3), 100, dtype=np.uint8)
-        >>> overlay(image, np.array([[0.0, 1.0]]), vmin=0.0, vmax=1.0).tolist()
-        [[[100, 100, 100], [212, 219, 47]]]
-    """
-    if image.shape[:2] != anomaly_map.shape:
-        raise ValueError(
-            f"the image is {image.shape[:2]} and its anomaly map {anomaly_map.shape}; sizes must agree"
-        )
-    strength = np.nan_to_num(np.asarray(Normalize(vmin, vmax, clip=True)(anomaly_map), dtype=float))
-    grey = image @ np.array([0.299, 0.587, 0.114])  # luma of ITU-R BT.601
-    opacity = _STRONGEST * strength[..., None]
-    heat = 255 * _COLOUR_MAP(strength)[..., :3]
-    return np.rint((1 - opacity) * grey[..., None] + opacity * heat).astype(np.uint8)
-
-
-def save_heatmap(
-    path: Path, image: np.ndarray, anomaly_map: np.ndarray, vmin: float, vmax: float, caption: str
-) -> Path:
-    """Writes the `overlay` of one image as PNG, pixel for pixel, and a caption in a strip below it.
-
-    Args:
-        path: File to write; missing folders are created.
-        image: uint8 [H, W, 3].
-        anomaly_map: Anomaly scores [H, W].
-        vmin: Score at the lower end of the colour scale.
-        vmax: Score at its upper end.
-        caption: Short text, set as large as the width of the image allows.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ValueError: Image and map differ in size.
-    """
-    heat = Image.fromarray(overlay(image, anomaly_map, vmin, vmax))
-    size = float(np.clip(heat.width / 16, 9, 24))
-    strip = math.ceil(1.4 * size)
-    room = (heat.width - 2) / ImageFont.load_default(size).getlength(caption)
-    font = ImageFont.load_default(max(size * min(room, 1), 1))
-    picture = Image.new("RGB", (heat.width, heat.height + strip), "white")
-    picture.paste(heat)
-    ImageDraw.Draw(picture).text((heat.width / 2, heat.height + strip / 2), caption, "black", font, "mm")
-    with whole_file(path) as part:
-        picture.save(part, format="png")
-    return path
 
 
 def robust_range(maps: Iterable[np.ndarray]) -> tuple[float, float]:

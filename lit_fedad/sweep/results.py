@@ -18,7 +18,7 @@ from optuna.visualization import matplotlib as drawn
 
 from lit_fedad.guards.text import csv_cell
 from lit_fedad.report.console import Display
-from lit_fedad.report.figures import whole_file
+from lit_fedad.report.files import whole_file
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import attempts, standing
 from lit_fedad.sweep.trial import DEFAULT

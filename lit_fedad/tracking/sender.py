@@ -6,10 +6,12 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lit_fedad.errors import UserError
+from lit_fedad.extras import install
 from lit_fedad.guards.text import redact, without_user
 from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
@@ -52,7 +54,8 @@ def deliver(folder: Path) -> Delivery:
     """
     if not journal_file(folder).is_file():
         raise UserError(f"{folder}: no tracking/journal.jsonl to send; name the folder of a tracked run")
-    return Sender(folder.resolve(), destination(None, _read_sent(folder).get("uri"))).drain()
+    sender = Sender(folder.resolve(), destination(None, _read_sent(folder).get("uri")))
+    return sender.drain() if find_spec("mlflow") else sender.wait(f"MLflow is not here: {install('train')}")
 
 
 class Sender:
@@ -110,6 +113,18 @@ class Sender:
         """
         self._closing.set()
         self._deliver()
+        return self._delivery()
+
+    def wait(self, why: str) -> Delivery:
+        """Leaves all records in the journal.
+
+        Args:
+            why: What hinders their delivery.
+
+        Returns:
+            State of the delivery.
+        """
+        self._error = why
         return self._delivery()
 
     def save(self) -> None:

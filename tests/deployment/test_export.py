@@ -50,7 +50,7 @@ def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_ru
 
 
 def test_the_folder_holds_detector_preprocessing_and_card(exported):
-    files = {"image.png", "detector.pt2", "preprocessing.json", "model_card.md"}
+    files = {"image.png", "detector.pt2", "preprocessing.json", "detector.json", "model_card.md"}
     assert {path.name for path in exported.iterdir()} == files
     assert json.loads((exported / "preprocessing.json").read_text()) == {
         "size": 32, "fit": "squeeze", "resize": None, "interpolation": "bicubic", "mode": "RGB", "range": [0, 1]
@@ -148,5 +148,8 @@ def test_an_incomplete_run_is_one_line(tiny_run, tmp_path):
 
 def test_missing_packages_are_named_with_their_command(tiny_run, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install onnx onnxscript onnxruntime; or give format=pt2"):
+    with pytest.raises(
+        UserError,
+        match=r"needs onnx, onnxscript, onnxruntime: pip install 'lit-fedad\[export\]'; or give format=pt2",
+    ):
         export(str(tiny_run), formats=("pt2", "onnx"))

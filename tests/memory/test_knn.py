@@ -124,7 +124,7 @@ def test_a_missing_faiss_matters_only_when_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     queries, bank = rows(4, 3), rows(5, 3, seed=1)
     torch.testing.assert_close(nearest(queries, bank, 1)[0], nearest(queries, bank, 1, backend="torch")[0])
-    with pytest.raises(UserError, match="pip install faiss-cpu"):
+    with pytest.raises(UserError, match="pip install 'lit-fedad.faiss.'"):
         nearest(queries, bank, 1, backend="faiss")
 
 

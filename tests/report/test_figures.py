@@ -7,13 +7,8 @@ from matplotlib import pyplot
 from matplotlib.collections import PolyCollection
 from PIL import Image
 
-from lit_fedad.report.figures import (
-    curves_figure,
-    partition_figure,
-    save_figure,
-    stages_figure,
-    whole_file,
-)
+from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
+from lit_fedad.report.files import whole_file
 from lit_fedad.report.style import blank_figure
 
 PRODUCTS = ["bottle", "screw", "tile", "brain"]

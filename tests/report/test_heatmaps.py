@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from matplotlib import colormaps
 from matplotlib.contour import ContourSet
 from PIL import Image
+from skimage.color import rgb2lab
 from sklearn.metrics import roc_auc_score
 
-from lit_fedad.report.heatmaps import Case, heatmap_sheet, overlay, pick_cases, robust_range, save_heatmap
+from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases, robust_range
+from lit_fedad.report.overlay import heat, overlay, save_heatmap
 
 
 def case(seed=0, scale=1.0, mask="square", size=(16, 24), caption="bottle"):
@@ -100,9 +101,15 @@ def test_overlay_mixes_grey_and_heat_by_the_score():
     assert shown.dtype == np.uint8
     assert shown[0, 0].tolist() == [round(grey[0, 0])] * 3  # lowest score: the image alone
     for pixel, strength in ((1, 1.0), (2, 0.5)):
-        heat = 255 * np.array(colormaps["plasma"](strength)[:3])
-        expected = (1 - 0.8 * strength) * grey[0, pixel] + 0.8 * strength * heat
+        expected = (1 - 0.8 * strength) * grey[0, pixel] + 0.8 * strength * heat(np.array(strength))
         np.testing.assert_allclose(shown[0, pixel], expected, atol=0.51)
+
+
+def test_the_colours_of_scores_rise_in_lightness_in_even_steps():
+    colours = heat(np.linspace(0, 1, 65))
+    steps = np.diff(rgb2lab(colours[None] / 255)[0, :, 0])
+    assert steps.min() > 0.6 * steps.mean()
+    assert steps.max() < 1.4 * steps.mean()
 
 
 def test_overlay_clips_and_leaves_undefined_scores_transparent():

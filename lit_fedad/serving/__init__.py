@@ -1,0 +1,1 @@
+"""An exported detector that answers HTTP requests (``pip install 'lit-fedad[serve]'``)."""

@@ -1,0 +1,104 @@
+"""Images that arrive over HTTP: how large they may be, and how they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from lit_fedad.data.transform import to_rgb
+from lit_fedad.errors import UserError, first_line
+
+FORMATS = {
+    "image/png": "PNG",
+    "image/jpeg": "JPEG",
+    "image/webp": "WEBP",
+    "image/bmp": "BMP",
+    "image/tiff": "TIFF",
+}
+"""Pillow's format of each content type. No other decoder ever sees an upload."""
+
+
+class RefusedError(Exception):
+    """A request that is not answered with a score.
+
+    Args:
+        status: HTTP status.
+        reason: One line for whoever sent it.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may cost.
+
+    Attributes:
+        bytes: Largest upload.
+        pixels: Largest image, width times height.
+        patience: Longest time in seconds that an upload may take to arrive.
+    """
+
+    bytes: int = 20_000_000
+    pixels: int = 25_000_000
+    patience: float = 30.0
+
+
+def image_format(content_type: str | None) -> str:
+    """Finds Pillow's format of a content type.
+
+    Args:
+        content_type: Value of the request's header.
+
+    Raises:
+        RefusedError: 415, if it is no type of image that is read here.
+
+    Example:
+        >>> image_format("image/png; charset=binary")
+        'PNG'
+    """
+    named = (content_type or "").partition(";")[0].strip().lower()
+    if named not in FORMATS:
+        raise RefusedError(415, f"give a Content-Type of {', '.join(FORMATS)}")
+    return FORMATS[named]
+
+
+def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
+    """Decodes an upload; its size is read from its header before any memory is taken for its pixels.
+
+    Args:
+        content: The bytes.
+        form: Pillow's format, the only one that is tried.
+        most_pixels: Largest width times height.
+
+    Returns:
+        The image in eight-bit RGB, upright.
+
+    Raises:
+        RefusedError: 413, if it has more pixels; 422, if it is no image of this format.
+    """
+    try:
+        with Image.open(BytesIO(content), formats=(form,)) as image:
+            if image.width * image.height > most_pixels:
+                raise RefusedError(
+                    413, f"{image.width}x{image.height} pixels, and at most {most_pixels} are read"
+                )
+            image.load()
+            return to_rgb(ImageOps.exif_transpose(image), Path("upload"))
+    except RefusedError:
+        raise
+    except Image.DecompressionBombError:  # Pillow's own limit
+        raise RefusedError(413, f"far more pixels than the {most_pixels} that are read") from None
+    except UnidentifiedImageError:
+        raise RefusedError(422, f"is no {form} file") from None
+    except UserError as error:
+        raise RefusedError(422, str(error)) from error
+    # Pillow reports damage through exceptions of many kinds.
+    except Exception as error:
+        raise RefusedError(422, f"cannot be read as {form} ({first_line(error)})") from error

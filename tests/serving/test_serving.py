@@ -1,0 +1,284 @@
+"""A detector behind HTTP on loopback: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import struct
+import threading
+import time
+import zlib
+from contextlib import contextmanager
+from io import BytesIO
+
+import numpy as np
+import pytest
+from helpers.tiny_detector import SIDE, THRESHOLD, tiny_detector
+from PIL import Image
+
+from lit_fedad.cli import main as cli
+from lit_fedad.errors import UserError
+
+pytest.importorskip("fastapi")
+pytest.importorskip("onnxruntime")
+import uvicorn
+
+from lit_fedad.report.overlay import overlay
+from lit_fedad.serving.application import Desk, application
+from lit_fedad.serving.detector import ServedDetector
+from lit_fedad.serving.serve import ServeOptions, exported_folder
+from lit_fedad.serving.uploads import Limits, RefusedError, image_format, read_upload
+
+LIMITS = Limits(bytes=20_000, pixels=10_000, patience=1.0)
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def png(pixels=PIXELS, form="PNG"):
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+def claiming(width, height):
+    """A PNG whose header claims a size, whatever it holds."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    whole = png()
+    return whole[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + whole[33:]
+
+
+@contextmanager
+def served(desk):
+    """Serves on a free port of loopback; yields the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application(desk), log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    return ServedDetector(tiny_detector(tmp_path_factory.mktemp("tiny")), threads=1)
+
+
+@pytest.fixture(scope="module")
+def ask(detector):
+    """Sends one request; returns status, headers and body."""
+    with served(Desk(detector, LIMITS, workers=1, queue=4)) as port:
+
+        def send(method, path, body=None, **headers):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, named)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+
+        yield send
+
+
+def refusal(answer):
+    """Status and the one line of a refused request."""
+    status, headers, body = answer
+    words = json.loads(body)
+    assert headers["content-type"] == "application/json"
+    assert list(words) == ["error"]
+    assert "\n" not in words["error"]
+    return status, words["error"]
+
+
+def resized():
+    image = Image.fromarray(PIXELS).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(image)
+
+
+def test_an_image_is_scored(ask):
+    status, _, body = ask("POST", "/score", png(), Content_Type="image/png")
+    score = resized().mean() / 255
+    words = json.loads(body)
+    assert status == 200
+    assert words["score"] == pytest.approx(score, rel=1e-5)
+    assert words["p_value"] == pytest.approx(1 - score, rel=1e-5)
+    assert words["decision"] == ("anomalous" if score > THRESHOLD else "normal")
+    assert (words["threshold"], words["alpha"]) == (THRESHOLD, 0.01)
+    light = ask("POST", "/score", png(np.full_like(PIXELS, 200)), Content_Type="image/png")
+    assert json.loads(light[2])["decision"] == "anomalous"
+
+
+def test_the_heatmap_is_the_overlay_of_the_map(ask):
+    status, headers, body = ask("POST", "/heatmap", png(), Content_Type="image/png")
+    assert (status, headers["content-type"]) == (200, "image/png")
+    expected = overlay(resized(), resized().mean(2) / 255, THRESHOLD / 2, 2 * THRESHOLD)
+    np.testing.assert_allclose(np.asarray(Image.open(BytesIO(body))).astype(int), expected, atol=1)
+    words = json.loads(ask("POST", "/score?heatmap=true", png(), Content_Type="image/png")[2])
+    assert base64.b64decode(words["heatmap"]) == body
+
+
+def test_health_names_the_detector_and_counts(ask):
+    before = json.loads(ask("GET", "/health")[2])
+    assert (before["status"], before["detector"]) == ("ok", "tiny")
+    ask("POST", "/score", png(), Content_Type="image/png")
+    ask("POST", "/score", b"", Content_Type="image/png")
+    after = json.loads(ask("GET", "/health")[2])
+    assert [after[k] - before[k] for k in ("scored", "refused", "present")] == [1, 1, 0]
+
+
+def test_bad_uploads_are_one_line_of_json(ask):
+    assert refusal(ask("POST", "/score", png()))[0] == 415
+    assert refusal(ask("POST", "/score", png(), Content_Type="text/html"))[0] == 415
+    assert refusal(ask("POST", "/score", png(), Content_Type="image/gif"))[0] == 415
+    # No other decoder than that of the named type looks at the bytes.
+    assert refusal(ask("POST", "/score", png(form="BMP"), Content_Type="image/png"))[0] == 422
+    assert refusal(ask("POST", "/score", png()[:-40], Content_Type="image/png"))[0] == 422
+    large = ask("POST", "/score", claiming(2_000, 1_000), Content_Type="image/png")
+    assert refusal(large) == (413, "2000x1000 pixels, and at most 10000 are read")
+    bomb = ask("POST", "/score", claiming(60_000, 60_000), Content_Type="image/png")
+    assert refusal(bomb) == (413, "far more pixels than the 10000 that are read")
+    assert refusal(ask("POST", "/score", bytes(20_001), Content_Type="image/png")) == (
+        413,
+        "the upload is larger than 20000 bytes",
+    )
+    # Without a length: the body is counted as it comes.
+    chunks = ask("POST", "/score", iter([bytes(15_000), bytes(15_000)]), Content_Type="image/png")
+    assert refusal(chunks)[0] == 413
+    assert refusal(ask("GET", "/score"))[0] == 405
+    assert refusal(ask("POST", "/else", b""))[0] == 404
+    assert refusal(ask("POST", "/score?heatmap=perhaps", png(), Content_Type="image/png"))[0] == 422
+    assert ask("POST", "/score", png(), Content_Type="image/png")[0] == 200
+
+
+def test_sixteen_bits_and_transparency_are_read_as_in_training():
+    file = BytesIO()
+    Image.fromarray(np.full((4, 4), 65535, np.uint16)).save(file, "PNG")
+    assert np.asarray(read_upload(file.getvalue(), "PNG", 100)).min() == 255
+    file = BytesIO()
+    Image.fromarray(np.ones((4, 4), np.float32)).save(file, "TIFF")
+    with pytest.raises(RefusedError, match="float or 32-bit"):
+        read_upload(file.getvalue(), "TIFF", 100)
+    clear = png(np.zeros((4, 4, 4), np.uint8))
+    assert np.asarray(read_upload(clear, "PNG", 100)).min() == 255
+    assert image_format("IMAGE/JPEG") == "JPEG"
+
+
+def test_requests_beyond_the_queue_are_told_to_try_again(detector):
+    entered, go = threading.Event(), threading.Event()
+
+    class Slow:
+        sheet, localises, heatmap = detector.sheet, True, detector.heatmap
+
+        def __call__(self, image):
+            entered.set()
+            assert go.wait(60)
+            return detector(image)
+
+    desk = Desk(Slow(), LIMITS, workers=1, queue=1)
+    with served(desk) as port:
+        statuses = []
+
+        def post():
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            connection.request("POST", "/score", png(), {"Content-Type": "image/png"})
+            answer = connection.getresponse()
+            statuses.append((answer.status, answer.getheader("retry-after")))
+
+        threads = [threading.Thread(target=post) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert entered.wait(60)
+        while desk.present < 2:
+            time.sleep(0.01)
+        post()
+        assert statuses == [(503, "1")]
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert statuses[1:] == [(200, None)] * 2
+        post()
+        assert statuses[-1][0] == 200
+
+
+def test_an_upload_that_does_not_arrive_loses_its_place(detector):
+    desk = Desk(detector, Limits(patience=0.2), workers=1, queue=0)
+    with served(desk) as port, socket.create_connection(("127.0.0.1", port), 60) as idle:
+        idle.sendall(
+            b"POST /score HTTP/1.1\r\nHost: a\r\nContent-Type: image/png\r\nContent-Length: 99\r\n\r\nab"
+        )
+        answer = idle.recv(4096).decode()
+        assert answer.startswith("HTTP/1.1 408 ")
+        assert desk.present == 0
+
+
+def test_files_are_checked_before_they_are_used(tmp_path):
+    folder = tiny_detector(tmp_path / "a")
+    content = (folder / "detector.onnx").read_bytes()
+    (folder / "detector.onnx").write_bytes(content + b"x")
+    with pytest.raises(UserError, match=r"detector\.onnx: changed since it was exported"):
+        ServedDetector(folder)
+    (folder / "detector.onnx").unlink()
+    with pytest.raises(UserError, match=r"detector\.onnx: cannot be read"):
+        ServedDetector(folder)
+    folder = tiny_detector(tmp_path / "b")
+    sheet = json.loads((folder / "detector.json").read_text())
+    for damage in (
+        {**sheet, "format": 99},
+        {**sheet, "threshold": "high"},
+        {**sheet, "more": 1},
+        {**sheet, "sha256": {}},
+        [],
+    ):
+        (folder / "detector.json").write_text(json.dumps(damage))
+        with pytest.raises(UserError, match="export the detector again") as caught:
+            ServedDetector(folder)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
+    folder = tiny_detector(tmp_path / "run" / "export" / "client_2")
+
+    class Run:
+        path = tmp_path / "run"
+
+        def version(self, number):
+            return self
+
+    monkeypatch.setattr("lit_fedad.serving.serve.RunFolder.find", lambda run: Run())
+    assert exported_folder(ServeOptions(str(folder))) == folder
+    assert exported_folder(ServeOptions("run")) == exported_folder(ServeOptions("run", client=2)) == folder
+    with pytest.raises(
+        UserError, match="no exported detector client=1; first: lit-fedad export run=run client=1"
+    ):
+        exported_folder(ServeOptions("run", client=1))
+    tiny_detector(tmp_path / "run" / "export" / "client_3")
+    with pytest.raises(UserError, match="give client=N, one of client_2, client_3"):
+        exported_folder(ServeOptions("run"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", f"run={folder}", f"port={port}"]) == 2
+    assert f"host=127.0.0.1 port={port}: cannot be listened on" in capsys.readouterr().err
+    assert cli.main(["serve", f"run={folder}", "workers=0"]) == 2
+
+
+@pytest.mark.slow
+def test_the_served_detector_scores_as_predict_does(tiny_run, tmp_path):
+    import csv
+
+    from lit_fedad.deployment.export import export
+    from lit_fedad.deployment.predict import predict
+
+    images = sorted((tiny_run.parent / "data").rglob("*.png"))[:5]
+    folder = export(str(tiny_run), client=1, formats=("onnx",), out=str(tmp_path / "out"))
+    detector = ServedDetector(folder, threads=1)
+    for path in images:
+        scores = predict(str(tiny_run), str(path), client=1, out=str(tmp_path / "scores"))
+        with scores.open(newline="") as file:
+            (row,) = csv.DictReader(file)
+        words = detector(read_upload(path.read_bytes(), "PNG", 10**7)).words
+        assert words["score"] == pytest.approx(float(row["score"]), rel=1e-4)
+        assert words["p_value"] == pytest.approx(float(row["p_value"]), abs=1e-5)
+        assert words["decision"] == row["decision"]
