@@ -4,17 +4,31 @@ A task defines what a client learns and how it scores images. A method (a client
 the messages between clients and the server. The federation runs rounds and depends on neither.
 """
 
+from lit_fedad.contracts.additive import Additive, Crowd, SumSpec
 from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchange, Exchanges
-from lit_fedad.contracts.message import Free, Message, MessageSpec, TensorSpec, Update, class_list, spec_of
+from lit_fedad.contracts.message import (
+    SUM,
+    Free,
+    Message,
+    MessageSpec,
+    TensorSpec,
+    Update,
+    class_list,
+    senders,
+    spec_of,
+)
 from lit_fedad.contracts.server import AttackableServer, Server, nothing_to_attack
 from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
 
 __all__ = [
+    "SUM",
+    "Additive",
     "AttackableServer",
     "Client",
     "Context",
+    "Crowd",
     "Exchange",
     "Exchanges",
     "Free",
@@ -24,10 +38,12 @@ __all__ = [
     "Predictors",
     "Server",
     "StandardisedTask",
+    "SumSpec",
     "Task",
     "TensorSpec",
     "Update",
     "class_list",
     "nothing_to_attack",
+    "senders",
     "spec_of",
 ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts.additive import Additive
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchanges
 from lit_fedad.contracts.message import Message, MessageSpec
@@ -145,6 +146,10 @@ class Client(L.LightningModule):
     def upload_spec(self) -> MessageSpec:
         """Declares the form of the message that `send` returns."""
         raise NotImplementedError
+
+    def additive(self) -> Additive | None:
+        """Declares how the messages that `send` returns add up; None if the server needs each."""
+        return None
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the model that predicts into the task, where it differs from what was received.

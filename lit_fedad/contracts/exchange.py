@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
+from lit_fedad.contracts.additive import Additive
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 
@@ -70,6 +71,17 @@ class Exchange(Generic[C, S]):
     def upload_spec(self, client: C) -> MessageSpec:
         """Declares the form of `send`, from sizes that are the same for every client of the method."""
         return {}
+
+    def additive(self, client: C) -> Additive | None:
+        """Declares how messages add up, if their sum is all that `aggregate` needs; None if it needs each.
+
+        Where it is declared, `aggregate` may receive one update that stands for all clients (`SUM`).
+        """
+        return None
+
+    def takes_sums(self, server: S) -> bool:
+        """Returns whether this server merges a sum to the same as the single messages. Runs on the server."""
+        return True
 
     def validate(self, server: S, client_id: int, update: Update) -> None:
         """Checks what the declared form of a client's message cannot say. Runs on the server.

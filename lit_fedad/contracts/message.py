@@ -62,12 +62,28 @@ class TensorSpec:
     counted: bool = False
 
 
+SUM = -1
+"""The number under which servers receive a message that stands for several clients, whose own they never see."""
+
+
 @dataclass(frozen=True)
 class Update:
-    """The message that one client sent, and its number of training images."""
+    """The message that one client sent, and its number of training images.
+
+    Attributes:
+        message: The message.
+        num_samples: Number of images behind it.
+        clients: The clients that it stands for, where their messages were summed; empty where it is one client's own.
+    """
 
     message: Message
     num_samples: int
+    clients: tuple[int, ...] = ()
+
+
+def senders(updates: Mapping[int, Update]) -> list[int]:
+    """Lists the clients behind updates: the senders of single messages, and all behind a sum."""
+    return sorted(one for client, update in updates.items() for one in update.clients or (client,))
 
 
 def class_list(classes: int) -> TensorSpec:

@@ -21,10 +21,13 @@ class Server:
         context: The round, and the exchange, that is running.
         kept: Names of all attributes that a later round depends on, beside those of base classes; checkpoints hold
             them.
+        adds_up: Whether `aggregate` comes to the same from one message that stands for several clients as from theirs.
+            A class that overrides `aggregate` declares it anew.
     """
 
     fabric: Fabric | None = None
     kept: ClassVar[tuple[str, ...]] = ()
+    adds_up: bool = False
 
     def __init__(self) -> None:
         self.context = Context(seed=0, round=0)
@@ -88,6 +91,19 @@ class AttackableServer(Server):
             UserError: If no predictor for single images can be built from the upload.
         """
         raise NotImplementedError
+
+
+def takes_sums(server: Server) -> bool:
+    """Returns `Server.adds_up`, as far as it was declared for the server's own `aggregate`.
+
+    A class that merges in another way than its base, and says nothing, is taken to need every message.
+    """
+    for cls in type(server).__mro__:
+        if "adds_up" in vars(cls):
+            return server.adds_up
+        if "aggregate" in vars(cls):
+            return False
+    return False
 
 
 def nothing_to_attack(client: Client) -> UserError:

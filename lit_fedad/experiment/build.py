@@ -321,6 +321,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"].get("robust")),
+        secure_sum=build(config["federation"].get("secure_sum")),
     )
 
 

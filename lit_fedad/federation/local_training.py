@@ -9,7 +9,8 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Exchange, Message, MessageSpec, Server, Update
+from lit_fedad.contracts import Additive, Client, Exchange, Message, MessageSpec, Server, Update
+from lit_fedad.contracts.server import takes_sums
 from lit_fedad.errors import UserError
 
 
@@ -101,6 +102,14 @@ class Answer(Exchange[Client, Server]):
     def upload_spec(self, client: Client) -> MessageSpec:
         """Declares the form of the client's message."""
         return client.upload_spec()
+
+    def additive(self, client: Client) -> Additive | None:
+        """Declares how the clients' messages add up."""
+        return client.additive()
+
+    def takes_sums(self, server: Server) -> bool:
+        """Returns whether the server merges sums."""
+        return takes_sums(server)
 
     def validate(self, server: Server, client_id: int, update: Update) -> None:
         """Passes a client's update to the server's check."""

@@ -20,6 +20,7 @@ from lit_fedad.contracts import (
     Server,
     Update,
     nothing_to_attack,
+    senders,
 )
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError
@@ -28,13 +29,16 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool, detached
+from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.outbox import Outbox
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.transport import Outcome, Pose, Transport
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.federation.summing import Parties, Summing
+from lit_fedad.federation.transport import Pose, Transport
 from lit_fedad.federation.turn import ClientResult, Turn
 from lit_fedad.federation.turns import Turns
 
@@ -59,6 +63,7 @@ class Federation:
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
         transport: The way to clients on other machines; None where they live in this Fabric's processes.
+        secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
 
     Attributes:
         clients: Clients that take part: all that hold images, without those that failed before round 1.
@@ -83,6 +88,7 @@ class Federation:
         evaluate_every: int = 1,
         robust: Robust | None = None,
         transport: Transport | None = None,
+        secure_sum: SecureSum | None = None,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
@@ -99,8 +105,16 @@ class Federation:
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.outbox = Outbox(server, client, channel.down, fabric)
+        parties = None
+        if secure_sum is not None:
+            secure_sum.check(server, client, channel, robust, len(self.clients))
+            parties = Parties(fabric, self.mine) if transport is None else None
         self.transport = transport or Turns(
-            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
+            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline, parties
+        )
+        self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, fabric)
+        self.summing = secure_sum and Summing(
+            secure_sum, client, self.outbox, self.transport, sampler, fabric
         )
         self.history: list[RoundReport] = []
 
@@ -248,40 +262,20 @@ class Federation:
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
         self.server.begin(context)
-        wanted, playing = len(report.participants), report.participants
+        sums = self.summing if exchange.upload_spec(self.client) else None
         spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
-        updates: dict[int, Update] = {}
-        results: dict[int, ClientResult] = {}
-        while playing:
-            blobs = self.outbox.messages(exchange, playing, context)
-            add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-            outcome = self.transport.play(exchange, context, blobs, self._scored(exchange, playing, context))
-            results |= outcome.values
-            # The policy is applied on the first process, but a run that it ends must end all processes.
-            on_first(self.fabric, partial(self._receive, exchange, outcome, report, updates))
-            missing = self.fabric.broadcast(wanted - len(updates))
-            playing, spares = sorted(spares[:missing]), spares[missing:]
+        updates, results = (sums or self.collecting).collect(
+            exchange,
+            context,
+            report,
+            self.data.at(context.round).sizes,
+            spares,
+            lambda playing: self._scored(exchange, playing, context),
+        )
         on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
             self._leave_out(self.fabric.broadcast(report.failures))
-
-    def _receive(
-        self,
-        exchange: Exchange,
-        outcome: Outcome[ClientResult],
-        report: RoundReport,
-        updates: dict[int, Update],
-    ) -> None:
-        """Checks what clients sent, and adds what can be used to the updates."""
-        for client, result in outcome.values.items():
-            try:
-                size = self.data.at(report.round).sizes[client]
-                updates[client] = self.receipt.open(exchange, client, result.blob, size)
-            except UserError as error:
-                report.refuse({client: str(error)})
-        self.sampler.check_failures(outcome.failures, report.round)
-        report.fail(outcome.failures)
 
     def _merge(
         self,
@@ -293,17 +287,18 @@ class Federation:
     ) -> None:
         """Merges the updates on the server, and adds the results of merged clients to the report."""
         updates = dict(sorted(updates.items()))
-        self.sampler.check_finished(len(updates), report.failures | report.refused, report.round)
+        answered = senders(updates)
+        self.sampler.check_finished(len(answered), report.failures | report.refused, report.round)
         self._call("on_updates", context, updates)
         with all_cores(self.fabric):
             merged = self.receipt.merge(exchange, updates, self.clients, self.exchanges, context)
         report.refuse(merged.refused)
         report.warnings += [f"round {report.round}: {line}" for line in merged.warnings]
-        good = {client: results[client] for client in updates if client not in merged.refused}
+        good = {client: results[client] for client in answered if client not in merged.refused}
         self.sampler.check_finished(len(good), report.failures | report.refused, report.round)
         report.participants = list(good)
         add_counts(report.bytes_up, {c: len(result.blob) for c, result in good.items()})
-        add_counts(report.elements_up, {c: elements(updates[c].message) for c in good})
+        add_counts(report.elements_up, {c: elements(u.message) for c, u in updates.items() if c in good})
         report.trained |= {c: result.trained for c, result in good.items() if result.trained is not None}
         scalars = {c: result.scalars for c, result in good.items()}
         report.scalars |= mean_scalars(scalars, self.data.at(report.round).sizes)

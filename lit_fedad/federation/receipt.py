@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Message, MessageSpec, Server, Update
+from lit_fedad.contracts import (
+    SUM,
+    Client,
+    Context,
+    Exchange,
+    Exchanges,
+    Message,
+    MessageSpec,
+    Server,
+    Update,
+    senders,
+)
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
@@ -109,15 +120,17 @@ class Receipt:
             UserError: If no message can be merged.
             Exception: Whatever merging raised, if it cannot be laid to single clients.
         """
-        previous = exchange.broadcast(self.server, next(iter(updates)))
+        previous = exchange.broadcast(self.server, senders(updates)[0])
         spec = exchange.upload_spec(self.client)
+        if SUM in updates:  # single messages were checked when they were opened
+            _check_sum(lambda: exchange.validate(self.server, SUM, updates[SUM]), context)
         merged = Merged(outliers(updates, previous, FAR, spec))
         left = {client: update for client, update in updates.items() if client not in merged.refused}
         if self.robust is not None and left:
             left, merged.warnings = self.robust(left, spec, previous)
         if not left:
             causes = [
-                *(f"client {client} {cause}" for client, cause in merged.refused.items()),
+                *(f"{_sender(client)} {cause}" for client, cause in merged.refused.items()),
                 *merged.warnings,
             ]
             raise UserError(f"round {context.round}: no message can be merged; {causes[0]}")
@@ -195,6 +208,20 @@ class _Attempt:
                 check(message, spec, "the server")
                 checked.append(message)
         server.begin(self.context)
+
+
+def _check_sum(validate: Callable[[], None], context: Context) -> None:
+    try:
+        validate()
+    except UserError as error:
+        raise UserError(
+            f"round {context.round}: the sum of the clients' messages cannot be merged, and does not tell whose it is"
+            f" ({error})"
+        ) from error
+
+
+def _sender(client: int) -> str:
+    return "all clients together" if client == SUM else f"client {client}"
 
 
 def _same(message: Message, other: Message) -> bool:

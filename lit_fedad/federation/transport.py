@@ -15,6 +15,9 @@ from lit_fedad.federation.turn import ClientResult
 
 T = TypeVar("T")
 
+SumStep = Literal["offer", "reveal"]
+"""What a client answers in a secure sum: an invitation with an offer, named survivors with shares."""
+
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
@@ -89,7 +92,12 @@ class Transport(Protocol):
     progress: Progress
 
     def play(
-        self, exchange: Exchange, context: Context, blobs: Mapping[int, bytes], scored: Collection[int]
+        self,
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        scored: Collection[int],
+        envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client that a message is for, and keeps their personal states.
 
@@ -98,9 +106,21 @@ class Transport(Protocol):
             context: Round and exchange.
             blobs: The server's serialised messages by client.
             scored: Clients that are scored directly after training, with the weights that they have trained.
+            envelopes: Where uploads are summed securely, what each client masks its own with.
 
         Returns:
             Serialised uploads and scalars; empty on all processes but the first. Uploads are not trusted.
+        """
+
+    def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
+        """Brings clients letters of a secure sum, and their answers back.
+
+        Args:
+            step: What they answer.
+            blobs: The server's letters by client.
+
+        Returns:
+            Answers by client; empty on all processes but the first. They are not trusted.
         """
 
     def ask(

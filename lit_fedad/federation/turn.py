@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -14,6 +14,9 @@ from lit_fedad.contracts.kept_state import write_kept
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import State
+
+if TYPE_CHECKING:
+    from lit_fedad.federation.secure_sum import Mask
 
 
 @dataclass
@@ -69,7 +72,7 @@ class Turn:
         client.eval()
         return message
 
-    def play(self, exchange: Exchange, data: ClientData) -> ClientResult:
+    def play(self, exchange: Exchange, data: ClientData, mask: Mask | None = None) -> ClientResult:
         """Trains the activated client where the exchange includes training, and serialises its upload.
 
         The caller stores the client's new state (`read_kept`).
@@ -77,6 +80,7 @@ class Turn:
         Args:
             exchange: The current exchange.
             data: Training data of the round.
+            mask: What the upload is masked with, where uploads are summed securely.
 
         Returns:
             The upload and the scalars of training.
@@ -93,7 +97,10 @@ class Turn:
                 result.scalars = exchange.train(client, loader, self.fabric)
         with context.seeded("send"):
             message = exchange.send(client, ordered_loader(data, context.client))
-        result.blob = self.channel.up.pack(message, exchange.upload_spec(client), context, "the client")
+        if mask is not None:
+            result.blob = mask.pack(message, exchange, client)
+        else:
+            result.blob = self.channel.up.pack(message, exchange.upload_spec(client), context, "the client")
         return result
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
@@ -16,8 +16,11 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.deadline import deadline
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import gather
-from lit_fedad.federation.transport import Outcome, Pose, Progress
+from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult, Turn, pose_client
+
+if TYPE_CHECKING:
+    from lit_fedad.federation.summing import Parties
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ class Turns:
         evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
         limit: Longest turn in seconds; None for no limit.
+        parties: The clients' parts in secure sums; None where there are none.
     """
 
     def __init__(
@@ -45,19 +49,26 @@ class Turns:
         evaluator: Evaluator,
         skips: bool,
         limit: float | None,
+        parties: Parties | None = None,
     ) -> None:
         self.turn, self.data, self.pool, self.mine = turn, data, pool, mine
-        self.evaluator, self.skips, self.limit = evaluator, skips, limit
+        self.evaluator, self.skips, self.limit, self.parties = evaluator, skips, limit, parties
         self.progress = Progress(turn.fabric, mine)
 
     def play(
-        self, exchange: Exchange, context: Context, blobs: Mapping[int, bytes], scored: Collection[int]
+        self,
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        scored: Collection[int],
+        envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client in its place; see `Transport.play`."""
         data = self.data.at(context.round)
 
         def train(client: Client, number: int) -> ClientResult:
-            result = self.turn.play(exchange, data)
+            mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
+            result = self.turn.play(exchange, data, mask)
             self.pool.put(number, read_kept(client))
             if number in scored:
                 client.deploy()
@@ -65,6 +76,17 @@ class Turns:
             return result
 
         return self._take(train, exchange, context, data, blobs)
+
+    def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
+        """Has every client's part in a secure sum answer; see `Transport.confer`."""
+        assert self.parties is not None
+        answers: dict[int, tuple[bytes | None, str | None]] = {}
+        for number in sorted(self.mine.intersection(blobs)):
+            try:
+                answers[number] = self.parties.confer(step, number, blobs[number]), None
+            except UserError as error:
+                answers[number] = None, str(error)
+        return self._gathered(answers)
 
     def ask(
         self,
@@ -114,6 +136,10 @@ class Turns:
                     raise
                 answers[number] = None, cause_of(error)
             self.progress.step()
+        return self._gathered(answers)
+
+    def _gathered(self, answers: dict[int, tuple[Any, str | None]]) -> Outcome[Any]:
+        """Gathers values and causes of all processes on the first."""
         outcome: Outcome[Any] = Outcome({}, {})
         for number, (value, cause) in gather(self.turn.fabric, answers).items():
             if cause is None:

@@ -15,7 +15,13 @@ from lit_fedad.memory.knn import nearest
 
 
 class Aggregation(Protocol):
-    """The aggregation of N uploaded memories to one."""
+    """The aggregation of N uploaded memories to one.
+
+    Attributes:
+        adds_up: Whether, with a last memory, only the sums over all clients' patches by slot count.
+    """
+
+    adds_up: bool
 
     def __call__(
         self,
@@ -46,6 +52,8 @@ class KMeansAggregation:
         max_steps: Number of Lloyd steps.
     """
 
+    adds_up = False
+
     def __init__(self, weighted: bool = False, continued: bool = False, max_steps: int = 20) -> None:
         at_least("method.server.aggregation", 1, max_steps=max_steps)
         self.weighted, self.continued, self.max_steps = weighted, continued, max_steps
@@ -71,6 +79,8 @@ class KMeansAggregation:
 
 class MeanAggregation:
     """The mean of the memories slot by slot: the ablation without k-means (FedDyMem Table III)."""
+
+    adds_up = False
 
     def __call__(
         self,
@@ -98,6 +108,8 @@ class LloydAggregation:
         patches_per_slot: Fewest patches for each slot of the first memory, on average. Where there are fewer, slots are
             copies of others.
     """
+
+    adds_up = True
 
     def __init__(self, patches_per_slot: int = 8) -> None:
         at_least("method.server.aggregation", 1, patches_per_slot=patches_per_slot)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.contracts import Additive, Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.batches import map_batches
+from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.guards.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -142,6 +143,10 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
     def upload_spec(self, client: DBEClient) -> MessageSpec:
         """Declares one vector [num_features]."""
         return {MEAN: TensorSpec((client.task.num_features,))}
+
+    def additive(self, client: DBEClient) -> Additive:
+        """Declares a mean weighted by data size."""
+        return WeightedMeans()
 
     def aggregate(self, server: DBEServer, updates: Mapping[int, Update]) -> None:
         """Averages the means to g, weighted by data size."""

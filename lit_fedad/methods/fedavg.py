@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    Additive,
     AttackableServer,
     Client,
     Exchange,
@@ -26,6 +27,7 @@ from lit_fedad.contracts import (
     spec_of,
 )
 from lit_fedad.errors import UserError
+from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
@@ -139,6 +141,10 @@ class FedAvgClient(Client):
         """Declares the shared entries."""
         return self.shared_spec()
 
+    def additive(self) -> Additive | None:
+        """Declares means weighted by data size."""
+        return WeightedMeans()
+
 
 class FedAvgServer(AttackableServer):
     """The server, which averages weights by data size.
@@ -152,6 +158,7 @@ class FedAvgServer(AttackableServer):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("weights", "statistics")
+    adds_up = True
 
     def __init__(self, client: FedAvgClient) -> None:
         super().__init__()

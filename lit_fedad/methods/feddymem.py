@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    Additive,
     AttackableServer,
     Client,
     Exchange,
@@ -25,6 +26,7 @@ from lit_fedad.contracts import (
     Predictors,
     TensorSpec,
     Update,
+    senders,
 )
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.errors import UserError
@@ -33,6 +35,7 @@ from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
 from lit_fedad.methods.parts.bank_sums import bank_sums_spec, leave_out_of_bank, made_of_sums, slot_sums
+from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.first_memory import FirstMemory
 from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments
 from lit_fedad.methods.parts.pooled_moments import (
@@ -190,6 +193,13 @@ class FedDyMemClient(Client):
         moments = moments_spec(self) if self.task.measures else {}
         return {**self.memory_spec(*self._sent_per_slot()), **moments}
 
+    def additive(self) -> Additive | None:
+        """Declares sums over the patches of each slot, where slots are plain means of patches."""
+        if self.task.head is not None or not self.task.reduce.adds_up or not self.send_counts:
+            return None
+        moments = MomentSums(self.task.vectors_per_image) if self.task.measures else None
+        return SlotMeans(max(self.task.vectors_per_image, self.task.slots), moments)
+
     def first_memory(self, loader: DataLoader) -> Message:
         """Returns the first memory of the client's patches; its radii are distances to its own vectors."""
         reduced = self.task.reduce_memory(loader, self.context, None, self.first_vectors)
@@ -255,6 +265,11 @@ class FedDyMemServer(AttackableServer):
         self.first_spread: float | None = None
         self.latest: dict[str, float] = {}
 
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        """Whether memories are merged by adding their patches up."""
+        return self.aggregation.adds_up
+
     def register_clients(self, sizes: Mapping[int, int]) -> None:
         """Counts the clients, who share in the first memory."""
         self.clients = len(sizes)
@@ -309,7 +324,7 @@ class FedDyMemServer(AttackableServer):
         previous = self.known.get("memory")
         memory = self._merge(messages, previous)
         if previous is not None and made_of_sums(self.task):
-            self.slots_of, self.counted_clients = slot_sums(messages, memory, previous), list(updates)
+            self.slots_of, self.counted_clients = slot_sums(messages, memory, previous), senders(updates)
         place = torch.arange(self.slots)
         if self.min_images > 1 and previous is not None:
             place = shared_slots(

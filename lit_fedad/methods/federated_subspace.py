@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    Additive,
     Client,
     Exchange,
     Exchanges,
@@ -27,6 +28,7 @@ from lit_fedad.contracts import (
 from lit_fedad.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
+from lit_fedad.methods.parts.feature_sums import ClusterSums
 from lit_fedad.methods.parts.model_sums import (
     ModelSums,
     pack_moments,
@@ -217,6 +219,10 @@ class Residuals(_SendState):
         """Checks the counts."""
         total = float(update.message["counts"].double().sum())
         check_count(total, update.num_samples * server.vectors_per_image)
+
+    def additive(self, client: FederatedSubspaceClient) -> Additive:
+        """Declares sums over the patches of each cluster."""
+        return ClusterSums(client.task.vectors_per_image)
 
     def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
         """Computes the usual residual of each cluster."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    Additive,
     Client,
     Exchanges,
     Free,
@@ -31,6 +32,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Answer
 from lit_fedad.guards.bounds import above
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
+from lit_fedad.methods.parts.feature_sums import PrototypeSums
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -141,6 +143,10 @@ class PrototypeStatisticsClient(Client):
             "within": TensorSpec((sent, channels * (channels + 1) // 2), low=-1, high=1),
         }
 
+    def additive(self) -> Additive:
+        """Declares sums over all images."""
+        return PrototypeSums()
+
 
 class PrototypeStatisticsServer(Server):
     """The server, which adds statistics up and computes the classifier.
@@ -151,6 +157,7 @@ class PrototypeStatisticsServer(Server):
     """
 
     kept = ("count", "mean", "scatter", "classifier")
+    adds_up = True
 
     def __init__(self, client: PrototypeStatisticsClient, shrinkage: float = 0.1) -> None:
         super().__init__()

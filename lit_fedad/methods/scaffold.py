@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, MessageSpec, Task, Update, spec_of
+from lit_fedad.contracts import Additive, Message, MessageSpec, Task, Update, senders, spec_of
+from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.guards.bounds import above
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -86,6 +87,10 @@ class ScaffoldClient(FedAvgClient):
         """Declares weights and changes of controls: twice the bytes of FedAvg."""
         return self.broadcast_spec()
 
+    def additive(self) -> Additive:
+        """Declares means in which all clients have equal weights."""
+        return WeightedMeans(equal=True)
+
 
 class ScaffoldServer(FedAvgServer):
     """The server, with ``x += eta_g mean(y - x)`` and ``c += 1/N sum (c_i+ - c_i)``; clients have equal weights.
@@ -96,6 +101,7 @@ class ScaffoldServer(FedAvgServer):
     """
 
     kept = ("control",)
+    adds_up = True
 
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:
         super().__init__(client)
@@ -115,7 +121,7 @@ class ScaffoldServer(FedAvgServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Updates weights and control."""
         mean = weighted_mean(updates, equal=True)
-        share = len(updates) / self.clients
+        share = len(senders(updates)) / self.clients
         for name, control in self.control.items():
             self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
             self.control[name] = control + share * mean.pop(CONTROL + name)

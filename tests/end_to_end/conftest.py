@@ -185,10 +185,10 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
         given = pair_overrides(method, task)
         play = Turn.play
 
-        def play_but_for_one(turn, exchange, data):
+        def play_but_for_one(turn, exchange, data, mask=None):
             if exchange.trains and (turn.client.context.round, turn.client.context.client) == (2, 1):
                 raise RuntimeError("out of memory")
-            return play(turn, exchange, data)
+            return play(turn, exchange, data, mask)
 
         monkeypatch.setattr(Turn, "play", play_but_for_one)
         straight = lab.train(tmp_path / "straight", *given)

@@ -48,10 +48,10 @@ def test_a_failed_client_is_left_out_of_its_round(lab, pair_overrides, tmp_path,
     given = [*pair_overrides("fedavg", "memory_bank"), "federation.sampler.fraction=1.0"]
     play = Turn.play
 
-    def play_but_for_one(turn, exchange, data):
+    def play_but_for_one(turn, exchange, data, mask=None):
         if exchange.trains and turn.client.context.client == 1:
             raise RuntimeError("out of memory")
-        return play(turn, exchange, data)
+        return play(turn, exchange, data, mask)
 
     with monkeypatch.context() as patch:
         patch.setattr(Turn, "play", play_but_for_one)

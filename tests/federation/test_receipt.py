@@ -17,7 +17,7 @@ def lying(federation: Federation, client: int, blob: bytes, round: int = 1) -> F
     """Lets a client's bytes be forged after its own check, as on a wire."""
     play = federation.turn.play
 
-    def forge(exchange, data):
+    def forge(exchange, data, mask=None):
         result = play(exchange, data)
         if (federation.client.context.client, federation.client.context.round) == (client, round):
             result.blob = blob

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Exchange, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts import Additive, Context, Exchange, Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
+from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
 
@@ -156,6 +157,10 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     def validate(self, server: HoldsMoments, client_id: int, update: Update) -> None:
         """Checks count and covariance."""
         check_moments(update, self.sets, self.vectors_per_image, needed=not server.moments)
+
+    def additive(self, client: MeasuresOnce) -> Additive:
+        """Declares sums over all feature vectors."""
+        return MomentSums(self.vectors_per_image)
 
     def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""

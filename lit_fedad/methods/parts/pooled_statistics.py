@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
+    Additive,
     Client,
     Exchange,
     Message,
@@ -21,6 +22,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
+from lit_fedad.methods.parts.feature_sums import ChannelSums
 from lit_fedad.tasks.patches import PatchTask
 
 
@@ -87,6 +89,10 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
     def validate(self, server: HoldsStatistics, client_id: int, update: Update) -> None:
         """Checks the count."""
         check_count(int(update.message["count"]), update.num_samples * self.vectors_per_image)
+
+    def additive(self, client: Client) -> Additive:
+        """Declares sums over all feature vectors."""
+        return ChannelSums(self.vectors_per_image)
 
     def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""

@@ -1,0 +1,94 @@
+"""The exchanges of a federation whose uploads the server receives one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from lightning.fabric import Fabric
+
+from lit_fedad.contracts import Context, Exchange, Update
+from lit_fedad.errors import UserError
+from lit_fedad.federation.outbox import Outbox
+from lit_fedad.federation.processes import on_first
+from lit_fedad.federation.receipt import Receipt
+from lit_fedad.federation.round_report import RoundReport, add_counts
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.transport import Outcome, Transport
+from lit_fedad.federation.turn import ClientResult
+
+Collected = tuple[dict[int, Update], dict[int, ClientResult]]
+"""Updates to merge, and the results of the clients behind them, on the first process."""
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """The collector of single uploads.
+
+    Attributes:
+        outbox: Sends the server's messages.
+        transport: The way to clients.
+        receipt: Checks what they send.
+        sampler: The policy for failures.
+        fabric: The processes.
+    """
+
+    outbox: Outbox
+    transport: Transport
+    receipt: Receipt
+    sampler: ClientSampler
+    fabric: Fabric
+
+    def collect(
+        self,
+        exchange: Exchange,
+        context: Context,
+        report: RoundReport,
+        sizes: Mapping[int, int],
+        spares: list[int],
+        scored: Callable[[list[int]], set[int]],
+    ) -> Collected:
+        """Plays an exchange with the round's clients.
+
+        Args:
+            exchange: The exchange.
+            context: Its round and index.
+            report: Has the clients; takes failures and bytes.
+            sizes: Training images by client.
+            spares: Clients that take the place of those that fail, in this order.
+            scored: Returns who of some clients is scored directly after training.
+
+        Raises:
+            UserError: If a client fails and the policy is to stop.
+        """
+        wanted, playing = len(report.participants), report.participants
+        updates: dict[int, Update] = {}
+        results: dict[int, ClientResult] = {}
+        while playing:
+            blobs = self.outbox.messages(exchange, playing, context)
+            add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
+            outcome = self.transport.play(exchange, context, blobs, scored(playing))
+            results |= outcome.values
+            # The policy is applied on the first process, but a run that it ends must end all processes.
+            on_first(self.fabric, partial(self._receive, exchange, outcome, report, sizes, updates))
+            missing = self.fabric.broadcast(wanted - len(updates))
+            playing, spares = sorted(spares[:missing]), spares[missing:]
+        return updates, results
+
+    def _receive(
+        self,
+        exchange: Exchange,
+        outcome: Outcome[ClientResult],
+        report: RoundReport,
+        sizes: Mapping[int, int],
+        updates: dict[int, Update],
+    ) -> None:
+        """Checks what clients sent, and adds what can be used to the updates."""
+        for client, result in outcome.values.items():
+            try:
+                updates[client] = self.receipt.open(exchange, client, result.blob, sizes[client])
+            except UserError as error:
+                report.refuse({client: str(error)})
+        self.sampler.check_failures(outcome.failures, report.round)
+        report.fail(outcome.failures)

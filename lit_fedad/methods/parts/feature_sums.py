@@ -1,0 +1,248 @@
+"""How the statistics of features add up: from each client's counts, means and covariances to sums, and back.
+
+Sums of shares: with n the vectors that all clients can have at most, a client adds ``n_i / n m_i`` for its mean m_i, so
+that sums have the magnitude of single features, and fixed point is as fine as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Crowd, Free, Message, MessageSpec, SumSpec, TensorSpec
+
+LARGEST_FEATURE = 2.0**12
+"""Largest magnitude of a feature that sums have room for."""
+
+LARGEST_RESIDUAL = 2.0**9
+"""Largest root mean square of distances and residuals that sums have room for."""
+
+MOST_STAGES = 64
+"""Sums by slot hold the images of earlier stages too: of at most so many times what clients hold now."""
+
+
+@dataclass(frozen=True)
+class ChannelSums:
+    """The addition of ``count``, ``mean`` and ``variance`` [C].
+
+    Attributes:
+        vectors_per_image: Number of feature vectors of an image.
+    """
+
+    vectors_per_image: int
+
+    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+        """Declares the number of vectors, and sums of their values and squares."""
+        shape = _sizes(spec["mean"])
+        return {
+            "count": SumSpec((), everyone.images * self.vectors_per_image, whole=True),
+            "total": SumSpec(shape, LARGEST_FEATURE),
+            "square": SumSpec(shape, LARGEST_FEATURE**2),
+        }
+
+    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+        """Computes a client's sums."""
+        share = message["count"].double() / (everyone.images * self.vectors_per_image)
+        mean = message["mean"].double()
+        square = message["variance"].double() + mean.square()
+        return {"count": message["count"], "total": share * mean, "square": share * square}
+
+    def joined(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+    ) -> Message:
+        """Computes the statistics of all vectors."""
+        share = (sums["count"].double() / (everyone.images * self.vectors_per_image)).clamp(min=1e-300)
+        mean = sums["total"] / share
+        variance = (sums["square"] / share - mean.square()).clamp(min=0)
+        return {"count": sums["count"], "mean": mean.float(), "variance": variance.float()}
+
+
+@dataclass(frozen=True)
+class MomentSums:
+    """The addition of ``count`` [n], ``mean`` [n, C] and ``covariance`` [n, C (C + 1) / 2] of n sets of vectors.
+
+    A client without new vectors adds zeros of the same form: the sum does not tell which clients have some.
+
+    Attributes:
+        vectors_per_image: Number of feature vectors of an image.
+    """
+
+    vectors_per_image: int
+
+    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+        """Declares numbers of vectors, and sums of their values and products."""
+        count, mean, covariance = (_sizes(spec[name]) for name in ("count", "mean", "covariance"))
+        return {
+            "count": SumSpec(count, everyone.images * self.vectors_per_image, whole=True),
+            "total": SumSpec(mean, LARGEST_FEATURE),
+            "product": SumSpec(covariance, LARGEST_FEATURE**2),
+        }
+
+    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+        """Computes a client's sums; zeros, of the largest number of sets, where its message holds none."""
+        share = message["count"].double()[:, None] / (everyone.images * self.vectors_per_image)
+        mean = message["mean"].double()
+        product = message["covariance"].double() + _products(mean)
+        return {"count": message["count"], "total": share * mean, "product": share * product}
+
+    def joined(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+    ) -> Message:
+        """Computes the moments of all vectors; no set where no client has sent one."""
+        count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
+        share = count.double()[:, None] / (everyone.images * self.vectors_per_image)
+        mean = sums["total"][: len(count)] / share.clamp(min=1e-300)
+        covariance = sums["product"][: len(count)] / share.clamp(min=1e-300) - _products(mean)
+        return {"count": count, "mean": mean.float(), "covariance": covariance.float()}
+
+
+@dataclass(frozen=True)
+class ClusterSums:
+    """The addition of ``squares`` and ``counts`` [K] of clusters, which are sums already.
+
+    Attributes:
+        vectors_per_image: Number of feature vectors of an image.
+    """
+
+    vectors_per_image: int
+
+    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+        """Declares sums."""
+        vectors, shape = everyone.images * self.vectors_per_image, _sizes(spec["counts"])
+        return {
+            "squares": SumSpec(shape, vectors * LARGEST_RESIDUAL**2),
+            "counts": SumSpec(shape, vectors, whole=True),
+        }
+
+    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+        """Returns the message, counts as whole numbers."""
+        return {"squares": message["squares"], "counts": message["counts"].round().long()}
+
+    def joined(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+    ) -> Message:
+        """Returns the sums in the form of a message."""
+        return {"squares": sums["squares"].clamp(min=0).float(), "counts": sums["counts"].float()}
+
+
+@dataclass(frozen=True)
+class SlotMeans:
+    """The addition of ``memory`` [slots, C], ``counts``, ``radii`` and ``image_counts`` [slots], and of moments.
+
+    A slot's sums are ``n_k m_k`` and ``n_k r_k^2``, over the patches that are nearest to it.
+
+    Attributes:
+        counts_per_image: Number of patches that count for an image.
+        moments: The addition of the moments in the same message; None where there are none.
+    """
+
+    counts_per_image: int
+    moments: MomentSums | None
+
+    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+        """Declares sums by slot."""
+        most = everyone.images * self.counts_per_image * MOST_STAGES
+        shape = _sizes(spec["counts"])
+        form = {
+            "rows": SumSpec(_sizes(spec["memory"]), most * LARGEST_FEATURE),
+            "counts": SumSpec(shape, most, whole=True),
+            "squares": SumSpec(shape, most * LARGEST_RESIDUAL**2),
+        }
+        if "image_counts" in spec:
+            form["image_counts"] = SumSpec(shape, everyone.images * MOST_STAGES, whole=True)
+        return form | (self.moments.form(_moments(spec), everyone) if self.moments else {})
+
+    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+        """Computes a client's sums."""
+        counts = message["counts"].double()
+        sums = {
+            "rows": counts[:, None] * message["memory"].double(),
+            "counts": counts.round().long(),
+            "squares": counts * message["radii"].double().square(),
+        }
+        if "image_counts" in message:
+            sums["image_counts"] = message["image_counts"]
+        return sums | (self.moments.addends(_moments(message), own, everyone) if self.moments else {})
+
+    def joined(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+    ) -> Message:
+        """Computes mean patches; those of a slot without a patch are 0, and count nothing."""
+        counts = sums["counts"].double()
+        message = {
+            "memory": (sums["rows"] / counts.clamp(min=1)[:, None]).float(),
+            "counts": counts.float(),
+            "radii": (sums["squares"].clamp(min=0) / counts.clamp(min=1)).sqrt().float(),
+        }
+        if "image_counts" in spec:
+            message["image_counts"] = sums["image_counts"]
+        moments = self.moments.joined(sums, _moments(spec), answered, everyone) if self.moments else {}
+        return message | moments
+
+
+@dataclass(frozen=True)
+class PrototypeSums:
+    """The addition of ``count`` [n, K], ``mean`` [n, K, C] and ``within`` [n, C (C + 1) / 2]; n is 0 or 1.
+
+    Features have length 1. The products are around 0: around the classes' means they do not add up.
+    """
+
+    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+        """Declares sums by class, and of products; shares of all images."""
+        count, mean, within = (_sizes(spec[name]) for name in ("count", "mean", "within"))
+        return {
+            "count": SumSpec(count, everyone.images, whole=True),
+            "total": SumSpec(mean, 1.0),
+            "product": SumSpec(within, 1.0),
+        }
+
+    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+        """Computes a client's sums; zeros where its message holds none."""
+        share = message["count"].double()[..., None] / everyone.images
+        total = share * message["mean"].double()
+        images = share.sum(1)
+        product = images * message["within"].double() + _between(total, message["mean"].double())
+        return {"count": message["count"], "total": total, "product": product}
+
+    def joined(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+    ) -> Message:
+        """Computes the statistics of all images; none where no client has sent some."""
+        count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
+        share = count.double()[..., None] / everyone.images
+        total = sums["total"][: len(count)]
+        mean = total / share.clamp(min=1e-300)
+        within = (sums["product"][: len(count)] - _between(total, mean)) / share.sum(1).clamp(min=1e-300)
+        return {
+            "count": count,
+            "mean": mean.clamp(-1, 1).float(),
+            "within": within.clamp(-1, 1).float(),
+        }
+
+
+def _products(means: Tensor) -> Tensor:
+    """Computes the products of means [n, C] with themselves, packed as covariances are [n, C (C + 1) / 2]."""
+    rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
+    return means[:, rows] * means[:, columns]
+
+
+def _between(totals: Tensor, means: Tensor) -> Tensor:
+    """Computes ``sum_k t_k m_k^T`` of totals and means [n, K, C], packed [n, C (C + 1) / 2]."""
+    products = totals.mT @ means
+    rows, columns = torch.triu_indices(means.shape[2], means.shape[2])
+    return (products[:, rows, columns] + products[:, columns, rows]) / 2
+
+
+def _moments(named: Mapping[str, Tensor] | MessageSpec) -> dict:
+    return {name: named[name] for name in ("count", "mean", "covariance")}
+
+
+def _sizes(form: TensorSpec) -> tuple[int, ...]:
+    """Returns the largest sizes of a declared form."""
+    sizes = [size.at_most if isinstance(size, Free) else size for size in form.shape]
+    if any(size is None for size in sizes):
+        raise TypeError("a size without a bound has no sum")
+    return tuple(int(size) for size in sizes if size is not None)

@@ -1,0 +1,277 @@
+"""Secure aggregation in the round loop: sums are those of a plain run, drop-outs are recovered, no more is seen."""
+
+import gc
+import os
+import types
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from lit_fedad.contracts import SUM, Client, TensorSpec, Update, senders
+from lit_fedad.errors import UserError
+from lit_fedad.federation.additive import WeightedMeans
+from lit_fedad.federation.channel import Channel, Half
+from lit_fedad.federation.robust import RobustAggregation
+from lit_fedad.federation.robust_weights import NormClipping
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.federation.summing import Parties
+
+VALUES = {0: [1.0, 3.0], 1: [5.0, 0.5, 2.0], 2: [7.0], 3: [-2.0, 4.0], 4: [0.25, 0.125, 8.0, 1.0]}
+SKIP = ClientSampler(on_failure="skip")
+
+
+@pytest.fixture
+def summed(toy, toy_server, monkeypatch):
+    """Builds the toy federation with secure sums."""
+
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # else, waiting for the disk takes most of the time
+
+    def make(values=None, **overrides):
+        monkeypatch.setattr(Client, "additive", lambda self: WeightedMeans())
+        monkeypatch.setattr(toy_server, "adds_up", True)
+        return toy(values=values or VALUES, secure_sum=SecureSum(), **overrides)
+
+    return make
+
+
+def test_sums_are_those_of_the_plain_run(toy, summed, tmp_path):
+    plain = toy(values=VALUES, folder=tmp_path / "plain").run()
+    secure = summed(folder=tmp_path / "secure").run()
+    for one, other in zip(plain, secure, strict=True):
+        # The toy server of the plain run adds up in single precision.
+        assert other.scalars["weight"] == pytest.approx(one.scalars["weight"], rel=1e-6)
+        assert other.scalars["loss"] == pytest.approx(one.scalars["loss"], abs=1e-6)
+        assert other.participants == one.participants
+        assert other.elements_up == one.elements_up
+
+
+def test_a_resumed_run_is_the_same_whatever_the_keys(summed, tmp_path):
+    whole = summed(folder=tmp_path / "whole").run()
+    summed(folder=tmp_path / "parts", rounds=2).run()
+    assert [r.scalars for r in summed(folder=tmp_path / "parts").run()] == [r.scalars for r in whole]
+
+
+@pytest.mark.parametrize("gone", [{2}, {0, 4}])
+def test_clients_that_drop_out_after_their_offers_are_recovered(summed, toy, tmp_path, gone):
+    fails = {(1, client) for client in gone}
+    report = summed(fails=fails, sampler=SKIP, rounds=1, folder=tmp_path / "a").run()[0]
+    left = {client: values for client, values in VALUES.items() if client not in gone}
+    plain = toy(values=left, rounds=1, folder=tmp_path / "b").run()[0]
+    assert report.participants == sorted(left)
+    assert set(report.failures) == gone
+    assert report.scalars["weight"] == pytest.approx(plain.scalars["weight"], rel=1e-6)
+
+
+def test_with_three_of_five_gone_the_round_is_lost(summed):
+    fails = {(2, 0), (2, 1), (2, 3)}
+    with pytest.raises(
+        UserError, match="2 of 5 clients are left, and a secure sum needs 3: the round is lost"
+    ) as lost:
+        summed(fails=fails, sampler=SKIP).run()
+    assert "\n" not in str(lost.value)
+    assert "the disk is full" in str(lost.value)
+
+
+def test_the_policy_to_stop_at_the_first_failure_holds(summed):
+    with pytest.raises(UserError, match="round 1, client 2: RuntimeError: the disk is full"):
+        summed(fails={(1, 2)}).run()
+
+
+@pytest.mark.parametrize(
+    ("step", "gone", "taken"), [("offer", {1, 2}, [0, 3, 4]), ("reveal", {1, 2}, [0, 1, 2, 3, 4])]
+)
+def test_clients_may_drop_out_of_every_step(summed, toy, tmp_path, monkeypatch, step, gone, taken):
+    confer = Parties.confer
+
+    def lost(self, now, client, blob):
+        if now == step and client in gone:
+            raise UserError("no reply came")
+        return confer(self, now, client, blob)
+
+    monkeypatch.setattr(Parties, "confer", lost)
+    report = summed(sampler=SKIP, rounds=1, folder=tmp_path / "a").run()[0]
+    # Shares of three are enough, and a masked sum that has arrived stays in the sum.
+    assert report.participants == taken
+    plain = toy(values={c: VALUES[c] for c in taken}, rounds=1, folder=tmp_path / "b").run()[0]
+    assert report.scalars["weight"] == pytest.approx(plain.scalars["weight"], rel=1e-6)
+
+
+def test_a_message_of_another_form_is_refused_and_left_out(summed, monkeypatch):
+    federation = summed(sampler=SKIP, rounds=1)
+    play = federation.transport.play
+
+    def forged(*args):
+        outcome = play(*args)
+        outcome.values[3].blob = save({"w": torch.zeros(2, dtype=torch.int64)})
+        return outcome
+
+    monkeypatch.setattr(federation.transport, "play", forged)
+    report = federation.run()[0]
+    assert report.participants == [0, 1, 2, 4]
+    assert "shape (2,), declared as (1)" in report.refused[3]
+
+
+def test_what_was_not_masked_by_the_agreed_keys_loses_the_round(summed, monkeypatch):
+    federation = summed(rounds=1)
+    monkeypatch.setattr(type(federation.client), "upload_spec", lambda self: {"w": TensorSpec((64,))})
+    send = federation.client.send
+    monkeypatch.setattr(federation.client, "send", lambda loader: {"w": send(loader)["w"].repeat(64)})
+    play = federation.transport.play
+
+    def forged(*args):
+        outcome = play(*args)
+        outcome.values[3].blob = save({"w": torch.full((64,), 2**40)})
+        return outcome
+
+    monkeypatch.setattr(federation.transport, "play", forged)
+    # Without the masks that others share with it, 15 of 16 elements are beyond the bound, whatever was sent.
+    with pytest.raises(UserError, match="the sum of 'w' is beyond 1e\\+09, which no clients' can be"):
+        federation.run()
+
+
+def test_what_needs_single_uploads_is_refused_before_anything_runs(toy, summed):
+    rules = RobustAggregation(weights=NormClipping())
+    with pytest.raises(UserError, match="federation.robust judges them: give federation=secure"):
+        summed(robust=rules)
+    summed(robust=RobustAggregation())
+    with pytest.raises(UserError, match=r"leave federation\.channel\.up out"):
+        summed(channel=Channel(up=Half()))
+    with pytest.raises(UserError, match="needs 3 clients, and 2 take part"):
+        summed(values={0: [1.0], 1: [2.0]})
+
+
+def test_methods_whose_uploads_are_no_sums_are_refused_before_anything_runs(toy, toy_server, monkeypatch):
+    with pytest.raises(UserError, match="needs each message of exchange 'train', not their sum"):
+        toy(values=VALUES, secure_sum=SecureSum())
+    monkeypatch.setattr(Client, "additive", lambda self: WeightedMeans())
+    monkeypatch.setattr(toy_server, "adds_up", True)
+
+    class Median(toy_server):
+        """Merges in another way than its base, and does not say that a sum is enough."""
+
+        def aggregate(self, updates):
+            self.w = torch.stack([update.message["w"] for update in updates.values()]).median(0).values
+
+    with pytest.raises(UserError, match="not their sum"):
+        toy(values=VALUES, secure_sum=SecureSum(), server=Median())
+
+
+@pytest.mark.parametrize("quorum", [0.4, 1.0])
+def test_a_quorum_of_no_majority_is_refused(quorum):
+    with pytest.raises(UserError, match="quorum"):
+        SecureSum(quorum)
+
+
+def test_senders_are_those_of_single_messages_and_of_sums():
+    update = Update({}, 3)
+    assert senders({4: update, 2: update}) == [2, 4]
+    assert senders({SUM: Update({}, 9, (1, 5))}) == [1, 5]
+
+
+class _Watch:
+    """Records what single clients send, and looks for it in all that the server's objects hold."""
+
+    def __init__(self, federation):
+        self.federation, self.single, self.found, self.looked = federation, {}, [], 0
+
+    def sent(self, client, w, share):
+        self.single[client] = {float(w), share * float(w), float(round(share * float(w) * 2**29))}
+
+    def look(self, *more):
+        """Walks all that can be reached from the server, its receipts and what it is just given."""
+        federation = self.federation
+        roots = [
+            federation.server,
+            federation.receipt,
+            federation.summing,
+            federation.collecting,
+            federation.history,
+            *more,
+        ]
+        hidden = {
+            id(one) for one in (federation.client, federation.client.task, federation.transport, federation)
+        }
+        self.looked += 1
+        for value in _numbers(roots, hidden):
+            for client, own in self.single.items():
+                if any(abs(value - number) < 1e-9 * max(1.0, abs(number)) for number in own):
+                    self.found.append(client)
+
+
+def _numbers(roots, hidden):
+    """Yields every number in tensors, arrays and serialised messages that references lead to."""
+    seen, left = set(hidden), list(roots)
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, (type, types.ModuleType, types.FunctionType, types.CodeType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            yield from one.detach().double().flatten().tolist()
+        elif isinstance(one, np.ndarray):
+            yield from one.astype(float).flatten().tolist()
+            if one.dtype.kind == "u":
+                yield from one.view(one.dtype.str.replace("u", "i")).astype(float).flatten().tolist()
+        elif isinstance(one, bytes):
+            try:
+                left.append(load(one))
+            except Exception:
+                continue
+        else:
+            left += gc.get_referents(one)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_no_single_sum_is_ever_reachable_from_the_server(toy, summed, tmp_path, monkeypatch, secure):
+    values = {c: [v + 0.01 * c for v in own] for c, own in VALUES.items()}
+    build = summed if secure else toy
+    federation = build(values=values, sampler=SKIP, fails={(2, 1)}, folder=tmp_path)
+    watch = _Watch(federation)
+    everyone = sum(len(own) for own in values.values())
+    client, server, transport = federation.client, federation.server, federation.transport
+    send, aggregate, play, begin = client.send, server.aggregate, transport.play, server.begin
+
+    def watched_send(loader):
+        message = send(loader)
+        number = client.context.client
+        watch.sent(number, message["w"], len(values[number]) / everyone)
+        return message
+
+    def watched_aggregate(updates):
+        watch.look(updates)
+        aggregate(updates)
+        watch.look(updates)
+
+    def watched_play(*args):
+        outcome = play(*args)
+        watch.look(outcome)
+        return outcome
+
+    def watched_begin(context):
+        begin(context)
+        watch.look()
+
+    monkeypatch.setattr(client, "send", watched_send)
+    monkeypatch.setattr(server, "aggregate", watched_aggregate)
+    monkeypatch.setattr(transport, "play", watched_play)
+    monkeypatch.setattr(server, "begin", watched_begin)
+    if secure:
+        gathering = federation.summing.secure.gather
+
+        def watched_gather(*args):
+            made = gathering(*args)
+            add, unmask = made.add, made.unmask
+            made.add = lambda *given: (watch.look(given), add(*given), watch.look(given))[1]
+            made.unmask = lambda *given: (watch.look(given), unmask(*given), watch.look(given))[1]
+            return made
+
+        monkeypatch.setattr(
+            type(federation.summing.secure), "gather", lambda self, *args: watched_gather(*args)
+        )
+    federation.run()
+    assert watch.looked > 10
+    # The plain run is the control: there the walk does find every client.
+    assert set(watch.found) == (set() if secure else set(values))
