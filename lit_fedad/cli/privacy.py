@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from lit_fedad.errors import UserError
 from lit_fedad.options import read, separate, split
 
 if TYPE_CHECKING:  # what the command needs beyond its options is imported when it runs
@@ -42,7 +43,13 @@ def privacy(options: Sequence[str]) -> None:
     from lit_fedad.experiment.run_folder import RunFolder
 
     with RunFolder.find(chosen.run).locked():
-        attack(reopen(chosen.run, overrides))
+        run = reopen(chosen.run, overrides)
+        if run.config["federation"].get("secure_sum") is not None:
+            raise UserError(
+                f"run={chosen.run}: its uploads were summed securely, and these attacks look at single ones; attack the"
+                " same run without federation=secure"
+            )
+        attack(run)
 
 
 def _attack(

@@ -29,6 +29,11 @@ class Context:
     exchange: int = 0
     stage: int = 0
 
+    @property
+    def common(self) -> Context:
+        """The same round for everyone: what it draws is equal on the server and at every client."""
+        return Context(self.seed, self.round)
+
     def generator(self, purpose: str) -> torch.Generator:
         """Returns a CPU generator that depends only on seed, purpose, round, exchange and client."""
         return generator(self.seed, self._named(purpose), self.round, self.client)

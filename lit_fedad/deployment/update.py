@@ -99,6 +99,11 @@ def _check(folder: RunFolder, config: Config, model: Model, images: Images) -> N
             f"{folder.path}: a detector of {config['method']['name']} with these settings is not made of sums that"
             " images can be added to; train again with all images"
         )
+    if config["federation"].get("secure_sum") is not None:
+        raise UserError(
+            f"{folder.path}: its sums are of all clients, and an update's would be of those with new images alone;"
+            " train again with all images"
+        )
     if not isinstance(images, ImageSet):
         raise UserError(f"{folder.path}: {images.name} is no set of image files; train again with all images")
 

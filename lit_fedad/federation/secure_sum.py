@@ -246,7 +246,7 @@ class SumReceipt:
         self._count(offers)
         envelopes, refused = self.gathering.take_offers(offers)
         self.causes |= refused
-        self._check_left(len(envelopes))
+        self._check_left(len(envelopes), "take part")
         return self._sent(envelopes)
 
     def take(self, client: int, blob: bytes) -> None:
@@ -270,7 +270,7 @@ class SumReceipt:
         Raises:
             UserError: If too few clients are left.
         """
-        self._check_left(len(self.gathering.survivors))
+        self._check_left(len(self.gathering.survivors), "are left")
         return self._sent(dict.fromkeys(self.gathering.survivors, self.gathering.name_survivors()))
 
     def finish(self, shares: Mapping[int, bytes]) -> dict[int, Update]:
@@ -283,17 +283,18 @@ class SumReceipt:
             UserError: If too few shares came, or the sum is none of messages of the declared form.
         """
         self._count(shares)
+        self._check_left(len(shares), "have revealed shares")
         survivors = self.gathering.survivors
         answered = self.gathering.invitation.crowd(survivors)
         message = self.form.decode(self.gathering.unmask(shares), answered)
         return {SUM: Update(message, answered.images, tuple(sorted(survivors)))}
 
-    def _check_left(self, left: int) -> None:
+    def _check_left(self, left: int, what: str) -> None:
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
         if left < quorum:
             cause = next((f"; client {client}: {text}" for client, text in self.causes.items()), "")
             raise UserError(
-                f"{left} of {members} clients are left, and a secure sum needs {quorum}: the round is lost{cause}"
+                f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"
             )
 
     def _sent(self, blobs: dict[int, bytes]) -> dict[int, bytes]:

@@ -15,6 +15,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.flower.fleet import answer_orders
 from lit_fedad.flower.keys import write_site_key
 from lit_fedad.report.console import Display
+from lit_fedad.sites.roster import Roster, write_sum_key
 from lit_fedad.sites.site import Site, SiteSettings
 
 SETTINGS = "site.yaml"
@@ -84,6 +85,7 @@ class SiteFolder:
             path.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(authority, path / "ca.crt")
             fingerprint = write_site_key(path)
+            write_sum_key(path, folder.name)
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
             content |= {name: list(content[name]) for name in ("data", "own")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
@@ -106,9 +108,15 @@ class SiteFolder:
 
     @property
     def settings(self) -> SiteSettings:
-        """What the site's process is told."""
+        """What the site's process is told.
+
+        Raises:
+            UserError: If it has a roster that cannot be used.
+        """
         own = [f"cache.folder={self.path / 'cache'}", *self.own]
-        return SiteSettings(self.name, self.path, self.data, own, self.apart)
+        return SiteSettings(
+            self.name, self.path, self.data, own, self.apart, Roster.read(self.path, self.name)
+        )
 
     def runs(self) -> dict[str, int]:
         """Returns the last step of every run that left a state here."""

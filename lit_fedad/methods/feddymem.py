@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,10 +33,17 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import at_least
+from lit_fedad.memory.drawn_slots import copies_apart, draw_slots, split_fullest
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
-from lit_fedad.methods.parts.bank_sums import bank_sums_spec, leave_out_of_bank, made_of_sums, slot_sums
-from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
+from lit_fedad.methods.parts.bank_sums import (
+    bank_sums_spec,
+    check_slots,
+    leave_out_of_bank,
+    made_of_sums,
+    slot_means,
+    slot_sums,
+)
 from lit_fedad.methods.parts.first_memory import FirstMemory
 from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments
 from lit_fedad.methods.parts.pooled_moments import (
@@ -48,7 +56,6 @@ from lit_fedad.methods.parts.pooled_moments import (
     subspace_spec,
 )
 from lit_fedad.methods.parts.pooled_statistics import (
-    check_count,
     load_statistics,
     pool_channels,
     standardised,
@@ -74,6 +81,9 @@ class FedDyMemClient(Client):
             each client sends as many as there are slots, as in the paper.
         min_images: Number of different images, over all clients, that must lie behind every slot of the shared memory
             from round 1 on. Needs `send_counts`.
+        first: Where the first memory comes from: ``clients`` send memories of their own; or it is ``drawn`` from the
+            moments of all features, so that all that clients send are sums. Rounds are then steps of Lloyd's algorithm,
+            in which a full slot is split in the place of an empty one.
 
     Raises:
         UserError: If a number is out of range, or counts are needed and not sent.
@@ -92,11 +102,19 @@ class FedDyMemClient(Client):
         independent_init: bool = False,
         oversampling: float | None = None,
         min_images: int = 1,
+        first: Literal["clients", "drawn"] = "clients",
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
         at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
         if not send_counts and (min_images > 1 or task.subspace is not None):
             raise UserError("method.client.min_images and task.subspace need method.client.send_counts=true")
+        if first not in ("clients", "drawn"):
+            raise UserError(f"method.client.first={first}: give clients or drawn")
+        self.drawn = first == "drawn"
+        if self.drawn and not (min_images > 1 and task.measures and made_of_sums(task)):
+            raise UserError(
+                "method.client.first=drawn needs method.client.min_images=2 and task=memory_bank_sums"
+            )
         self.oversampling, self.min_images = oversampling, min_images
         self.sets, self.measured = task.moment_sets, 0
         self.first_vectors = task.slots
@@ -118,7 +136,8 @@ class FedDyMemClient(Client):
             statistics = [pool_channels(task)]
         threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
         sums = ModelSums() if made_of_sums(task) else None
-        return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),), sums)
+        first = () if self.drawn else (FirstMemory(),)
+        return Exchanges((*statistics, *first, *threshold), (Train(),), sums)
 
     @property
     def pools_threshold(self) -> bool:
@@ -180,7 +199,10 @@ class FedDyMemClient(Client):
         if int(self.sent.get("stage", 0)) < self.context.stage:
             self.past = {name: entry for name, entry in self.sent.items() if name != "stage"}
         past = Reduced(**self.past) if self.past else None
-        reduced = self.task.reduce_memory(loader, self.context, self.task.memory, past=past)
+        memory = self.task.memory
+        if self.drawn:
+            memory = copies_apart(memory, self.context.common.generator("copies"))
+        reduced = self.task.reduce_memory(loader, self.context, memory, past=past)
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
         moments = new_moments(self, loader) if self.task.measures else {}
@@ -195,10 +217,7 @@ class FedDyMemClient(Client):
 
     def additive(self) -> Additive | None:
         """Declares sums over the patches of each slot, where slots are plain means of patches."""
-        if self.task.head is not None or not self.task.reduce.adds_up or not self.send_counts:
-            return None
-        moments = MomentSums(self.task.vectors_per_image) if self.task.measures else None
-        return SlotMeans(max(self.task.vectors_per_image, self.task.slots), moments)
+        return slot_means(self.task) if self.send_counts else None
 
     def first_memory(self, loader: DataLoader) -> Message:
         """Returns the first memory of the client's patches; its radii are distances to its own vectors."""
@@ -247,7 +266,7 @@ class FedDyMemServer(AttackableServer):
         super().__init__()
         at_least("method.server", 0, collapse=collapse)
         task = client.task
-        self.counted, self.min_images = client.send_counts, client.min_images
+        self.counted, self.min_images, self.drawn = client.send_counts, client.min_images, client.drawn
         self.task, self.share, self.sets = task, task.subspace, client.sets
         self.standardised, self.measures = standardised(task), task.measures
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
@@ -289,6 +308,10 @@ class FedDyMemServer(AttackableServer):
             self.statistics = self.task.statistics_of(moments[0])
         if self.share is not None:
             self.subspace = self.task.fit_subspace(moments, self.statistics)
+        if self.drawn and not self.known:
+            generator = self.context.generator("memory")
+            memory = draw_slots(moments[0], self.statistics, self.slots, generator)
+            self.known = {"memory": memory, "radii": torch.ones(self.slots)}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
@@ -306,15 +329,7 @@ class FedDyMemServer(AttackableServer):
             new = images if len(message.get("count", ())) else 0
             images = max(images, self.measured.get(client_id, 0) + new)
         if self.counted:
-            total = float(message["counts"].double().sum())
-            check_count(total, images * self.counts_per_image)
-            if total < 0.999 * min(self.slots, images * self.vectors_per_image):
-                raise UserError(f"the client's slots count {total:g} patches, too few for its images")
-        if (
-            "image_counts" in message
-            and (message["image_counts"] > message["counts"].clamp(max=images)).any()
-        ):
-            raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
+            check_slots(message, images, self.counts_per_image, self.vectors_per_image)
         if "covariance" in message:
             check_moments(update, self.sets, self.vectors_per_image, needed=False)
 
@@ -322,20 +337,24 @@ class FedDyMemServer(AttackableServer):
         """Merges memories, and adds new moments up."""
         messages = [update.message for update in updates.values()]
         previous = self.known.get("memory")
+        if self.drawn and previous is not None:
+            previous = copies_apart(previous, self.context.common.generator("copies"))
         memory = self._merge(messages, previous)
         if previous is not None and made_of_sums(self.task):
             self.slots_of, self.counted_clients = slot_sums(messages, memory, previous), senders(updates)
         place = torch.arange(self.slots)
         if self.min_images > 1 and previous is not None:
-            place = shared_slots(
-                memory, torch.stack([m["image_counts"] for m in messages]).sum(0), self.min_images
-            )
+            images = torch.stack([m["image_counts"] for m in messages]).sum(0)
+            place = shared_slots(memory, images, self.min_images)
             memory = memory[place]
         if self.counted:
             self.known["radii"] = self._merge_radii(messages, memory, None if previous is None else place)
         if self.measures and previous is not None:
             add_moments(self, updates)
         self.known["memory"] = memory
+        if self.drawn:  # copies of full slots, which move apart in the next round
+            filled = split_fullest(self.slots_of["sum_counts"], images >= self.min_images)
+            self.known |= {name: self.known[name][filled] for name in ("memory", "radii")}
 
     def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
         memories = [m["memory"] for m in messages]

@@ -91,7 +91,7 @@ def _play(
     fabric = make_fabric(**settings, callbacks=[console, status])
     model = build_model(config, ())
     run = hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16]
-    sites = Sites(carrier, run, plan.words, fabric, names)
+    sites = Sites(carrier, run, plan.words, fabric, names, names=plan.names)
     facts, warnings = enrol(sites, config, model, names)
     for line in warnings:
         display.warn(line)
@@ -139,6 +139,7 @@ def build_federation(
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"].get("robust")),
+        secure_sum=build(config["federation"].get("secure_sum")),
         transport=sites,
     )
 

@@ -17,7 +17,7 @@ from lit_fedad.guards.text import printable
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 """Version of these letters; raise it when one that is sent could be misread by an older version."""
 
 _LENGTH = struct.Struct(">I")
@@ -34,7 +34,8 @@ class Order:
     sent twice, and a coordinator that went back to its checkpoint finds the older state.
 
     Attributes:
-        kind: ``hello`` (who are you), ``play`` (an exchange) or ``ask`` (a question).
+        kind: ``hello`` (who are you), ``play`` (an exchange), ``ask`` (a question), or the steps of a secure sum,
+            ``offer`` and ``reveal``.
         run: The run, 16 hexadecimal digits.
         words: The federation's configuration, as choices and scalar values.
         client: The number that the site has in this run.
@@ -47,11 +48,12 @@ class Order:
         keep: Whether what predicts is kept as personal state (`Pose.keep`).
         question: Name of the question.
         numbers: Its numbers.
-        names: Its names: those of all clients' products.
+        names: Its names: those of all clients' products; with ``offer``, those of the sites by client number.
+        sealed: Number of bytes at the letter's beginning that are the envelopes of a secure sum.
         letter: The server's message, serialised.
     """
 
-    kind: Literal["hello", "play", "ask"]
+    kind: Literal["hello", "play", "ask", "offer", "reveal"]
     run: str
     words: list[str]
     client: int
@@ -65,6 +67,7 @@ class Order:
     question: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    sealed: int = 0
     letter: bytes = b""
 
     def to_bytes(self) -> bytes:
@@ -80,12 +83,13 @@ class Order:
         """
         order = _unpack(cls, blob, "the coordinator")
         within = (
-            order.kind in ("hello", "play", "ask")
+            order.kind in ("hello", "play", "ask", "offer", "reveal")
             and _RUN.fullmatch(order.run) is not None
             and 0 <= order.client < 10_000
             and 0 <= order.settled <= order.base <= order.step < 1 << 40
             and abs(order.round) < 1 << 31
             and 0 <= order.exchange < 1000
+            and 0 <= order.sealed <= len(order.letter)
         )
         if not within:
             raise UserError("the coordinator sent an order whose numbers are out of range")

@@ -15,7 +15,7 @@ from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import read_state, write_state
-from lit_fedad.federation.transport import Outcome, Pose, Progress
+from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
 from lit_fedad.sites.letters import Order, Reply
 
@@ -58,6 +58,7 @@ class Sites:
         fabric: Tells callbacks of the progress.
         clients: Numbers of all sites.
         products: Names of all sites' products.
+        names: Names of the sites, in the order of their client numbers.
 
     Attributes:
         step: Number of orders that were given so far.
@@ -73,9 +74,10 @@ class Sites:
         fabric: Fabric,
         clients: Collection[int],
         products: Collection[str] = (),
+        names: Collection[str] = (),
     ) -> None:
         self.carrier, self.run, self.words = carrier, run, list(words)
-        self.products = list(products)
+        self.products, self.names = list(products), list(names)
         self.progress = Progress(fabric, clients)
         self.step = 0
         self.bases = dict.fromkeys(clients, 0)
@@ -86,7 +88,12 @@ class Sites:
         return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases})
 
     def play(
-        self, exchange: Exchange, context: Context, blobs: Mapping[int, bytes], scored: Collection[int]
+        self,
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        scored: Collection[int],
+        envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every site that a message is for; see `Transport.play`.
 
@@ -95,10 +102,21 @@ class Sites:
         """
         if scored:
             raise UserError("sites are not scored right after training: this data cannot be evaluated there")
-        replies = self._send("play", context, blobs)
+        replies = self._send("play", context, blobs, envelopes=envelopes or {})
         self.bases |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.letter, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
+
+    def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
+        """Brings sites letters of a secure sum; see `Transport.confer`."""
+        replies = self._carry(
+            {
+                client: Order(step, self.run, self.words, client, names=self.names, letter=blob)
+                for client, blob in blobs.items()
+            },
+            turns=False,
+        )
+        return Outcome({client: reply.letter for client, reply in replies.values.items()}, replies.failures)
 
     def ask(
         self,
@@ -148,10 +166,12 @@ class Sites:
         blobs: Mapping[int, bytes],
         question: Question | None = None,
         pose: Pose | None = None,
+        envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[Reply]:
         """Gives every site that a message is for the next order."""
         self.step += 1
         asked: dict[str, Any] = {}
+        sealed = envelopes or {}
         if question is not None and pose is not None:
             asked = {"question": question.name, "numbers": dict(question.numbers), "names": self.products}
             asked |= {"keep": pose.keep, "sums": pose.sums}
@@ -167,15 +187,16 @@ class Sites:
                     step=self.step,
                     base=self.bases[client],
                     settled=self.settled[client],
-                    letter=blob,
+                    sealed=len(sealed.get(client, b"")),
+                    letter=sealed.get(client, b"") + blob,
                     **asked,
                 )
                 for client, blob in blobs.items()
             }
         )
 
-    def _carry(self, orders: Mapping[int, Order]) -> Outcome[Reply]:
-        """Has orders carried, and reads the replies."""
+    def _carry(self, orders: Mapping[int, Order], turns: bool = True) -> Outcome[Reply]:
+        """Has orders carried, and reads the replies; `turns` says whether they are turns of clients."""
         outcome: Outcome[Reply] = Outcome({}, {})
         carried = self.carrier.carry({client: order.to_bytes() for client, order in orders.items()})
         for client in sorted(orders):
@@ -188,5 +209,6 @@ class Sites:
                 outcome.failures[client] = reply.cause
             else:
                 outcome.values[client] = reply
-            self.progress.step()
+            if turns:
+                self.progress.step()
         return outcome

@@ -26,10 +26,14 @@ from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.federation.question import Question
+from lit_fedad.federation.secure_sum import Mask
 from lit_fedad.federation.turn import Turn, pose_client
 from lit_fedad.federation.turns import cause_of
 from lit_fedad.report.console import Display
+from lit_fedad.secure_sum.letters import read_survivors
+from lit_fedad.secure_sum.party import Party
 from lit_fedad.sites.letters import Facts, Order, Reply
+from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words
 
@@ -47,6 +51,7 @@ class SiteSettings:
         data: Words that describe its images: ``data=folders``, ``data.root=...``.
         own: Words of ``cache`` and ``fabric``.
         apart: Whether its products are its own, even where those of another site have the same name.
+        roster: The keys for secure sums; a site that has some answers in runs of secure sums alone. None for none.
     """
 
     name: str
@@ -54,6 +59,7 @@ class SiteSettings:
     data: Sequence[str]
     own: Sequence[str] = ()
     apart: bool = False
+    roster: Roster | None = None
 
 
 class Site:
@@ -119,6 +125,16 @@ class _Seat:
         self.config, self.images, self.partition, self.states = config, images, partition, states
         self.client, self.module, self.fabric = model.client, data.module, fabric
         self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
+        self.summed = config["federation"].get("secure_sum") is not None
+        if self.summed != (settings.roster is not None):
+            raise UserError(
+                "the coordinator's run has secure sums, and this site no roster: docs/sites.md"
+                if self.summed
+                else "this site has a roster, and answers in runs of secure sums alone: give federation=secure"
+            )
+        self.roster = settings.roster
+        self.party: Party | None = None
+        self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         pro_limit = config["evaluation"]["pro_limit"]
         loader = data.module.test_dataloader()
         products = [sample.category for sample in images.test]
@@ -137,13 +153,20 @@ class _Seat:
         """Carries out an order."""
         if order.kind == "hello":
             return Reply(facts=self.facts)
+        if order.kind == "offer":
+            return Reply(letter=self._offer(order))
+        if order.kind == "reveal":
+            return Reply(letter=self._reveal(order.letter))
         stage = self.module.stages[order.client]
         context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
         exchange = self._exchange(order, context)
         self.states.settle(order.settled, order.base)
-        self.turn.activate(exchange, context, self.states.get(order.base), order.letter)
+        envelopes, blob = order.letter[: order.sealed], order.letter[order.sealed :]
+        self.turn.activate(exchange, context, self.states.get(order.base), blob)
         if order.kind == "play":
-            result = self.turn.play(exchange, self.module.at(order.round))
+            mask = self._mask(exchange, envelopes)
+            self.place = order.round, order.exchange
+            result = self.turn.play(exchange, self.module.at(order.round), mask)
             self.states.put(order.step, read_kept(self.client))
             return Reply(scalars=result.scalars, letter=result.blob)
         question = self._question(order)
@@ -152,6 +175,33 @@ class _Seat:
             self.states.put(order.step, read_kept(self.client))
         message = question.pack(question(self.client, order.client))
         return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
+
+    def _offer(self, order: Order) -> bytes:
+        """Accepts the invitation to a secure sum."""
+        if self.roster is None:
+            raise UserError("the coordinator invites to a secure sum, and the run has none")
+        keys = self.roster.numbered(order.names, order.client)
+        self.party = Party(order.client, self.roster.pair, keys)
+        offer = self.party.offer(order.letter)
+        images = self.party.invitation.members[order.client]
+        if images != self.facts.size:
+            raise UserError(f"the coordinator counts {images} images of this site's {self.facts.size}")
+        return offer
+
+    def _mask(self, exchange: Exchange, envelopes: bytes) -> Mask | None:
+        """Returns what the message is masked with; in a run of secure sums nothing leaves the site without."""
+        if not self.summed or not exchange.upload_spec(self.client):
+            return None
+        if self.party is None:
+            raise UserError("the coordinator asks for a message without the masks of a secure sum")
+        return Mask(self.party, envelopes)
+
+    def _reveal(self, letter: bytes) -> bytes:
+        """Reveals shares of the sum that the site has last had a part in."""
+        if self.party is None:
+            raise UserError("the coordinator asks for shares of no sum")
+        self.given.claim(self.place, read_survivors(letter))
+        return self.party.reveal(letter)
 
     def _exchange(self, order: Order, context: Context) -> Exchange:
         exchanges = self.client.exchanges

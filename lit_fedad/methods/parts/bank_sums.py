@@ -9,14 +9,46 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Message, MessageSpec, TensorSpec
+from lit_fedad.errors import UserError
 from lit_fedad.memory.slot_sums import SlotSums
+from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.model_sums import packed_moments_spec, remaining_moments
+from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
 def made_of_sums(task: MemoryBank) -> bool:
     """Tells whether bank and subspace are sums that images can be taken out of."""
     return task.head is None and task.reduce.adds_up and isinstance(task.subspace, float)
+
+
+def slot_means(task: MemoryBank) -> SlotMeans | None:
+    """Returns how the clients' slots add up, with moments where the task measures some; None where they do not."""
+    if task.head is not None or not task.reduce.adds_up:
+        return None
+    moments = MomentSums(task.vectors_per_image) if task.measures else None
+    return SlotMeans(max(task.vectors_per_image, task.slots), moments)
+
+
+def check_slots(message: Message, images: int, counts_per_image: int, vectors_per_image: int) -> None:
+    """Checks what slots count.
+
+    Args:
+        message: ``counts`` and, where they are sent, ``image_counts`` [slots].
+        images: Number of images behind them.
+        counts_per_image: Number of patches that count for an image.
+        vectors_per_image: Number of its patches.
+
+    Raises:
+        UserError: If they cannot be of so many images.
+    """
+    counts = message["counts"]
+    total = float(counts.double().sum())
+    check_count(total, images * counts_per_image)
+    if total < 0.999 * min(len(counts), images * vectors_per_image):
+        raise UserError(f"the client's slots count {total:g} patches, too few for its images")
+    if "image_counts" in message and (message["image_counts"] > counts.clamp(max=images)).any():
+        raise UserError(f"a slot counts more than the client's {images} images, or than its patches")
 
 
 def slot_sums(messages: Sequence[Mapping[str, Tensor]], memory: Tensor, anchors: Tensor) -> Message:

@@ -1,0 +1,158 @@
+"""A site's key for secure sums, and the roster of those of all sites, which their operators give each other."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_fedad.errors import UserError
+from lit_fedad.secure_sum.keys import KEY_BYTES, KeyPair
+
+KEY = "sum.key"
+PUBLIC = "sum.pub"
+ROSTER = "roster"
+
+
+def write_sum_key(folder: Path, name: str) -> None:
+    """Makes a site's key pair for secure sums: ``sum.key``, which only its owner can read, and ``sum.pub``.
+
+    Args:
+        folder: The site's folder.
+        name: Name of the site, which stands beside the public key.
+    """
+    pair = KeyPair()
+    handle = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(_text(pair.private) + "\n")
+    (folder / PUBLIC).write_text(f"{name} {_text(pair.public)}\n")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The public keys of all sites, and the private one of this site.
+
+    Attributes:
+        name: Name of this site.
+        pair: Its keys.
+        keys: Public keys by name of a site.
+    """
+
+    name: str
+    pair: KeyPair
+    keys: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Roster | None:
+        """Reads ``roster`` in a site's folder: the lines of all sites' ``sum.pub``, one after the other.
+
+        Args:
+            folder: The site's folder.
+            name: Name of the site.
+
+        Returns:
+            The roster; None if there is none.
+
+        Raises:
+            UserError: If a line is not a name and a key, or this site's key is not among them.
+        """
+        path = folder / ROSTER
+        if not path.exists():
+            return None
+        keys: dict[str, bytes] = {}
+        for number, line in enumerate(_read(path).splitlines(), start=1):
+            words = line.split()
+            if not words:
+                continue
+            if len(words) != 2 or words[0] in keys:
+                raise UserError(
+                    f"{path}, line {number}: give the name of a site and its key, once (its {PUBLIC})"
+                )
+            keys[words[0]] = _key(words[1], f"{path}, line {number}")
+        if len(set(keys.values())) < len(keys):
+            raise UserError(f"{path}: two sites have the same key")
+        pair = KeyPair(_key(_read(folder / KEY).strip(), str(folder / KEY)))
+        if keys.get(name) != pair.public:
+            raise UserError(
+                f"{path}: site {name} is not in it with its own key; add the line of its {PUBLIC}"
+            )
+        return cls(name, pair, keys)
+
+    def numbered(self, names: Sequence[str], client: int) -> dict[int, bytes]:
+        """Returns public keys by client number.
+
+        Args:
+            names: Names of a run's sites by client number, as the coordinator says; not trusted.
+            client: The number of this site.
+
+        Raises:
+            UserError: If a site is not on the roster or occurs twice, or this one has another number.
+        """
+        if unknown := [name for name in names if name not in self.keys]:
+            raise UserError(f"site {unknown[0]} is not on this site's roster")
+        if len(set(names)) < len(names) or not 0 <= client < len(names) or names[client] != self.name:
+            raise UserError("the coordinator names the sites of the run in another way than the roster")
+        return {number: self.keys[name] for number, name in enumerate(names)}
+
+
+class Given:
+    """What a site has given to sums: it gives a round's part to no second sum of other clients.
+
+    The difference of two such sums would be what the clients add that are in one of them alone.
+
+    Args:
+        path: File of this run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def claim(self, place: tuple[int, int], clients: Sequence[int]) -> None:
+        """Notes the clients that a part is summed with.
+
+        Args:
+            place: Round and exchange.
+            clients: The clients of the sum.
+
+        Raises:
+            UserError: If the part was given to a sum of others before, or nothing can be noted.
+        """
+        key, value = "/".join(map(str, place)), sorted(clients)
+        try:
+            noted = json.loads(self.path.read_text()) if self.path.exists() else {}
+            if noted.get(key, value) != value:
+                raise UserError(
+                    f"this site's part of round {place[0]} is in the sum of other sites already: their difference would"
+                    " tell what one site sent; begin another run"
+                )
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            partial.write_text(json.dumps({**noted, key: value}))
+            partial.replace(self.path)
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{self.path}: cannot be kept ({type(error).__name__})") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({type(error).__name__}); make it: lit-fedad site init"
+        ) from error
+
+
+def _key(text: str, where: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UserError(f"{where}: is no key of {KEY_BYTES} bytes in base64")
+    return key
+
+
+def _text(key: bytes) -> str:
+    return base64.b64encode(key).decode()
