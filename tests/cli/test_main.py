@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import warnings
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -237,10 +238,16 @@ def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
     ]
 
 
+class Reopened(tuple):
+    """What a run is opened with, in its place."""
+
+    config: ClassVar[dict] = {"federation": {}}
+
+
 def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypatch, tmp_path):
     called = []
     monkeypatch.setattr(RunFolder, "find", lambda run: RunFolder(tmp_path))
-    monkeypatch.setattr(finished_run, "reopen", lambda *given: given)
+    monkeypatch.setattr(finished_run, "reopen", lambda *given: Reopened(given))
     for module, function in ((membership, "infer"), (inversion, "invert"), (density, "correlate")):
         monkeypatch.setattr(module, function, lambda *given: called.append(given))
     say("privacy", "run=r", "attack=lira", "seed=3", "data.root=x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
@@ -125,13 +125,14 @@ def record(name: str, given: list[str]) -> Recording:
     def play(fabric) -> None:
         federation = build_run(fabric, config, Display(quiet=True)).federation
         recording = Recording(name, federation)
-        receipt = federation.receipt
+        receipt, collecting = federation.receipt, federation.collecting
         federation.receipt = _Recorder(recording)
+        federation.collecting = replace(collecting, receipt=federation.receipt)
         for round in range(federation.exchanges.first_round, federation.rounds + 1):
             report = federation.play(round)
             recording.refused += [f"{name}: {line}" for line in report.refused.values()]
             federation.history.append(report)
-        federation.receipt = receipt
+        federation.receipt, federation.collecting = receipt, collecting
         found.append(recording)
 
     launch(fabric, play)
