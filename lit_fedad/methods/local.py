@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_fedad.contracts import Exchanges, Task
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.fedavg import FedAvgClient
-from lit_fedad.methods.parts.pooled_statistics import Prepare
+from lit_fedad.methods.parts.pooled_statistics import Prepare, standardised
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
@@ -26,7 +26,7 @@ class LocalClient(FedAvgClient):
     @property
     def exchanges(self) -> Exchanges:
         """Local preparation, then training."""
-        prepare = (Prepare(pooled=False),) if self.task.prepares else ()
+        prepare = (Prepare(pooled=False),) if self.task.prepares or standardised(self.task) else ()
         return Exchanges(prepare, (Train(),))
 
     def shared_keys(self) -> list[str]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Prediction
+from lit_fedad.contracts import Context, Prediction
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.frozen_encoder import FrozenEncoder
@@ -108,6 +109,10 @@ class FeatureAutoencoder(PatchTask):
         if self.encoder is not None:
             return Prediction(image_score=errors)
         return Prediction(image_score=self.judge(errors), anomaly_map=self.draw(errors))
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Standardises by local statistics, unless pooled ones were loaded."""
+        self.standardise_locally(loader)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds Adam of what is trained."""

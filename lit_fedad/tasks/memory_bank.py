@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.batches import map_batches
-from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.knn import nearest, neighbour_distances
@@ -280,9 +279,8 @@ class MemoryBank(PatchTask):
                 self.load_statistics(**self.statistics_of(moments[0]))
             if self.subspace is not None:
                 self.load_subspace(**self.fit_subspace(moments, self.loaded_statistics()))
-        elif self.mean.isnan().any():
-            _, mean, variance = self.channel_moments(loader)
-            self.load_statistics(mean, channel_scale(variance, self.shrinkage))
+        else:
+            self.standardise_locally(loader)
         self._build(loader, context)
         if isinstance(self.loss.threshold, str):
             quantiles, _ = self.neighbour_quantiles(loader)

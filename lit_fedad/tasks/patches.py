@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import StandardisedTask
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.contracts.precision import full_precision
+from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least, pair, within
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
@@ -201,6 +202,12 @@ class PatchTask(StandardisedTask):
     def statistics_of(self, moments: Moments) -> dict[str, Tensor]:
         """Computes what `load_statistics` loads from the moments of frozen features."""
         return statistics_of(moments, self.standardise, self.shrinkage, self.whiten)
+
+    def standardise_locally(self, loader: DataLoader) -> None:
+        """Loads statistics of local features, unless some were loaded."""
+        if self.mean.isnan().any():
+            _, mean, variance = self.channel_moments(loader)
+            self.load_statistics(mean, channel_scale(variance, self.shrinkage))
 
     def loaded_statistics(self) -> dict[str, Tensor]:
         """Returns what `load_statistics` has loaded, on the CPU."""

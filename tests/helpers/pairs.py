@@ -59,12 +59,13 @@ def refusal(method, task):
 def of_method(method, given):
     """Overrides with the form of a task that is a method's own, in place of the form that suits all."""
     own = {
-        ("feddymem", "task=memory_bank"): "task=memory_bank_sums",
-        ("prototype_statistics", "task=classifier_convnet"): "task=classifier",
-        ("prototype_statistics", "encoder.channels=8"): "features.size=32",
-        ("prototype_statistics", "encoder.channels=4"): "features.size=32",
+        ("feddymem", "task=memory_bank"): ("task=memory_bank_sums",),
+        ("prototype_statistics", "task=classifier_convnet"): ("task=classifier",),
+        **{("gldp", f"encoder.channels={n}"): ("features=train", f"encoder.channels={n}") for n in (4, 8)},
+        ("prototype_statistics", "encoder.channels=8"): ("features.size=32",),
+        ("prototype_statistics", "encoder.channels=4"): ("features.size=32",),
     }
-    return [own.get((method, override), override) for override in given]
+    return [part for override in given for part in own.get((method, override), (override,))]
 
 
 # Derived from what methods and tasks declare: a new method is played through all of its pairs by being there.
