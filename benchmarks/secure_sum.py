@@ -1,4 +1,4 @@
-"""Secure sums against plain messages: seconds and bytes a client, and on the server, by size and number of clients."""
+"""Secure sums against plain messages: CPU seconds and bytes, of a client and the server, by size and clients."""
 
 import time
 
@@ -21,7 +21,7 @@ CASES = {
 
 
 def main() -> None:
-    """Prints, for several numbers of clients and drop-outs, seconds and bytes beside those of a plain message."""
+    """Prints, for several numbers of clients and drop-outs, CPU seconds and bytes beside those of a plain message."""
     columns = (
         f"{'clients':>8}{'gone':>6}{'plain s':>9}{'client s':>10}{'server s':>10}{'plain MB':>10}{'MB up':>8}"
     )
@@ -35,9 +35,9 @@ def main() -> None:
 def _measure(form: SumSpec, clients: int, gone: int) -> str:
     """Plays one sum; clients take their turns one after the other."""
     values = torch.rand(form.shape, dtype=torch.float64) / clients
-    began = time.perf_counter()
+    began = time.process_time()
     plain = len(save({"x": values.float()}))
-    plain_seconds = time.perf_counter() - began
+    plain_seconds = time.process_time() - began
     forms = {"x": form}
     keys = {client: KeyPair() for client in range(clients)}
     roster = {client: pair.public for client, pair in keys.items()}
@@ -47,31 +47,31 @@ def _measure(form: SumSpec, clients: int, gone: int) -> str:
     client_seconds = server_seconds = 0.0
     up = 0
 
-    began = time.perf_counter()
+    began = time.process_time()
     offers = {client: party.offer(invitation) for client, party in parties.items()}
-    client_seconds += time.perf_counter() - began
+    client_seconds += time.process_time() - began
     up += len(offers[0])
-    began = time.perf_counter()
+    began = time.process_time()
     envelopes, _ = server.take_offers(offers)
-    server_seconds += time.perf_counter() - began
+    server_seconds += time.process_time() - began
     left = clients - gone
     for client in range(left):
-        began = time.perf_counter()
+        began = time.process_time()
         words = encode({"x": values}, forms)
         parties[client].mask(words, envelopes[client])
-        client_seconds += (time.perf_counter() - began) * clients / left
-        began = time.perf_counter()
+        client_seconds += (time.process_time() - began) * clients / left
+        began = time.process_time()
         server.add(client, words)
-        server_seconds += time.perf_counter() - began
+        server_seconds += time.process_time() - began
     up += words["x"].nbytes
     asked = server.name_survivors()
-    began = time.perf_counter()
+    began = time.process_time()
     shares = {client: parties[client].reveal(asked) for client in range(left)}
-    client_seconds += time.perf_counter() - began
+    client_seconds += time.process_time() - began
     up += len(shares[0])
-    began = time.perf_counter()
+    began = time.process_time()
     total = decode(server.unmask(shares), forms)["x"]
-    server_seconds += time.perf_counter() - began
+    server_seconds += time.process_time() - began
     assert np.allclose(total, left * values, atol=1e-3)
     return (
         f"{plain_seconds:>9.3f}{client_seconds / clients:>10.3f}{server_seconds:>10.3f}"

@@ -1,0 +1,30 @@
+"""Drawn slots have the moments that they are drawn from; copies move apart alike everywhere."""
+
+import torch
+
+from lit_fedad.memory.drawn_slots import copies_apart, draw_slots
+from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.subspace import statistics_of
+
+
+def test_drawn_slots_have_the_moments_of_standardised_features():
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.tensor([[2.0, 0.0, 0.0], [1.0, 0.5, 0.0], [0.0, 3.0, 0.1]])
+    rows = torch.randn(4000, 3, generator=generator) @ mixing + torch.tensor([5.0, -1.0, 100.0])
+    moments = Moments.of([rows], 3)
+    statistics = statistics_of(moments, standardise=True, shrinkage=0.0, whiten=1e-6)
+    drawn = draw_slots(moments, statistics, 20_000, generator)
+    assert drawn.shape == (20_000, 3)
+    torch.testing.assert_close(drawn.mean(0), torch.zeros(3), rtol=0, atol=0.05)
+    torch.testing.assert_close(drawn.T.cov(), torch.eye(3), rtol=0, atol=0.05)
+    plain = draw_slots(moments, {}, 20_000, generator)
+    torch.testing.assert_close(plain.mean(0).double(), moments.mean, rtol=0, atol=0.15)
+
+
+def test_copies_move_apart_and_others_stay():
+    memory = torch.tensor([[0.0, 1.0], [4.0, 2.0], [0.0, 1.0], [4.0, 2.0], [7.0, 7.0]])
+    moved, again = (copies_apart(memory, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert moved.equal(again)
+    assert moved[[0, 1, 4]].equal(memory[[0, 1, 4]])
+    assert (moved[[2, 3]] != memory[[2, 3]]).all()
+    assert (moved - memory).norm(dim=1).max() < 3

@@ -1,0 +1,102 @@
+"""A first memory that is drawn from pooled moments: clients send sums alone, and slots fill up."""
+
+import pytest
+import torch
+from conftest import TinyPyramid
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
+from lit_fedad.memory.reduce import SlotReduce
+from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Softmin
+
+DRAWN = {"send_counts": True, "min_images": 2, "first": "drawn"}
+LLOYD = {"aggregation": LloydAggregation()}
+
+
+@pytest.fixture
+def make_bank():
+    def make(**changes):
+        torch.manual_seed(0)
+        settings = {
+            "backbone": TinyPyramid(),
+            "grid": 4,
+            "image_size": 32,
+            "head": None,
+            "loss": HingeLoss(),
+            "score": Softmin(),
+            "reduce": SlotReduce(weights="none", average=False),
+            "image_score": LocalScale(),
+            "subspace": 0.9,
+            "slots": 12,
+            "standardise": True,
+            "whiten": 0.1,
+        }
+        return MemoryBank(**{**settings, **changes})
+
+    return make
+
+
+def play(federate, task, data, rounds=3, **overrides):
+    return federate(
+        FedDyMemClient,
+        FedDyMemServer,
+        task=task,
+        data=data,
+        rounds=rounds,
+        client=DRAWN,
+        server=LLOYD,
+        **overrides,
+    )
+
+
+def test_the_bank_of_summed_messages_is_that_of_single_ones(federate, make_loader, make_bank):
+    data = {client: make_loader(size, client) for client, size in enumerate((6, 5, 4))}
+    plain = play(federate, make_bank(), data).server
+    summed = play(federate, make_bank(), data, secure_sum=SecureSum()).server
+    assert int(summed.moments["count"][0]) == 15 * 16
+    for name, tolerance in (("memory", 1e-3), ("radii", 1e-3)):
+        torch.testing.assert_close(summed.known[name], plain.known[name], rtol=tolerance, atol=tolerance)
+    assert summed.slots_of["sum_counts"].equal(plain.slots_of["sum_counts"])
+    assert summed.counted_clients == plain.counted_clients == [0, 1, 2]
+
+
+def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_loader, make_bank):
+    data = {client: make_loader(size, client) for client, size in enumerate((6, 5, 4))}
+    filled = []
+
+    def note(federation, report):
+        if report.round > 0:
+            server = federation.server
+            enough = server.slots_of["sum_images"] >= 2
+            filled.append(int(enough.sum()))
+            known = server.known["memory"]
+            assert torch.cdist(known, server.slots_of["sum_memory"][enough]).amin(1).max() < 1e-5
+
+    play(federate, make_bank(), data, rounds=4, after_round=note)
+    assert filled[-1] > filled[0]
+
+
+def test_only_sums_can_begin_with_a_drawn_memory(make_bank, federate, make_loader):
+    names = [exchange.name for exchange in FedDyMemClient(make_bank(), **DRAWN).exchanges.setup]
+    assert names == ["moments"]
+    for settings, task in (
+        ({**DRAWN, "min_images": 1}, make_bank()),
+        (DRAWN, make_bank(reduce=SlotReduce())),
+    ):
+        with pytest.raises(UserError, match="drawn needs"):
+            FedDyMemClient(task, **settings)
+    data = {client: make_loader(4, client) for client in range(3)}
+    server = {"aggregation": KMeansAggregation(weighted=True)}
+    with pytest.raises(UserError, match="exchange 'train', not their sum"):
+        federate(
+            FedDyMemClient,
+            FedDyMemServer,
+            task=make_bank(),
+            data=data,
+            client=DRAWN,
+            server=server,
+            secure_sum=SecureSum(),
+        )
