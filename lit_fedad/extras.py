@@ -11,6 +11,7 @@ EXTRAS = {
     "flower": ("flwr",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "onnxruntime"),
+    "ui": ("gradio", "onnxruntime"),
 }
 """Modules by extra; ``pyproject.toml`` says which distributions hold them."""
 

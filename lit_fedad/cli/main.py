@@ -111,6 +111,13 @@ def _serve(options: Sequence[str]) -> None:
     serve(read(ServeOptions, options, "serve", overrides=False)[0], Display())
 
 
+def _ui(options: Sequence[str]) -> None:
+    from lit_fedad.options import read
+    from lit_fedad.ui.command import UiOptions, ui
+
+    ui(read(UiOptions, options, "ui", overrides=False)[0], Display())
+
+
 def _sweep(options: Sequence[str]) -> None:
     from lit_fedad.sweep.command import sweep
 
@@ -219,6 +226,15 @@ COMMANDS = {
             )
         },
         extra="serve",
+    ),
+    "ui": Command(
+        _ui,
+        {
+            f"{_RUN} [out=reviews.csv] [host=127.0.0.1] [port=7860]": (
+                "the operator's page: federation, thresholds and drift of a site, worst heatmaps, an image to try"
+            )
+        },
+        extra="ui",
     ),
     "report": Command(
         _report,

@@ -1,0 +1,137 @@
+"""What the operator's page reads of a run, and what its buttons write."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+
+from lit_fedad.errors import UserError
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+from lit_fedad.ui.histogram import histogram_svg
+from lit_fedad.ui.reading import RunView, drift, expected_alarms, histogram, read_scored
+from lit_fedad.ui.reviews import COLUMNS, add_review, count_reviews
+
+SCORES = torch.arange(1.0, 101)
+RESULT = {
+    "method": "feddymem",
+    "data": "nuts",
+    "rounds": 2,
+    "partition": {"sizes": [60, 40]},
+    "exchanges": [0, 1, 2],
+    "bytes_up": [1000, 2000, 3000],
+    "bytes_down": [0, 10, 20],
+    "seconds_per_round": [0.5, 1.25, 2.0],
+    "metrics": {"1": {"i_auroc": 0.5}, "2": {"i_auroc": 0.75, "pro": None}},
+    "last": {"i_auroc": {"per_client": {"0": 0.7, "1": 0.8}}},
+    "failures": {"1": {"1": "gone"}},
+    "refused": {"2": {"0": "NaN"}},
+    "unscored": {},
+}
+
+
+@pytest.fixture
+def view(tmp_path):
+    calibration = Calibration({0: {"nut": ScoreCounts.of(SCORES)}, 1: {}}, shared=True)
+    return RunView(tmp_path, 0.05, RESULT, {}, calibration)
+
+
+def table(folder, rows, head="path,score,p_value,threshold,decision,heatmap"):
+    path = folder / "predictions/scores.csv"
+    (path.parent / "heatmaps").mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def test_a_complete_run_is_listed_by_round_site_and_trouble(view):
+    assert view.title == "feddymem on nuts, 2 rounds"
+    assert [(row["round"], row["value"]) for row in view.curves()] == [(1, 0.5), (2, 0.75)]
+    assert [row["sites lost"] for row in view.rounds()] == [0, 1, 1]
+    assert [(row["site"], row["images"], row["I-AUROC"]) for row in view.sites()] == [
+        ("client 0", 60, "0.700"),
+        ("client 1", 40, "0.800"),
+    ]
+    assert view.troubles() == [
+        {"round": "1", "site": "client 1", "cause": "gone"},
+        {"round": "2", "site": "client 0", "cause": "NaN"},
+    ]
+
+
+def test_a_federation_of_sites_is_listed_by_name(tmp_path):
+    site = {"rounds": 3, "last_round": 3, "bytes_up": 5, "bytes_down": 6, "false_alarm_rate": None}
+    sites = {"north": {**site, "troubles": ["round 2: deadline: 60 s"]}, "south": {**site, "troubles": []}}
+    view = RunView(tmp_path, 0.05, {}, {"round": 3, "rounds": 9, "sites": sites}, None)
+    assert view.title.endswith("round 3 of 9")
+    assert [row["site"] for row in view.sites()] == ["north", "south"]
+    assert view.troubles() == [{"round": "2", "site": "north", "cause": "deadline: 60 s"}]
+    assert (view.curves(), view.rounds(), view.clients()) == ([], [], [])
+
+
+def test_at_the_shipped_threshold_alpha_is_expected(view):
+    counts, threshold = view.scores_of(0, None), view.shipped(0, None)
+    rate, alarms = expected_alarms(counts, threshold, 2000)
+    assert rate <= view.alpha < rate + 1 / (counts.total + 1)
+    assert alarms == pytest.approx(2000 * rate)
+    assert expected_alarms(counts, 0.0, 1)[0] == 1
+    assert expected_alarms(counts, 1e9, 1)[0] == pytest.approx(1 / 101)
+
+
+def test_no_bar_of_the_histogram_lies_on_both_sides_of_the_threshold():
+    rows = histogram(ScoreCounts.of(SCORES), [50.0, 200.0, float("nan")], 60.3)
+    by = {name: [row for row in rows if row["images"] == name] for name in ("calibration", "new images")}
+    assert [sum(row["share"] for row in part) for part in by.values()] == pytest.approx([1, 1])
+    assert sum(row["share"] for row in by["calibration"] if row["score"] > 60.3) == pytest.approx(0.4)
+    drawn = histogram_svg(rows, 60.3)
+    assert drawn.count("<rect") == len(rows) + 2  # and two of the legend
+    assert "threshold 60.3" in drawn
+    assert "threshold" not in histogram_svg(rows, float("inf"))
+    assert histogram(ScoreCounts.of(SCORES[:0]), [], 1.0) == []
+
+
+def test_scored_images_come_most_anomalous_first_with_their_own_heatmaps(tmp_path):
+    rows = [
+        "a.png,1.5,0.5,3,normal,heatmaps/a.png",
+        "b.png,9,0.01,3,anomalous,heatmaps/b.png",
+        "c.png,,,,unreadable,",
+        "d.png,8,0.01,3,anomalous,../../secret.png",
+    ]
+    path = table(tmp_path, rows)
+    for name in ("predictions/heatmaps/b.png", "secret.png"):
+        (tmp_path / name).write_bytes(b"")
+    found = read_scored(path)
+    assert [image.path for image in found] == ["b.png", "d.png", "a.png"]
+    # Neither one that is missing nor one from elsewhere is shown.
+    assert [image.heatmap for image in found] == [tmp_path / "predictions/heatmaps/b.png", None, None]
+    with pytest.raises(UserError, match=r"scores\.csv: is no table of scores"):
+        read_scored(table(tmp_path, ["a.png,high,0.5,3,normal,"]))
+    with pytest.raises(UserError, match=r"scores\.csv: is no table of scores"):
+        read_scored(table(tmp_path, ["1"], head="other"))
+
+
+def test_drift_is_what_the_watch_says(tmp_path):
+    path = table(tmp_path, [])
+    assert drift(path) is None
+    summary = path.with_name("summary.json")
+    summary.write_text(json.dumps({"alarms": [7], "images": 9, "psi": 1, "psi_limit": 2, "ks_p_value": 0.1}))
+    assert drift(path)["alarms"] == [7]
+    summary.write_text("{}")
+    with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
+        drift(path)
+
+
+def test_reviews_are_appended_as_lines(tmp_path):
+    (image,) = read_scored(table(tmp_path, ["=a.png,1.5,0.5,3,normal,"]))
+    file = tmp_path / "out/reviews.csv"
+    assert count_reviews(file) == 0
+    add_review(file, image, "missed", "run")
+    add_review(file, image, "false alarm", "run")
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert count_reviews(file) == len(rows) == 2
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["review"] for row in rows] == ["missed", "false alarm"]
+    assert rows[0]["path"] == "'=a.png"  # no spreadsheet runs it
+    with pytest.raises(UserError, match="cannot be written"):
+        add_review(tmp_path, image, "missed", "run")
