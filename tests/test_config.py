@@ -105,8 +105,12 @@ def test_every_file_composes(group, option):
     assert config["method"]["name"]
 
 
-# Their own presets bring a task that takes classes.
-OF_CLASSES = {"gldp": "train", "prototype_statistics": "frozen"}
+# Their own presets bring a task that takes classes, or frozen features.
+BROUGHT = {
+    "gldp": ["task=classifier", "features=train"],
+    "prototype_statistics": ["task=classifier", "features=frozen"],
+    "panda": ["features=frozen"],
+}
 
 
 @pytest.mark.parametrize("method", choices("method"))
@@ -114,8 +118,8 @@ OF_CLASSES = {"gldp": "train", "prototype_statistics": "frozen"}
 @pytest.mark.slow
 def test_every_method_builds_in_small(method, preset):
     overrides = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
-    if preset == "experiment=small" and method in OF_CLASSES:
-        overrides += ["task=classifier", f"features={OF_CLASSES[method]}"]
+    if preset == "experiment=small":
+        overrides += BROUGHT.get(method, [])
     model = build_model(compose(overrides), ["a", "b"])
     assert model.client.task is model.task
     if model.backbone is not None:
