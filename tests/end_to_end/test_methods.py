@@ -29,14 +29,18 @@ QUICK = ("fedavg", "feddymem")
 # On semantic sets, on drawn classes, and on such that come task after task, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
 SHARES_IMAGES = ("feddm", "fedvck")
-CLASSIFYING = tuple(IN_STAGES)
+CLASSIFYING = ("gldp", "prototype_statistics", "creff", "fedic")
+# Their presets are of semantic sets or of classes; they are played in test_pairs.py.
+ELSEWHERE = ("deep_svdd", "feddetect", "panda", "fedvck_released")
 
 
 @pytest.mark.parametrize(
     "method",
     [
         pytest.param(method, marks=[] if method in QUICK else pytest.mark.slow)
-        for method in sorted({*choices("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *CLASSIFYING})
+        for method in sorted(
+            {*choices("method")} - {"fedrep", *SEMANTIC, *SHARES_IMAGES, *IN_STAGES, *ELSEWHERE}
+        )
     ],
 )
 def test_method_trains_and_writes_its_files(lab, method):
