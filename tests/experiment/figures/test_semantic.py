@@ -45,7 +45,7 @@ SMALL = [
         "experiment=semantic_small",
         "features=train",
         "rounds=2",
-        "task.warmup=1",
+        "warmup=1",
         "distillation.queue=32",
         "encoder.channels=4",
     ),
