@@ -42,7 +42,7 @@ class Bottleneck(Task):
         UserError: If a number is out of range.
     """
 
-    output_modules = ("decoder",)
+    output_modules: tuple[str, ...] = ("decoder",)
     mean: Tensor
     std: Tensor
 

@@ -44,6 +44,7 @@ class DeepSVDD(Bottleneck):
         UserError: If a number is out of range.
     """
 
+    output_modules: tuple[str, ...] = ()  # the decoder is only pre-trained with
     prepares = True
     local_buffers = ("centre",)
     centre: Tensor
