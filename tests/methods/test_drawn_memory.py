@@ -65,6 +65,7 @@ def test_the_bank_of_summed_messages_is_that_of_single_ones(federate, make_loade
 
 def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_loader, make_bank):
     data = {client: make_loader(size, client) for client, size in enumerate((6, 5, 4))}
+    slots = 60  # so many for 240 patches that some of the drawn ones lie near none
     filled = []
 
     def note(federation, report):
@@ -72,11 +73,11 @@ def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_load
             server = federation.server
             enough = server.slots_of["sum_images"] >= 2
             filled.append(int(enough.sum()))
-            known = server.known["memory"]
-            assert torch.cdist(known, server.slots_of["sum_memory"][enough]).amin(1).max() < 1e-5
+            known, own = server.known["memory"], server.slots_of["sum_memory"][enough]
+            assert (known[:, None] - own).abs().amax(2).amin(1).max() < 1e-5
 
-    play(federate, make_bank(), data, rounds=4, after_round=note)
-    assert filled[-1] > filled[0]
+    play(federate, make_bank(slots=slots), data, rounds=4, after_round=note)
+    assert filled[0] < filled[-1] <= slots
 
 
 def test_only_sums_can_begin_with_a_drawn_memory(make_bank, federate, make_loader):
