@@ -107,6 +107,11 @@ def launch(fabric: Fabric, function: Callable[..., None], *arguments: Any) -> No
     Raises:
         UserError: If any process, also a child process, raised one.
     """
+    if fabric.world_size == 1:
+        # Around a launched function Lightning patches torch's DataLoader, and takes the patch back neither after an
+        # error nor after a Trainer has run inside: run by run, and trial by trial, loaders would become slower.
+        fabric.launch()
+        return function(fabric, *arguments)
     try:
         fabric.launch(function, *arguments)
     except ProcessRaisedException as error:

@@ -1,0 +1,32 @@
+"""What a launched function leaves behind in its process."""
+
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import BatchSampler, DataLoader
+
+from lit_fedad.errors import UserError
+from lit_fedad.federation.processes import launch, make_fabric
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "with an error"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_launched_function_leaves_loaders_as_they_were(fails):
+    """A thousand trials of a sweep in one process, each of which patched them once more, would slow one another."""
+    fabric = make_fabric(accelerator="cpu", devices=1, precision="32-true")
+    before, seen = (DataLoader.__init__, BatchSampler.__init__), []
+
+    def play(fabric, steps):
+        trainer = Trainer(accelerator="cpu", max_steps=steps, barebones=True)
+        trainer.fit(BoringModel())
+        seen.append(trainer.global_step)
+        if fails:
+            raise UserError("as planned")
+
+    if fails:
+        with pytest.raises(UserError, match="as planned"):
+            launch(fabric, play, 2)
+    else:
+        launch(fabric, play, 2)
+    assert seen == [2]
+    assert (DataLoader.__init__, BatchSampler.__init__) == before
