@@ -38,7 +38,9 @@ def test_killed_runs_end_like_undisturbed_ones(
     assert forking.wait(start("straight")) == 0, (tmp_path / "straight.log").read_text()
     duration = time.monotonic() - began
     draw, kills, run, runs = random.Random(method), 0, 0, []
-    while kills < max(1, KILLS // len(METHODS)):
+    wanted = max(1, KILLS // len(METHODS))
+    while kills < wanted:
+        assert len(runs) < 20 * wanted, f"signal {SIGNALS[kills % len(SIGNALS)]} ends no run"
         process = start(f"run{run}")
         time.sleep(draw.uniform(0, duration))
         os.kill(process, SIGNALS[kills % len(SIGNALS)])  # a zombie takes it too

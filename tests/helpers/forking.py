@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,8 @@ def _play(arguments: list[str], log: str) -> None:
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    # A shell starts what runs in its background deaf to it, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from lit_fedad.cli.main import main
 
     status = 1
