@@ -18,6 +18,8 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import lit_fedad  # noqa: F401  (before torchvision, which it makes importable beside a CPU-only torch)
+
 # The campaign lives beside the test that plays it.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -52,7 +52,8 @@ def knock(federation, monkeypatch):
 
 
 REFUSED = (
-    r"127\.0\.0\.1:\d+ refuses this site \(2004: .*\): its operator must put key\.pub of this site under keys"
+    r"127\.0\.0\.1:\d+ refuses this site \(2004: Failed to activate SuperNode\.\): its operator must put key\.pub of"
+    " this site under keys, and begin again"
 )
 
 

@@ -39,11 +39,11 @@ KINDS = (
     "delay beyond deadline",
     "garbage bytes",
 )
-METHODS = ("fedbn", "scaffold", "fedavg")
+METHODS = ("apfl", "scaffold", "fedavg")
 """With and without states at the sites."""
 
 WORDS = (
-    "task=autoencoder", "encoder.depth=18", "task.decoder.channels=16", "debug=seconds", "rounds=6",
+    "task=autoencoder", "features=frozen", "features.hidden=8", "task.bottleneck=4", "debug=seconds", "rounds=6",
     "evaluation.alpha=0.3", "evaluation.every=2", "evaluation.pictures=0", "federation.sampler.on_failure=skip",
 )  # fmt: skip
 PATIENCE = 900.0  # seconds that a coordinator waits for a site that nothing was done to
