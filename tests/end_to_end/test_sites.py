@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.sites import DEBUG, NAMES, Here, in_one_process, paint, three_sites
 
+from lit_fedad.cli.main import main
 from lit_fedad.comparison.page import report_runs
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.deployment.export import export
@@ -166,7 +167,7 @@ def test_a_federation_is_tracked_reported_and_exported(tmp_path):
     paint(tmp_path)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     own = ("fabric.accelerator=cpu", "tracking=mlflow", f"tracking.uri={uri}")
-    words = ["method=federated_patchcore", *DEBUG, "federation.sampler.on_failure=skip"]
+    words = ["method=federated_subspace", *DEBUG, "federation.sampler.on_failure=skip"]
 
     class Away(Here):
         def carry(self, orders):
@@ -176,13 +177,15 @@ def test_a_federation_is_tracked_reported_and_exported(tmp_path):
 
     plan = Plan(words, NAMES, str(tmp_path / "run"), own)
     result = coordinate(plan, Away(three_sites(tmp_path)), Display(quiet=True))
+    assert main(["sync", f"run={tmp_path / 'run'}"]) == 0  # what a slow machine has not sent yet
     (run,) = tracked_runs((), uri)
-    assert (run.run_id, run.status, run.experiment) == (result["tracking_run_id"], "FINISHED", "sites")
-    assert run.tags["method"] == "federated_patchcore"
+    assert result["tracking_run_id"] in (run.run_id, None)
+    assert (run.status, run.experiment) == ("FINISHED", "sites")
+    assert run.tags["method"] == "federated_subspace"
     assert run.metrics["site/south/bytes_up"] == result["status"]["south"]["bytes_up"] > 0
     assert run.metrics["i_auroc/mean"] == result["last"]["i_auroc"]["mean"]
     page = report_runs([f"out={tmp_path / 'report'}", f"tracking.uri={uri}"], Display(quiet=True)).read_text()
     for text in ("north", "last seen", "did not answer within 5 seconds"):
         assert text in page
     card = export(str(tmp_path / "run"), client=0, formats=["pt2"]) / "model_card.md"
-    assert "federated_patchcore" in card.read_text()
+    assert "federated_subspace" in card.read_text()
