@@ -12,7 +12,6 @@ from helpers.sites import DEBUG, NAMES, Here, in_one_process, paint, three_sites
 from lit_fedad.cli.main import main
 from lit_fedad.comparison.page import report_runs
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import calibrate
@@ -162,7 +161,7 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_federation_is_tracked_reported_and_exported(tmp_path):
+def test_a_federation_is_tracked_and_reported(tmp_path):
     """From the coordinator's folder, as a run in one process; with what the operator sees of each site."""
     paint(tmp_path)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -187,5 +186,3 @@ def test_a_federation_is_tracked_reported_and_exported(tmp_path):
     page = report_runs([f"out={tmp_path / 'report'}", f"tracking.uri={uri}"], Display(quiet=True)).read_text()
     for text in ("north", "last seen", "did not answer within 5 seconds"):
         assert text in page
-    card = export(str(tmp_path / "run"), client=0, formats=["pt2"]) / "model_card.md"
-    assert "federated_subspace" in card.read_text()
