@@ -116,7 +116,7 @@ def _init_federation(options: Sequence[str]) -> None:
     chosen, _ = read(FederationInit, declared, "federation init")
     from lit_fedad.flower.coordinator import FederationFolder
 
-    own = [word for word in others if _section(word) in ("cache", "fabric")]
+    own = [word for word in others if _section(word) in ("cache", "fabric", "tracking")]
     folder = FederationFolder.create(
         Path(chosen.out),
         host=chosen.host,
@@ -146,31 +146,24 @@ def _start_federation(options: Sequence[str]) -> None:
     for name, fingerprint in folder.fingerprints().items():
         display.note(f"site {name}: {fingerprint}")
     coordinator.start(folder, display)
-    display.where_next([("files", str(folder.run))])
+    display.where_next(
+        [
+            ("files", str(folder.run)),
+            ("sites", f"lit-fedad federation status fed={chosen.fed}"),
+            ("compare", "mlflow ui"),
+            ("new images", f"lit-fedad predict run={folder.run} images=FOLDER"),
+        ]
+    )
 
 
 def _federation_status(options: Sequence[str]) -> None:
     chosen, _ = read(FederationOptions, options, "federation status", overrides=False)
     from lit_fedad.flower.coordinator import FederationFolder
-    from lit_fedad.report.naming import human_bytes
-    from lit_fedad.sites.status import read_status
+    from lit_fedad.sites.status import read_status, status_rows
 
     folder, display = FederationFolder.open(Path(chosen.fed)), Display()
     status = read_status(folder.run)
-    rows = []
-    for name, own in status["sites"].items():
-        alarms = own["false_alarm_rate"]
-        rows.append(
-            {
-                "site": name,
-                "rounds": str(own["rounds"]),
-                "last round": str(own["last_round"]),
-                "up": human_bytes(own["bytes_up"]),
-                "down": human_bytes(own["bytes_down"]),
-                "false alarms": "-" if alarms is None else f"{alarms:.3f}",
-                "troubles": str(len(own["troubles"])),
-            }
-        )
+    rows = status_rows(status["sites"])
     display.note(f"round {status['round']} of {status['rounds']}")
     display.table(rows)
     for name, own in status["sites"].items():

@@ -20,6 +20,7 @@ from lit_fedad.comparison.sections.papers import missing_runs, paper_tables
 from lit_fedad.comparison.sections.pictures import partitions, run_sheets
 from lit_fedad.comparison.sections.privacy import attacks
 from lit_fedad.comparison.sections.products import product_tables
+from lit_fedad.comparison.sections.sites import site_tables
 from lit_fedad.comparison.sections.sweeps import sweeps
 from lit_fedad.errors import UserError
 from lit_fedad.guards.text import without_user
@@ -120,6 +121,7 @@ def build_page(
         "Over the rounds": accuracy_over_rounds(data, links, uri),
         "Accuracy and bytes": accuracy_over_bytes(data),
         "Clients apart": client_spread(data, links),
+        "Sites": site_tables(data, links),
         "Products": product_tables(data, links),
         "Decisions": promises(data, links),
         "Partitions": partitions(data, links),

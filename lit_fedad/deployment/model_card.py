@@ -90,7 +90,7 @@ class Facts:
     def sources(self) -> tuple[Source, ...]:
         """Lists the downloads that the run's images come from; none if they are not known."""
         data = self.config["data"]
-        names = (self.result["data"], data.get("name"), data["_target_"].rpartition(".")[2])
+        names = (self.result["data"], data.get("name"), data.get("_target_", "").rpartition(".")[2])
         return next((CARDS[name].sources for name in names if name in CARDS), ())
 
 

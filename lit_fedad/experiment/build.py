@@ -142,6 +142,8 @@ def build_images(config: Config) -> Images:
             " but classifiers do; give image.channels=3"
         )
     check_geometry(config)
+    if "_target_" not in config["data"]:
+        raise UserError("the images of this run are at its sites, and none are here: this needs them")
     images: Images = build(config["data"])
     if images.kind != task.kind:
         raise UserError(

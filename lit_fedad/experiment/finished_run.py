@@ -153,10 +153,15 @@ def same_model(config: Config, result: Mapping[str, Any]) -> Model:
     """Builds the run's model, untrained, with the backbone that the run was trained with.
 
     Raises:
-        UserError: If the backbone's weights have changed.
+        UserError: If the backbone's weights have changed, or it is a coordinator's run whose sites each have a model
+            of their own.
     """
     # The initial weights have been replaced by training, and their run need not exist any more.
     model = build_model({**config, "start": None}, result["partition"]["products"])
+    if "sites" in result and not model.client.predictors.shared:
+        raise UserError(
+            f"method={config['method']['name']}: each site predicts with a model of its own, which stays at the site"
+        )
     then, now = result["backbone"], model.provenance
     if then["sha256"] != now["sha256"]:
         raise UserError(

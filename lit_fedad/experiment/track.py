@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_fedad.config import Config
+from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.stopping import RunStoppedError
@@ -66,17 +68,39 @@ class Tracking(RunCallback):
 
 def open_tracker(run: Run) -> Tracker:
     """Opens a run's record, with its parameters, tags and data."""
-    config, data, backbone = run.config, run.data, run.model.provenance
-    settings, path = config["tracking"], run.folder.path
+    config, data, path = run.config, run.data, run.folder.path
+    tracker = begin_record(config, path, path.name, data.images.name, run.model)
+    counts = data.partition.counts(data.images)
+    tracker.dataset(
+        name=data.images.name,
+        source=str(config["data"].get("root") or config["data"]["_target_"]),
+        digest=data.digest,
+        profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
+        context="training",
+    )
+    return tracker
+
+
+def begin_record(config: Config, path: Path, name: str, data: str, model: Model) -> Tracker:
+    """Opens the record of a run with its parameters and tags.
+
+    Args:
+        config: The run's configuration.
+        path: The run's folder.
+        name: Name of the run.
+        data: Name of its data.
+        model: Its model.
+    """
+    settings, backbone = config["tracking"], model.provenance
     tracker = Tracker(
         path,
-        experiment=settings["experiment"] or data.images.name,
-        run_name=path.name,
+        experiment=settings["experiment"] or data,
+        run_name=name,
         tags={
             "method": config["method"]["name"],
             "paper": config["method"]["paper"],
-            "task": type(run.model.task).__name__,
-            "data": data.images.name,
+            "task": type(model.task).__name__,
+            "data": data,
             "backbone": backbone["name"],
             "weights": backbone["taken"],
             "seed": str(config["seed"]),
@@ -88,14 +112,6 @@ def open_tracker(run: Run) -> Tracker:
     )
     untracked = ("out", "tracking", "fresh", "callbacks")
     tracker.params({key: value for key, value in config.items() if key not in untracked})
-    counts = data.partition.counts(data.images)
-    tracker.dataset(
-        name=data.images.name,
-        source=str(config["data"].get("root") or config["data"]["_target_"]),
-        digest=data.digest,
-        profile={"train": len(data.images.train), "test": len(data.images.test), "clients": counts.tolist()},
-        context="training",
-    )
     return tracker
 
 
@@ -133,4 +149,5 @@ def track_files(tracker: Tracker, folder: Path) -> None:
         if (folder / name).exists():
             tracker.artifact(folder / name)
     for name in ("figures", "checkpoints"):
-        tracker.artifact(folder / name, folder=name)
+        if (folder / name).exists():  # a coordinator of sites draws no figures
+            tracker.artifact(folder / name, folder=name)

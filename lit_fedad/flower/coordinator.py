@@ -66,7 +66,7 @@ class FederationFolder:
         link: Port of the SuperLink, on this machine alone.
         sites: Names of the sites, in the order of their client numbers.
         words: The federation's configuration.
-        own: Words of ``cache`` and ``fabric``, for the coordinator.
+        own: Words of ``cache``, ``fabric`` and ``tracking``, for the coordinator.
         timeout: Longest exchange in seconds: who has not answered then has failed.
     """
 
@@ -155,7 +155,7 @@ class FederationFolder:
     @property
     def plan(self) -> Plan:
         """What the run is."""
-        return Plan(self.words, self.sites, str(self.run), self.own)
+        return Plan(self.words, self.sites, str(self.run), ["tracking=mlflow", *self.own])
 
     def public_keys(self) -> dict[int, bytes]:
         """Reads the sites' public keys by client.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -32,10 +32,9 @@ class GridCarrier:
     def __init__(self, grid: Grid, keys: Mapping[int, bytes], timeout: float) -> None:
         self.grid, self.keys, self.timeout = grid, dict(keys), timeout
 
-    def carry(self, orders: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
+    def carry(self, orders: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
         """Brings every client its order; see `Carrier.carry`."""
         end = time.monotonic() + self.timeout
-        found: dict[int, bytes | Lost] = {}
         waiting, sent = set(orders), dict[str, int]()
         while (waiting or sent) and time.monotonic() < end:
             self._push(orders, waiting, sent)
@@ -45,11 +44,12 @@ class GridCarrier:
                 if answer is None:
                     waiting.add(client)
                 else:
-                    found[client] = answer
+                    yield client, answer
             time.sleep(_POLL_S)
         away = f"did not connect within {self.timeout:g} seconds"
         late = f"did not answer within {self.timeout:g} seconds"
-        return {**found, **dict.fromkeys(waiting, Lost(away)), **dict.fromkeys(sent.values(), Lost(late))}
+        yield from ((client, Lost(away)) for client in sorted(waiting))
+        yield from ((client, Lost(late)) for client in sorted(sent.values()))
 
     def _push(self, orders: Mapping[int, bytes], waiting: set[int], sent: dict[str, int]) -> None:
         """Sends what waits to the clients that are online."""

@@ -27,6 +27,8 @@ from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
 from lit_fedad.sites.letters import Facts
 from lit_fedad.sites.remote import Carrier, Sites
 from lit_fedad.sites.status import Status
+from lit_fedad.sites.tracking import SitesTracking
+from lit_fedad.sites.visits import Visits
 from lit_fedad.sites.words import compose_words
 
 
@@ -38,7 +40,7 @@ class Plan:
         words: The federation's configuration, as choices and scalar values.
         names: Names of the sites, in the order of their client numbers.
         out: Folder of the run.
-        own: Words of ``cache`` and ``fabric``, of the coordinator alone.
+        own: Words of ``cache``, ``fabric`` and ``tracking``, of the coordinator alone; nothing is tracked without.
     """
 
     words: Sequence[str]
@@ -85,13 +87,14 @@ def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]
 def _play(
     config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, display: Display
 ) -> dict[str, Any]:
-    console, names = Console(), dict(enumerate(plan.names))
-    status = Status(folder.path, names)
+    console, names, visits = Console(), dict(enumerate(plan.names)), Visits()
+    status = Status(folder.path, names, visits)
+    tracking = SitesTracking(config, folder.path, status)
     settings = {**config["fabric"], "devices": 1, "num_nodes": 1}
-    fabric = make_fabric(**settings, callbacks=[console, status])
+    fabric = make_fabric(**settings, callbacks=[console, status, tracking])
     model = build_model(config, ())
     run = hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16]
-    sites = Sites(carrier, run, plan.words, fabric, names, names=plan.names)
+    sites = Sites(carrier, run, plan.words, fabric, names, names=plan.names, visits=visits)
     facts, warnings = enrol(sites, config, model, names)
     for line in warnings:
         display.warn(line)
@@ -99,25 +102,51 @@ def _play(
     display.header(_describe(config, folder, model, facts, names))
     console.begin(display)
     try:
-        federation.run()
-        rates, extras = _judge(federation, config, folder, sites.products, facts)
+        with tracking.open(model, facts, display):
+            federation.run()
+            rates, extras = _judge(federation, config, folder, sites.products, facts)
+            result = _result(federation, config, model, sites, facts, rates) | extras
+            result |= {"status": status.sites(federation.history, rates)}
+            result |= {"tracking_run_id": tracking.judged(federation, rates)}
+            status.write(federation, result["status"])
+            folder.save_json("result.json", result)
+            tracking.files()
     finally:
         console.end()
-    result = {
+    return result
+
+
+def _result(
+    federation: Federation,
+    config: Config,
+    model: Model,
+    sites: Sites,
+    facts: Mapping[int, Facts],
+    rates: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Summarises a federation of sites as `summarise_run` does a run in one process."""
+    products = sites.products
+    return {
         **summarise_history(federation, rates),
         "method": config["method"]["name"],
         "task": type(model.task).__name__,
         "data": "sites",
-        "sites": {names[client]: {"client": client, "products": own.held} for client, own in facts.items()},
+        "sites": {
+            sites.names[client]: {"client": client, "products": own.held} for client, own in facts.items()
+        },
+        "partition": {
+            "strategy": "sites",
+            "sizes": [own.size for own in facts.values()],
+            "counts": [[int(own.sizes.get(name, 0)) for name in products] for own in facts.values()],
+            "products": products,
+            "stage_sizes": [[own.size] for own in facts.values()],
+        },
         "backbone": model.provenance,
         "seed": config["seed"],
         "rounds": config["rounds"],
         "config": config,
-        **extras,
+        "privacy": None,
     }
-    folder.save_json("result.json", result)
-    status.write(federation, rates)
-    return result
 
 
 def build_federation(

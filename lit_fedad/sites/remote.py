@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -18,6 +19,7 @@ from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
 from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.visits import Visits
 
 T = TypeVar("T")
 _FILE = "sites.pt"
@@ -37,14 +39,14 @@ class Lost:
 class Carrier(Protocol):
     """The way of bytes to sites and back."""
 
-    def carry(self, orders: Mapping[int, bytes]) -> dict[int, bytes | Lost]:
-        """Brings each client its order, and returns what came back.
+    def carry(self, orders: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
+        """Brings each client its order, and yields what came back.
 
         Args:
             orders: Bytes by client.
 
-        Returns:
-            A reply, or why there is none, for every client. Replies are not trusted.
+        Yields:
+            Every client with its reply, or why there is none, as they come. Replies are not trusted.
         """
 
 
@@ -59,6 +61,7 @@ class Sites:
         clients: Numbers of all sites.
         products: Names of all sites' products.
         names: Names of the sites, in the order of their client numbers.
+        visits: Is told when sites answer; None for one of its own.
 
     Attributes:
         step: Number of orders that were given so far.
@@ -75,10 +78,12 @@ class Sites:
         clients: Collection[int],
         products: Collection[str] = (),
         names: Collection[str] = (),
+        visits: Visits | None = None,
     ) -> None:
         self.carrier, self.run, self.words = carrier, run, list(words)
         self.products, self.names = list(products), list(names)
         self.progress = Progress(fabric, clients)
+        self.visits = Visits() if visits is None else visits
         self.step = 0
         self.bases = dict.fromkeys(clients, 0)
         self.settled = dict(self.bases)
@@ -150,13 +155,15 @@ class Sites:
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the step of every site's state to a checkpoint."""
-        write_state({"step": self.step, "bases": self.bases}, folder / _FILE)
+        state = {"step": self.step, "bases": self.bases, "visits": self.visits.state()}
+        write_state(state, folder / _FILE)
         self.settled = dict(self.bases)
 
     def restore(self, folder: Path) -> None:
         """Goes back to the steps of a checkpoint."""
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
         self.step, self.bases = state["step"], dict(state["bases"])
+        self.visits.restore(state.get("visits", {}))
         self.settled = dict(self.bases)
 
     def _send(
@@ -198,7 +205,14 @@ class Sites:
     def _carry(self, orders: Mapping[int, Order], turns: bool = True) -> Outcome[Reply]:
         """Has orders carried, and reads the replies; `turns` says whether they are turns of clients."""
         outcome: Outcome[Reply] = Outcome({}, {})
-        carried = self.carrier.carry({client: order.to_bytes() for client, order in orders.items()})
+        carried: dict[int, bytes | Lost] = {}
+        began = time.monotonic()
+        for client, found in self.carrier.carry({c: order.to_bytes() for c, order in orders.items()}):
+            carried[client] = found
+            if not isinstance(found, Lost):
+                self.visits.note(client, time.monotonic() - began)
+            if turns:
+                self.progress.step()
         for client in sorted(orders):
             found = carried.get(client, Lost("no reply came"))
             try:
@@ -209,6 +223,4 @@ class Sites:
                 outcome.failures[client] = reply.cause
             else:
                 outcome.values[client] = reply
-            if turns:
-                self.progress.step()
         return outcome

@@ -13,6 +13,8 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.report.naming import human_bytes, human_seconds
+from lit_fedad.sites.visits import Visits
 
 STATUS = "status.json"
 
@@ -23,32 +25,43 @@ class Status(FederationCallback):
     Args:
         folder: The run's folder.
         names: Names of the sites by client.
+        visits: When they answered.
     """
 
-    def __init__(self, folder: Path, names: Mapping[int, str]) -> None:
-        self.folder, self.names = folder, names
+    def __init__(self, folder: Path, names: Mapping[int, str], visits: Visits) -> None:
+        self.folder, self.names, self.visits = folder, names, visits
 
     def on_checkpoint(self, federation: Federation, report: RoundReport) -> None:
         """Writes the state after a round."""
-        self.write(federation, {})
+        self.write(federation, self.sites(federation.history, {}))
 
-    def write(self, federation: Federation, rates: Mapping[str, Any]) -> None:
+    def sites(self, history: list[RoundReport], rates: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Describes all sites by name.
+
+        Args:
+            history: The reports of all rounds so far.
+            rates: Rates of decisions (`summarise_rates`); empty before they are judged.
+        """
+        alarms = rates.get("false_alarm_rate", {}).get("per_client", {})
+        found = {}
+        for client, name in self.names.items():
+            visit = self.visits.of(client)
+            seen = {"last_seen": visit.last_seen, "seconds": visit.seconds}
+            found[name] = {**_of(client, history), **seen, "false_alarm_rate": alarms.get(client)}
+        return found
+
+    def write(self, federation: Federation, sites: Mapping[str, Any]) -> None:
         """Writes the state of all sites.
 
         Args:
             federation: The federation, after a round.
-            rates: Rates of decisions (`summarise_rates`); empty before they are judged.
+            sites: What `sites` returned.
         """
-        history = federation.history
-        alarms = rates.get("false_alarm_rate", {}).get("per_client", {})
         content = {
-            "round": history[-1].round,
+            "round": federation.history[-1].round,
             "rounds": federation.rounds,
             "written": time.time(),
-            "sites": {
-                name: {**_of(client, history), "false_alarm_rate": alarms.get(client)}
-                for client, name in self.names.items()
-            },
+            "sites": sites,
         }
         partial = self.folder / f".{STATUS}.partial"
         # A round is complete without its status: a full disk ends the run at the next checkpoint, in one line.
@@ -72,6 +85,29 @@ def read_status(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / STATUS}: cannot be read ({' '.join(str(error).split())})") from error
     return content
+
+
+def status_rows(sites: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Writes what is known of sites (`Status.sites`) as rows of a table, by heading."""
+    rows = []
+    for name, own in sites.items():
+        seen, alarms = own.get("last_seen"), own["false_alarm_rate"]
+        rows.append(
+            {
+                "site": name,
+                "last seen": "-"
+                if seen is None
+                else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen)),
+                "rounds": str(own["rounds"]),
+                "last round": "-" if own["last_round"] is None else str(own["last_round"]),
+                "up": human_bytes(own["bytes_up"]),
+                "down": human_bytes(own["bytes_down"]),
+                "time": human_seconds(own.get("seconds", 0.0)),
+                "false alarms": "-" if alarms is None else f"{alarms:.3f}",
+                "troubles": str(len(own["troubles"])),
+            }
+        )
+    return rows
 
 
 def _of(client: int, history: list[RoundReport]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A federation of sites ends with the digits of the same federation in one process."""
 
+import csv
 import json
 import shutil
 from dataclasses import asdict
@@ -8,8 +9,13 @@ import pytest
 import torch
 from helpers.sites import DEBUG, NAMES, Here, in_one_process, paint, three_sites
 
+from lit_fedad.cli.main import main
+from lit_fedad.comparison.page import report_runs
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.deployment.predict import predict
+from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import calibrate
+from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.federation.loop import Federation
 from lit_fedad.report.console import Display
@@ -18,6 +24,7 @@ from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.letters import Order
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.status import read_status
+from lit_fedad.tracking.reading import tracked_runs
 
 OTHERS = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
@@ -52,6 +59,31 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
         name: {"client": client, "products": {product: 8}}
         for client, (name, product) in enumerate(zip(NAMES, products, strict=True))
     }
+    assert [own["rounds"] for own in result["status"].values()] == [len(played[0].history)] * 3
+    assert all(own["seconds"] > 0 and own["last_seen"] for own in result["status"].values())
+    check_new_images(tmp_path, run)
+
+
+def check_new_images(folder, run):
+    """The coordinator's folder scores new images as the run in one process does, where all clients have one model."""
+    images = run.data.images.test
+    new = folder / "all" / images[0].category / "test" / "good"
+    if not run.model.client.predictors.shared:
+        with pytest.raises(
+            UserError, match="each site predicts with a model of its own, which stays at the site"
+        ):
+            predict(str(folder / "run"), str(new))
+        return
+    table = predict(str(folder / "run"), str(new), client=1)
+    with table.open() as file:
+        found = {row["path"]: float(row["score"]) for row in csv.DictReader(file)}
+    loader = run.data.module.test_dataloader()
+    scores = run.federation.ask(
+        run.federation.rounds, lambda client, _: image_scores(client, loader, run.fabric)
+    )
+    known = {str(sample.path): float(score) for sample, score in zip(images, scores[1], strict=True)}
+    assert found == pytest.approx({path: known[path] for path in found}, rel=1e-4)
+    assert found
 
 
 def told(history):
@@ -99,7 +131,7 @@ def test_a_killed_coordinator_goes_on_where_its_checkpoint_is(tmp_path, monkeypa
 
 def told_result(result):
     """What a result says apart from times and places."""
-    return json.dumps({k: v for k, v in result.items() if k not in ("seconds_per_round", "config")})
+    return json.dumps({k: v for k, v in result.items() if k not in ("seconds_per_round", "config", "status")})
 
 
 @pytest.mark.slow
@@ -110,12 +142,10 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
 
     class Away(Here):
         def carry(self, orders):
-            found = super().carry(orders)
-            for client, blob in orders.items():
-                order = Order.from_bytes(blob)
-                if client == 1 and order.kind == "play" and order.round == 1:
-                    found[client] = Lost("did not answer within 5 seconds")
-            return found
+            for client, found in super().carry(orders):
+                order = Order.from_bytes(orders[client])
+                late = client == 1 and order.kind == "play" and order.round == 1
+                yield client, Lost("did not answer within 5 seconds") if late else found
 
     carrier = Away(three_sites(tmp_path))
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))
@@ -128,3 +158,31 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
     plays = [Order.from_bytes(found[1]) for found in carrier.orders if 1 in found]
     lost, after = (next(o for o in plays if o.kind == "play" and o.round == r) for r in (1, 2))
     assert after.base == lost.base
+
+
+@pytest.mark.slow
+def test_a_federation_is_tracked_and_reported(tmp_path):
+    """From the coordinator's folder, as a run in one process; with what the operator sees of each site."""
+    paint(tmp_path)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    own = ("fabric.accelerator=cpu", "tracking=mlflow", f"tracking.uri={uri}")
+    words = ["method=federated_subspace", *DEBUG, "federation.sampler.on_failure=skip"]
+
+    class Away(Here):
+        def carry(self, orders):
+            for client, found in super().carry(orders):
+                asked = Order.from_bytes(orders[client]).question == "calibration"
+                yield client, Lost("did not answer within 5 seconds") if asked and client == 2 else found
+
+    plan = Plan(words, NAMES, str(tmp_path / "run"), own)
+    result = coordinate(plan, Away(three_sites(tmp_path)), Display(quiet=True))
+    assert main(["sync", f"run={tmp_path / 'run'}"]) == 0  # what a slow machine has not sent yet
+    (run,) = tracked_runs((), uri)
+    assert result["tracking_run_id"] in (run.run_id, None)
+    assert (run.status, run.experiment) == ("FINISHED", "sites")
+    assert run.tags["method"] == "federated_subspace"
+    assert run.metrics["site/south/bytes_up"] == result["status"]["south"]["bytes_up"] > 0
+    assert run.metrics["i_auroc/mean"] == result["last"]["i_auroc"]["mean"]
+    page = report_runs([f"out={tmp_path / 'report'}", f"tracking.uri={uri}"], Display(quiet=True)).read_text()
+    for text in ("north", "last seen", "did not answer within 5 seconds"):
+        assert text in page

@@ -15,11 +15,8 @@ from helpers.sites import DEBUG, NAMES, in_one_process, paint
 pytest.importorskip("flwr")
 
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.flower import fleet
 from lit_fedad.flower.coordinator import FederationFolder
-from lit_fedad.flower.keys import write_certificates, write_site_key
 from lit_fedad.flower.site_folder import SiteFolder
 
 pytestmark = pytest.mark.slow
@@ -54,7 +51,7 @@ def federation(tmp_path_factory, ports):
     cpu = ["fabric.accelerator=cpu"]
     words = ["method=feddymem", *DEBUG]
     given = {"host": "127.0.0.1", "port": port, "link": link, "sites": list(NAMES), "timeout": 1800.0}
-    fed = FederationFolder.create(folder / "fed", **given, words=words, own=cpu).path
+    fed = FederationFolder.create(folder / "fed", **given, words=words, own=[*cpu, "tracking=off"]).path
     processes = []
     for name in NAMES:
         data = ["data=mvtec_mixture", f"data.root={folder / name / 'images'}"]
@@ -105,37 +102,3 @@ def test_three_sites_and_one_process_end_alike(federation, differences, method):
         own = torch.load(folder / site / "states" / name / f"{bases[client]:012d}.pt")
         assert differences(own, one.pool.get(client)) == []
     run.rename(folder / f"run_{method}")
-
-
-def test_who_is_not_enrolled_stays_outside(federation, tmp_path, ports, monkeypatch):
-    """Against the SuperLink alone, behind the open port."""
-    from lit_fedad.flower import coordinator
-    from lit_fedad.report.console import Display
-
-    folder, _ = federation
-    fed = FederationFolder.open(folder / "fed")
-    monkeypatch.setattr(fleet, "_PATIENCE_S", 0)
-    write_site_key(tmp_path)
-    write_certificates(tmp_path, "127.0.0.1")
-    address = f"127.0.0.1:{fed.port}"
-
-    def knock(authority):
-        fleet.answer_orders(address, authority, tmp_path / "key", lambda blob: blob, print)
-
-    with coordinator._superlink(fed, Display(quiet=True)), coordinator._open_port(fed):
-        with pytest.raises(UserError, match=f"{address} refuses this site .*its operator must put key.pub"):
-            knock(fed.path / "ca.crt")
-        with pytest.raises(UserError, match=f"{address} is not vouched for by {tmp_path}"):
-            knock(tmp_path / "ca.crt")
-        # Nobody outside can register a key or start a program: the Control API does not answer there.
-        home = tmp_path / "flower"
-        home.mkdir()
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "{address}"\n'
-            f'root-certificates = "{fed.path}/ca.crt"\n'
-        )
-        outside = {**coordinator._environment(fed), "FLWR_HOME": str(home)}
-        for action in (["run", str(fed.path / "app"), "x"], ["supernode", "list", "x"]):
-            done = subprocess.run(["flwr", *action], env=outside, capture_output=True, text=True)
-            assert done.returncode
-            assert "403" in done.stdout + done.stderr

@@ -65,7 +65,7 @@ class Grid:
 
 
 def carry(grid, timeout=2.0):
-    return GridCarrier(grid, KEYS, timeout).carry({0: b"to north", 1: b"to east"})
+    return dict(GridCarrier(grid, KEYS, timeout).carry({0: b"to north", 1: b"to east"}))
 
 
 def test_orders_go_to_keys_not_to_names():

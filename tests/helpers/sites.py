@@ -31,11 +31,11 @@ class Here:
 
     def carry(self, orders):
         self.orders.append(dict(orders))
-        found = {
-            c: self.sites[c].answer(blob) if c in self.sites else Lost("gone") for c, blob in orders.items()
-        }
-        self.replies.append(dict(found))
-        return found
+        self.replies.append({})
+        for client, blob in orders.items():
+            found = self.sites[client].answer(blob) if client in self.sites else Lost("gone")
+            self.replies[-1][client] = found
+            yield client, found
 
 
 def paint(folder: Path) -> list[str]:

@@ -27,7 +27,7 @@ class Script:
 
     def carry(self, orders):
         self.orders.append({client: Order.from_bytes(blob) for client, blob in orders.items()})
-        return self.replies.pop(0)
+        return self.replies.pop(0).items()
 
 
 class Count(Question[int]):

@@ -50,11 +50,9 @@ class Dropping(Here):
     """Loses a site when it is asked for its message."""
 
     def carry(self, orders):
-        found = super().carry(orders)
-        for client, blob in orders.items():
-            if client == 1 and Order.from_bytes(blob).kind == "play":
-                found[client] = Lost("the line went dead")
-        return found
+        for client, found in super().carry(orders):
+            dead = client == 1 and Order.from_bytes(orders[client]).kind == "play"
+            yield client, Lost("the line went dead") if dead else found
 
 
 def play(folder, name, carrier, words):

@@ -1,0 +1,103 @@
+"""Who is refused at the open port of a coordinator, and by which line: against a SuperLink behind it, on loopback."""
+
+import socket
+import subprocess
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower import coordinator, fleet
+from lit_fedad.flower.coordinator import FederationFolder
+from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key
+from lit_fedad.report.console import Display
+
+pytestmark = pytest.mark.slow
+QUIET = Display(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A coordinator whose port is open, with two enrolled sites that do not run; and keys of two strangers."""
+    folder = tmp_path_factory.mktemp("refused")
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    port, link = (one.getsockname()[1] for one in held)
+    for one in held:
+        one.close()
+    given = {"host": "127.0.0.1", "port": port, "link": link, "words": ["method=fedavg"]}
+    fed = FederationFolder.create(folder / "fed", sites=["north", "east"], **given)
+    for name in ("north", "east", "stranger", "second"):
+        (folder / name).mkdir()
+        write_site_key(folder / name)
+    for name in fed.sites:
+        (fed.path / "keys" / f"{name}.pub").write_bytes((folder / name / "key.pub").read_bytes())
+    with coordinator._superlink(fed, QUIET), coordinator._open_port(fed):
+        coordinator._register(fed, QUIET)
+        yield fed, folder
+
+
+@pytest.fixture
+def knock(federation, monkeypatch):
+    """Presents a key at the open port, without patience."""
+    monkeypatch.setattr(fleet, "_PATIENCE_S", 0)
+    fed, folder = federation
+
+    def enter(name, authority=fed.path / "ca.crt"):
+        fleet._knock(f"127.0.0.1:{fed.port}", authority, read_private_key(folder / name / "key"), print)
+
+    return enter
+
+
+REFUSED = (
+    r"127\.0\.0\.1:\d+ refuses this site \(2004: Failed to activate SuperNode\.\): its operator must put key\.pub of"
+    " this site under keys, and begin again"
+)
+
+
+def test_a_key_that_is_not_enrolled_is_refused(knock):
+    knock("north")
+    with pytest.raises(UserError, match=REFUSED):
+        knock("stranger")
+
+
+def test_a_second_key_replaces_the_first_of_its_name_and_that_is_revoked(federation, knock):
+    """Names are not sent: a second key of a site comes in once the operator has put it in the place of the first."""
+    fed, folder = federation
+    knock("east")
+    with pytest.raises(UserError, match=REFUSED):
+        knock("second")
+    (fed.path / "keys" / "east.pub").write_bytes((folder / "second" / "key.pub").read_bytes())
+    coordinator._register(fed, QUIET)
+    knock("second")
+    with pytest.raises(UserError, match=REFUSED):
+        knock("east")
+
+
+def test_a_coordinator_with_another_certificate_is_not_talked_to(knock, tmp_path):
+    write_certificates(tmp_path, "127.0.0.1")
+    with pytest.raises(UserError, match=r"is not vouched for by .*: do not connect; ask its operator"):
+        knock("north", tmp_path / "ca.crt")
+
+
+def test_plain_text_has_no_answer(federation):
+    fed, _ = federation
+    with pytest.raises(httpx.RemoteProtocolError, match="Server disconnected without sending a response"):
+        httpx.get(f"http://127.0.0.1:{fed.port}/v1/fleet/pull-messages")
+
+
+@pytest.mark.parametrize("action", [["run", "APP", "x"], ["supernode", "list", "x"]])
+def test_flowers_commands_do_not_work_from_outside(federation, tmp_path, action):
+    """Nobody there can register a key or start a program: the Control API does not answer at the open port."""
+    fed, _ = federation
+    (tmp_path / "config.toml").write_text(
+        f'[superlink]\ndefault = "x"\n[superlink.x]\naddress = "127.0.0.1:{fed.port}"\n'
+        f'root-certificates = "{fed.path}/ca.crt"\n'
+    )
+    outside = {**coordinator._environment(fed), "FLWR_HOME": str(tmp_path)}
+    command = ["flwr", *(str(fed.path / "app") if word == "APP" else word for word in action)]
+    done = subprocess.run(command, env=outside, capture_output=True, text=True)
+    assert done.returncode
+    assert "403" in done.stdout + done.stderr
