@@ -135,12 +135,12 @@ def test_the_added_task_runs_under_moon(lab, added, tmp_path):
 @pytest.mark.slow
 def test_the_callback_writes_a_line_for_every_upload(lab, added, tmp_path):
     added("upload_norms", block("docs/extend.md", "python", "class UploadNorms"))
-    named = "callbacks={norms:{_target_:upload_norms.UploadNorms}}"
+    named = "+callbacks.norms._target_=upload_norms.UploadNorms"
     lab.train(tmp_path / "run", "method=fedavg", named)
     lines = [line.split(",") for line in (tmp_path / "run" / "upload_norms.csv").read_text().splitlines()]
-    trained = [(int(round), int(client)) for round, client, _ in lines if int(round) > 0]
+    trained = {(int(round), int(client)): float(norm) for round, client, norm in lines if int(round) > 0}
     assert sorted(trained) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert all(float(norm) > 0 for _, _, norm in lines)
+    assert min(trained.values()) > 0
 
 
 @pytest.mark.slow
