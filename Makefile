@@ -10,7 +10,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict watch update export serve sweep report screenshots privacy pretrain test coverage test-slow test-matrix lint format ui bench clean
+TASKS   := help install train evaluate predict watch update export serve sweep report screenshots privacy pretrain docs test coverage test-slow test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -90,9 +90,12 @@ format: $(READY) ## Format the code
 ui: $(READY) ## Open the tracked runs in a browser (http://127.0.0.1:5000)
 	@$(BIN)/mlflow ui
 
+docs: $(READY) ## Build the documentation as a site in docs/_build/html; a warning is an error
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --builder html --doctree-dir docs/_build/doctrees docs docs/_build/html
+
 bench: $(READY) ## Measure speed and memory: ARGS= names one benchmark
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove the environment, caches and run folders (not mlruns, not mlflow.db)
-	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist
+	rm -rf $(VENV) outputs docs/_build docs/reference .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

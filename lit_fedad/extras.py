@@ -12,6 +12,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "onnxruntime"),
     "ui": ("gradio", "onnxruntime"),
+    "dicom": ("pydicom",),
 }
 """Modules by extra; ``pyproject.toml`` says which distributions hold them."""
 

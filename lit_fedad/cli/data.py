@@ -86,6 +86,7 @@ def check_data(name: str, overrides: Mapping[str, str], display: Display) -> Non
                 ("from", source.address),
                 ("licence", source.licence),
                 ("paper", source.paper),
+                *([("layout", card.layout)] if card and card.layout else []),
             ]
         )
     if problems:

@@ -111,6 +111,13 @@ def _serve(options: Sequence[str]) -> None:
     serve(read(ServeOptions, options, "serve", overrides=False)[0], Display())
 
 
+def _register(options: Sequence[str]) -> None:
+    from lit_fedad.deployment.exported import RegisterOptions, register
+    from lit_fedad.options import read
+
+    register(read(RegisterOptions, options, "register", overrides=False)[0], Display())
+
+
 def _ui(options: Sequence[str]) -> None:
     from lit_fedad.options import read
     from lit_fedad.ui.command import UiOptions, ui
@@ -216,12 +223,21 @@ COMMANDS = {
             )
         },
     ),
+    "register": Command(
+        _register,
+        {
+            f"{_RUN} name=NAME [alias=NAME] [client=N] [version=N]": (
+                "put an exported detector into MLflow's model registry: serve run=models:/NAME@ALIAS fetches it"
+            )
+        },
+        extra="train",
+    ),
     "serve": Command(
         _serve,
         {
-            "run=<MLflow run id, or folder of a run or of an exported detector> [client=N] [version=N]"
-            " [host=127.0.0.1] [port=8080] [workers=1] [queue=16] [threads=N] [max_bytes=20000000]"
-            " [max_pixels=25000000] [patience=30]": (
+            "run=<MLflow run id, folder of a run or of an exported detector, or models:/NAME@ALIAS>"
+            " [client=N] [version=N] [host=127.0.0.1] [port=8080] [workers=1] [queue=16] [threads=N]"
+            " [max_bytes=20000000] [max_pixels=25000000] [patience=30]": (
                 "answer HTTP requests with score, p-value, decision and heatmap of an image, by an exported ONNX file"
             )
         },

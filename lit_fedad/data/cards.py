@@ -47,12 +47,14 @@ class Card:
         kind: The measurements that it allows.
         sources: Downloads that it needs.
         counts: Product -> official size; only where it is established, and where the split is the set's own.
+        layout: What its layout was taken from, where no download was at hand; empty where this is not recorded.
     """
 
     title: str
     kind: Literal["detection, localisation", "detection", "classification", "semantic detection"]
     sources: tuple[Source, ...]
     counts: Mapping[str, Counts] = field(default_factory=dict)
+    layout: str = ""
 
 
 _MVTEC_AD = Source(
@@ -84,6 +86,44 @@ _TEXTURE_AD = Source(
     "https://huggingface.co/datasets/texture-ad/Texture-AD-Benchmark",
     "Apache 2.0",
     "Lei et al., 2024, arXiv:2409.06367",
+)
+
+
+_MVTEC_AD_2 = Source(
+    "MVTec AD 2",
+    "https://www.mvtec.com/company/research/datasets/mvtec-ad-2",
+    UNSTATED,
+    "Heckler-Kram et al., 2025, arXiv:2503.21622",
+)
+_MVTEC_LOCO = Source(
+    "MVTec LOCO AD",
+    "https://www.mvtec.com/company/research/datasets/mvtec-loco",
+    UNSTATED,
+    "Bergmann et al., IJCV 130, 2022, doi:10.1007/s11263-022-01578-9",
+)
+_BTAD = Source(
+    "BTAD",
+    "https://avires.dimi.uniud.it/papers/btad/btad.zip",
+    UNSTATED,
+    "Mishra et al., ISIE 2021, arXiv:2104.10036",
+)
+_KOLEKTOR_SDD2 = Source(
+    "KolektorSDD2",
+    "https://www.vicos.si/resources/kolektorsdd2/",
+    UNSTATED,
+    "Bozic et al., Computers in Industry 129, 2021, arXiv:2104.06064",
+)
+_REAL_IAD = Source(
+    "Real-IAD",
+    "https://realiad4ad.github.io/Real-IAD/",
+    UNSTATED,
+    "Wang et al., CVPR 2024, arXiv:2403.12580",
+)
+_BMAD = Source(
+    "BMAD",
+    "https://github.com/DorisBao/BMAD",
+    UNSTATED,
+    "Bao et al., 2023, arXiv:2306.11876",
 )
 
 
@@ -231,6 +271,43 @@ CARDS: dict[str, Card] = {
             "metal_plate": Counts(54, 26, 71),
             "tubes": Counts(122, 32, 69),
         },
+    ),
+    "mvtec_ad2": Card(
+        "eight objects under changing light",
+        "detection, localisation",
+        (_MVTEC_AD_2,),
+        layout="the trees and loaders that several users of the set published; they agree",
+    ),
+    "mvtec_loco": Card(
+        "five objects, structural and logical defects",
+        "detection",
+        (_MVTEC_LOCO,),
+        layout="the loaders that several users of the set published; they agree",
+    ),
+    "btad": Card(
+        "three industrial products",
+        "detection, localisation",
+        (_BTAD,),
+        layout="the loaders that several users of the set published; masks are BMP or PNG",
+    ),
+    "kolektor_sdd2": Card(
+        "a production line's surface",
+        "detection, localisation",
+        (_KOLEKTOR_SDD2,),
+        layout="the loaders that several users of the set published; they agree",
+    ),
+    "real_iad": Card(
+        "thirty objects, five views of each",
+        "detection, localisation",
+        (_REAL_IAD,),
+        layout="the trees and loaders that several users of the set published; of two places of the split files, the"
+        " download's is the default",
+    ),
+    "bmad": Card(
+        "brain, liver, retina, chest, tissue",
+        "detection, localisation",
+        (_BMAD,),
+        layout="the README of the set's authors",
     ),
     "pcb": Card(
         "circuit boards",

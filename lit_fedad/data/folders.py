@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.errors import UserError
-
-_DICOM_SUFFIXES = frozenset({".dcm", ".dicom"})
+from lit_fedad.extras import require
 
 
 def folders(
@@ -49,17 +48,17 @@ def folders(
 def images_in(folder: Path) -> list[Path]:
     """Lists the images directly inside a folder, by name; hidden files and other types are left out.
 
+    DICOM files count where there are no others: beside PNG files of the same names they are the originals of these.
+
     Raises:
-        UserError: There is no such folder, or no image in it.
+        UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not images and any(path.suffix.lower() in _DICOM_SUFFIXES for path in files):
-        raise UserError(
-            f"{folder}: holds only DICOM files; convert each to <its name>.png (pydicom and Pillow)"
-        )
+    if not images and (images := [path for path in files if path.suffix.lower() in DICOM_SUFFIXES]):
+        require("dicom", f"{folder}: DICOM")
     if not images:
         raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
     return images

@@ -16,13 +16,16 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
 
 
-def image_groups(samples: Sequence[Sample | LabelledImage], group: str | None) -> list[str]:
+def image_groups(
+    samples: Sequence[Sample | LabelledImage], group: str | None, key: str = "calibration.group"
+) -> list[str]:
     """Returns the name of each image's group: images of one group are never divided between training and calibration.
 
     Args:
         samples: The images.
         group: Regular expression: what it finds in an image's path is the group's name; None where every image is a
             group of its own.
+        key: Key that gives the expression, for messages.
 
     Raises:
         UserError: If the expression is none, or a path lacks it, or the images have no paths.
@@ -32,11 +35,11 @@ def image_groups(samples: Sequence[Sample | LabelledImage], group: str | None) -
     try:
         found = [re.search(group, str(sample.path)) for sample in samples if isinstance(sample, Sample)]
     except re.error as error:
-        raise UserError(f"calibration.group='{group}' is no regular expression: {error}") from error
+        raise UserError(f"{key}='{group}' is no regular expression: {error}") from error
     if len(found) < len(samples):
-        raise UserError(f"calibration.group='{group}': these images are no files; leave it out")
+        raise UserError(f"{key}='{group}': these images are no files; leave it out")
     if lost := next((sample for sample, match in zip(samples, found, strict=True) if match is None), None):
-        raise UserError(f"calibration.group='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
+        raise UserError(f"{key}='{group}' is not found in {lost.path}")  # type: ignore[union-attr]
     return [match.group(0) for match in found if match is not None]
 
 

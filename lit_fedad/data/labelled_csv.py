@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.folders import images_in
-from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.hold_out import image_groups
+from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.errors import UserError
 
 
@@ -23,11 +26,14 @@ def labelled_csv(
     train_share: float = 0.75,
     seed: int = 0,
     name: str | None = None,
+    group: str | None = None,
 ) -> ImageSet:
     """Reads a set that has no public test labels, and splits it by seed.
 
     A random ``train_share`` of the normal images is for training; the other normal images and all anomalous ones
-    are for testing. The split knows no patients: images of one patient under two ids may fall on both sides.
+    are for testing. With ``group``, images of one patient fall on one side: groups with an anomalous image are for
+    testing, and of the others whole groups are for training, until they hold that share of the normal images.
+    Without it, images of one patient under two ids may fall on both sides.
 
     An image may have several rows, one for each reader or finding. It is anomalous if any row is, and called after
     the most frequent of these labels; it is normal if every row is.
@@ -44,6 +50,8 @@ def labelled_csv(
         train_share: Share of the normal images that is for training, between 0 and 1.
         seed: Seed of the split, which does not depend on the order of rows.
         name: Name of the set and of its one product; by default the name of ``root``.
+        group: Regular expression: images whose paths it finds the same text in (a patient) stay together; None where
+            every image is a group of its own.
 
     Returns:
         The image set, images by name. It has no masks.
@@ -75,14 +83,32 @@ def labelled_csv(
     samples = [
         Sample(paths[image], product, defects[image]) for image in sorted(defects, key=paths.__getitem__)
     ]
-    healthy = [sample for sample in samples if not sample.label]
-    order = numpy_generator(seed, "train share", product).permutation(len(healthy))
-    train = {healthy[i] for i in order[: round(train_share * len(healthy))]}
+    train = _for_training(samples, train_share, numpy_generator(seed, "train share", product), group)
     return ImageSet(
         product,
         tuple(sample for sample in samples if sample in train),
         tuple(sample for sample in samples if sample not in train),
     )
+
+
+def _for_training(
+    samples: Sequence[Sample], share: float, draw: np.random.Generator, group: str | None
+) -> set[Sample]:
+    """Draws whole groups of normal images, in random order, as long as they fit into the share of all normal images."""
+    names = image_groups(samples, group, "data.group")
+    ill = {name for name, sample in zip(names, samples, strict=True) if sample.label}
+    groups: dict[str, list[Sample]] = {}
+    for name, sample in zip(names, samples, strict=True):
+        if name not in ill:
+            groups.setdefault(name, []).append(sample)
+    left = round(share * sum(not sample.label for sample in samples))
+    train: set[Sample] = set()
+    piles = list(groups.values())
+    for number in draw.permutation(len(piles)):
+        if len(piles[number]) <= left:
+            train.update(piles[number])
+            left -= len(piles[number])
+    return train
 
 
 def _labels(table: Path, id_column: str, label_column: str) -> dict[str, Counter[str]]:
@@ -128,5 +154,5 @@ def _paths(wanted: Mapping[str, str], folder: Path, table: Path) -> dict[str, Pa
 def _stem(name: str) -> str:
     """What an id and its file have in common: no image suffix, no leading zeros of a number."""
     path = Path(name)
-    stem = path.stem if path.suffix.lower() in IMAGE_SUFFIXES else name
+    stem = path.stem if path.suffix.lower() in (*IMAGE_SUFFIXES, *DICOM_SUFFIXES) else name
     return str(int(stem)) if stem.isdecimal() else stem

@@ -128,7 +128,7 @@ def _test_samples(folder: Path, product: str, stray: list[Path]) -> list[Sample]
     for defect in defects:
         images = _images(defect, stray)
         if masked and defect.name != "good":
-            masks = _masks(folder / "ground_truth" / defect.name, images)
+            masks = find_masks(folder / "ground_truth" / defect.name, images)
         else:
             masks = [None] * len(images)
         samples += [
@@ -137,15 +137,26 @@ def _test_samples(folder: Path, product: str, stray: list[Path]) -> list[Sample]
     return samples
 
 
-def _masks(folder: Path, images: list[Path]) -> list[Path | None]:
-    """The mask of every image, in order."""
+def find_masks(folder: Path, images: list[Path]) -> list[Path | None]:
+    """Finds the mask of every image: ``<image>_mask`` or the image's own name, with any suffix of images.
+
+    Args:
+        folder: Folder of the masks.
+        images: The images.
+
+    Returns:
+        Their masks, in order.
+
+    Raises:
+        UserError: An image has none.
+    """
     found = {path.stem: path for path in _entries(folder) if path.suffix.lower() in IMAGE_SUFFIXES}
     masks = [found.get(f"{path.stem}_mask", found.get(path.stem)) for path in images]
     missing = [path for path, mask in zip(images, masks, strict=True) if mask is None]
     if missing:
         raise UserError(
             f"{missing[0]}: no mask {folder / missing[0].stem}_mask.png"
-            f" ({len(missing)} of {len(images)} missing); add them, or remove ground_truth"
+            f" ({len(missing)} of {len(images)} missing); add them, or remove the folder of masks"
         )
     return masks
 

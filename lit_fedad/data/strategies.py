@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition, check_clients, indices_by_category
 from lit_fedad.data.semantic import SemanticSet
@@ -189,6 +190,44 @@ class ByProduct:
                 f"partition: {clients} clients but {len(piles)} categories; lower clients to that"
             )
         return Partition.of_clients(chain.from_iterable(piles[client::clients]) for client in range(clients))
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """Whole groups of images, such as all images of a patient, dealt to clients at random.
+
+    Groups come in random order, and each goes to the client that holds the fewest images so far.
+
+    Attributes:
+        group: Regular expression: images whose paths it finds the same text in belong together.
+        clients: Number of clients.
+
+    Raises:
+        UserError: The expression is none or not found in a path, the images are no files, or there are fewer groups
+            than clients.
+    """
+
+    group: str
+    clients: int = 5
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+
+    def __call__(self, image_set: Images, seed: int) -> Partition:
+        """Deals the groups of the training images with ``seed``."""
+        groups: dict[str, list[int]] = {}
+        for index, name in enumerate(image_groups(image_set.train, self.group, "partition.group")):
+            groups.setdefault(name, []).append(index)
+        if self.clients > len(groups):
+            raise UserError(
+                f"partition: {self.clients} clients but {len(groups)} groups of images; lower clients, or give"
+                " another partition.group"
+            )
+        own: list[list[int]] = [[] for _ in range(self.clients)]
+        names = list(groups)
+        for number in numpy_generator(seed, "partition").permutation(len(names)):
+            min(own, key=len).extend(groups[names[number]])
+        return Partition.of_clients(own)
 
 
 @dataclass(frozen=True)

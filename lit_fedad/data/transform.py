@@ -13,7 +13,9 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
+from lit_fedad.data.dicom import read_dicom
 from lit_fedad.data.input_files import check_pixels, check_regular
+from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import pair
 
@@ -221,6 +223,8 @@ def _open(path: Path) -> Image.Image:
     """The decoded image, turned the way its EXIF orientation says."""
     try:
         check_regular(path)
+        if Path(path).suffix.lower() in DICOM_SUFFIXES:
+            return read_dicom(Path(path))
         with Image.open(path) as image:
             check_pixels(*image.size)
             image.load()

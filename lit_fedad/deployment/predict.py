@@ -14,7 +14,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client
-from lit_fedad.data.sample import IMAGE_SUFFIXES
+from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
 from lit_fedad.errors import UserError
@@ -298,7 +298,9 @@ def find_images(root: Path) -> list[Path]:
     return [
         path
         for path in ([root] if root.is_file() else sorted(root.rglob("*")))
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in (*IMAGE_SUFFIXES, *DICOM_SUFFIXES)
+        and not path.name.startswith(".")
+        and path.is_file()
     ]
 
 

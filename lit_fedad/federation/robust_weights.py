@@ -160,7 +160,7 @@ class TrimmedMean(WeightRule):
 class Krum(WeightRule):
     """The clients with the most others nearby (Blanchard et al. 2017, "Machine learning with adversaries", section 4).
 
-        s(i) = sum_{i -> j} |w_i - w_j|^2    over the N - f - 2 clients j nearest to i
+        ``s(i) = sum_{i -> j} |w_i - w_j|^2`` over the N - f - 2 clients j nearest to i
 
     Krum takes the client of the least score, multi-Krum the mean of several, weighted by data size. The guarantee needs
     2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out too.

@@ -6,13 +6,11 @@ import ipaddress
 import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 
-from lit_fedad.deployment.detector_sheet import SHEET
+from lit_fedad.deployment.exported import find_exported
 from lit_fedad.errors import UserError
-from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.report.console import Display
 from lit_fedad.serving.application import Desk, application
@@ -28,7 +26,7 @@ class ServeOptions:
     """Options of ``lit-fedad serve``.
 
     Attributes:
-        run: MLflow run id, folder of a run, or folder that ``lit-fedad export`` wrote.
+        run: MLflow run id, folder of a run, folder that ``lit-fedad export`` wrote, or ``models:/NAME@ALIAS``.
         client: Whose exported detector answers; may be left out where only one was exported.
         version: Number of the detector's version: 0 as it was trained, None for the newest.
         host: Address to listen on.
@@ -71,7 +69,7 @@ def serve(options: ServeOptions, display: Display) -> None:
     Raises:
         UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
     """
-    folder = exported_folder(options)
+    folder = find_exported(options.run, options.client, options.version)
     threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
     detector = ServedDetector(folder, threads)
     limits = Limits(options.max_bytes, options.max_pixels, options.patience)
@@ -99,26 +97,6 @@ def serve(options: ServeOptions, display: Display) -> None:
     )
     with listener:
         server.run(sockets=[listener])
-
-
-def exported_folder(options: ServeOptions) -> Path:
-    """Finds the folder of the exported detector that the options name.
-
-    Raises:
-        UserError: If there is none, or several and none is chosen.
-    """
-    given = Path(options.run)
-    if (given / SHEET).is_file():
-        return given
-    run = RunFolder.find(options.run).version(options.version).path
-    found = {path.parent.name: path.parent for path in sorted((run / "export").glob(f"*/{SHEET}"))}
-    wanted = list(found) if options.client is None else [f"client_{options.client}"]
-    if not found or wanted[0] not in found:
-        name = "" if options.client is None else f" client={options.client}"
-        raise UserError(f"{run}: no exported detector{name}; first: lit-fedad export run={options.run}{name}")
-    if len(wanted) > 1:
-        raise UserError(f"{run}: give client=N, one of {', '.join(found)}")
-    return found[wanted[0]]
 
 
 def _listen(host: str, port: int) -> socket.socket:

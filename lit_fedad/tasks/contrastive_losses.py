@@ -121,8 +121,8 @@ class CRAD(RepresentationLoss):
     Args:
         temperature: Temperature tau.
         rotated_views: Views of every rotation in the negatives; 2, as many as unrotated ones, or 1 to reduce cost.
-        scale_by_positives: Whether the factor 1/|X+| of FADngs Eq. 7 is omitted: it scales the loss, and thus the
-            effective learning rate, by about 1/60 at a batch of 32.
+        scale_by_positives: Whether the factor ``1/|X+|`` of FADngs Eq. 7 is omitted: it scales the loss, and thus
+            the effective learning rate, by about 1/60 at a batch of 32.
         base_temperature: See `SimCLR`.
     """
 

@@ -32,6 +32,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -208,6 +209,39 @@ def _find_or_create(client: Any, start: Record) -> str:
         experiment_id, start["time"], {_JOURNAL_TAG: identity}, start["values"]["run_name"]
     )
     return run.info.run_id
+
+
+def list_files(place: str, uri: str) -> dict[str, int]:
+    """Returns the sizes in bytes of the files directly at a place of artifacts, by name.
+
+    Args:
+        place: URI of the artifacts.
+        uri: Tracking URI, from `destination`.
+
+    Raises:
+        Exception: The server did not answer.
+    """
+    from mlflow.artifacts import list_artifacts
+
+    found = list_artifacts(artifact_uri=place, tracking_uri=uri)
+    return {Path(file.path).name: file.file_size or 0 for file in found if not file.is_dir}
+
+
+def fetch_file(place: str, into: Path, uri: str) -> None:
+    """Copies an artifact into a folder, which is made.
+
+    Args:
+        place: URI of the artifact.
+        into: The folder.
+        uri: Tracking URI, from `destination`.
+
+    Raises:
+        Exception: The server did not answer, or has no such artifact.
+    """
+    from mlflow.artifacts import download_artifacts
+
+    into.mkdir(parents=True, exist_ok=True)
+    download_artifacts(artifact_uri=place, dst_path=str(into), tracking_uri=uri)
 
 
 def is_database(uri: str) -> bool:

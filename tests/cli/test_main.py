@@ -109,7 +109,10 @@ def test_help_does_not_wait_for_lightning():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("trian",), "no command 'trian'; one of train, evaluate, predict, watch, update, export, serve"),
+        (
+            ("trian",),
+            "no command 'trian'; one of train, evaluate, predict, watch, update, export, register, serve",
+        ),
         (("train", "rounds"), "'rounds' is not of the form key=value"),
         (("train", "rouds=3"), "did you mean 'rounds'"),
         (("train", "method=fedymem"), "did you mean 'feddymem'"),

@@ -75,9 +75,10 @@ def test_missing_and_empty_folders_are_named(chest):
 
 
 @pytest.mark.parametrize("suffix", [".dcm", ".dicom", ".DCM"])
-def test_a_folder_of_dicom_says_what_to_do(chest, suffix):
+def test_a_folder_of_dicom_says_what_it_needs(chest, suffix, monkeypatch):
+    monkeypatch.setattr("lit_fedad.extras.find_spec", lambda name: None)
     touch(chest / "chest_xray" / "raw", f"a{suffix}")
-    refused("raw: holds only DICOM files; convert each to <its name>.png", chest, normal="raw")
+    refused(r"raw: DICOM needs pydicom: pip install 'lit-fedad\[dicom\]'", chest, normal="raw")
     touch(chest / "chest_xray" / "raw", "a.png")
     assert images_in(chest / "chest_xray" / "raw") == [chest / "chest_xray" / "raw" / "a.png"]
 

@@ -169,5 +169,23 @@ def test_rows_without_an_image_are_counted(table):
     refused(r"train\.csv: no image 'b' in .*images \(2 of 3 missing\)", table, rows, files=["a.png"])
 
 
-def test_dicom_says_what_to_do(table):
-    refused("images: holds only DICOM files; convert", table, [("a", "No finding")], files=["a.dicom"])
+def test_dicom_is_found_by_its_stem(table, monkeypatch):
+    rows = [("a", "No finding"), ("b", "Mass")]
+    monkeypatch.setattr("lit_fedad.extras.find_spec", lambda name: None)
+    refused("images: DICOM needs pydicom", table, rows, files=["a.dicom", "b.dcm"])
+    monkeypatch.setattr("lit_fedad.extras.find_spec", lambda name: name)
+    assert labels(table(rows, files=["a.dicom", "b.dcm"])) == {"a": "good", "b": "Mass"}
+
+
+def test_images_of_a_patient_are_on_one_side(table):
+    rows = [(f"p{patient}_{i}", "No finding") for patient in range(8) for i in range(3)]
+    rows += [("p0_9", "Mass"), ("p1_9", "Mass")]
+    images = table(rows, group=r"p\d+_", train_share=0.5)
+    patients = [
+        {sample.path.name.partition("_")[0] for sample in side} for side in (images.train, images.test)
+    ]
+    assert not patients[0] & patients[1]
+    assert {"p0", "p1"} <= patients[1]
+    assert len(images.train) == 12  # four of the six patients without a finding
+    assert labels(images).keys() == {name for name, _ in rows}
+    refused("data.group='x' is not found in", table, rows, group="x")

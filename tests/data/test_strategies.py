@@ -1,12 +1,15 @@
 """Strategies without stages: every image has one owner, and each strategy deals as it says."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from lit_fedad.data.strategies import IID, ByProduct, Dirichlet, Pooled
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.strategies import IID, ByGroup, ByProduct, Dirichlet, Pooled
 from lit_fedad.errors import UserError
 
 counts = st.lists(st.integers(1, 60), min_size=1, max_size=6)
@@ -144,3 +147,30 @@ def test_pooled_is_one_client():
 def test_bad_parameters_are_refused(strategy):
     with pytest.raises(UserError):
         strategy()
+
+
+def patients(images=24, each=3):
+    """Images of patients, ``each`` of one, in one category."""
+    samples = tuple(Sample(Path(f"p{i // each:02}_{i}.png"), "chest") for i in range(images))
+    return ImageSet("chest", samples, ())
+
+
+def test_groups_stay_whole_and_fill_the_smallest_client():
+    images = patients()
+    partition = ByGroup(r"p\d+", clients=3)(images, seed=0)
+    assert sorted(i for own in partition.clients for i in own) == list(range(24))
+    owners = [{images.train[i].name[:3] for i in own} for own in partition.clients]
+    assert sum(map(len, owners)) == len(set.union(*owners)) == 8  # each patient has one owner
+    assert sorted(partition.sizes) == [6, 9, 9]
+    assert partition == ByGroup(r"p\d+", clients=3)(images, seed=0)
+    assert partition != ByGroup(r"p\d+", clients=3)(images, seed=1)
+
+
+def test_groups_that_cannot_be_dealt_are_refused():
+    for group, clients, message in (
+        (r"p\d+", 9, "9 clients but 8 groups of images"),
+        (r"q\d+", 2, r"partition.group='q.*' is not found in p00_0.png"),
+        ("(", 2, "partition.group='\\(' is no regular expression"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ByGroup(group, clients)(patients(), seed=0)

@@ -19,6 +19,7 @@ from helpers.tiny_detector import SIDE, THRESHOLD, tiny_detector
 from PIL import Image
 
 from lit_fedad.cli import main as cli
+from lit_fedad.deployment.exported import find_exported
 from lit_fedad.errors import UserError
 
 pytest.importorskip("fastapi")
@@ -28,7 +29,6 @@ import uvicorn
 from lit_fedad.report.overlay import overlay
 from lit_fedad.serving.application import Desk, application
 from lit_fedad.serving.detector import ServedDetector
-from lit_fedad.serving.serve import ServeOptions, exported_folder
 from lit_fedad.serving.uploads import Limits, RefusedError, image_format, read_upload
 
 LIMITS = Limits(bytes=20_000, pixels=10_000, patience=1.0)
@@ -247,16 +247,16 @@ def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
         def version(self, number):
             return self
 
-    monkeypatch.setattr("lit_fedad.serving.serve.RunFolder.find", lambda run: Run())
-    assert exported_folder(ServeOptions(str(folder))) == folder
-    assert exported_folder(ServeOptions("run")) == exported_folder(ServeOptions("run", client=2)) == folder
+    monkeypatch.setattr("lit_fedad.deployment.exported.RunFolder.find", lambda run: Run())
+    assert find_exported(str(folder)) == folder
+    assert find_exported("run") == find_exported("run", 2) == folder
     with pytest.raises(
         UserError, match="no exported detector client=1; first: lit-fedad export run=run client=1"
     ):
-        exported_folder(ServeOptions("run", client=1))
+        find_exported("run", 1)
     tiny_detector(tmp_path / "run" / "export" / "client_3")
     with pytest.raises(UserError, match="give client=N, one of client_2, client_3"):
-        exported_folder(ServeOptions("run"))
+        find_exported("run")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["serve", f"run={folder}", f"port={port}"]) == 2

@@ -1,0 +1,51 @@
+"""The documentation as a site: ``make docs`` builds it into ``docs/_build``, and a warning is an error."""
+
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+project = "lit_fedad"
+author = "the authors of lit_fedad"
+version = release = re.findall(r'__version__ = "(.+)"', (ROOT / "lit_fedad" / "__init__.py").read_text())[0]
+html_theme = "furo"
+html_title = f"lit_fedad {release}"
+exclude_patterns = ["_build", "notebooks"]
+
+extensions = ["myst_parser", "sphinx.ext.apidoc", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4  # the anchors that GitHub gives to headings
+
+# One page a module, written anew by every build. Packages that the reference can do without are not imported.
+apidoc_modules = [
+    {
+        "path": str(ROOT / "lit_fedad"),
+        "destination": "reference",
+        "separate_modules": True,
+        "module_first": True,
+        "automodule_options": {"members", "show-inheritance"},
+    }
+]
+napoleon_use_ivar = True  # attributes are fields of their class, which describes them once
+autodoc_mock_imports = ["flwr", "gradio", "httpx", "medmnist", "pydicom"]
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+
+
+def links_into_package(app: Sphinx, page: str, source: list[str]) -> None:
+    """Leads links to the package's modules to their pages of the reference; its other files can be downloaded."""
+    source[0] = re.sub(
+        r"\]\(\.\./(lit_fedad(?:/\w+)*)(?:\.py)?\)",
+        lambda link: f"](reference/{link[1].replace('/', '.')}.rst)",
+        source[0],
+    )
+    source[0] = source[0].replace("](../lit_fedad/", "](path:../lit_fedad/")
+
+
+def setup(app: Sphinx) -> None:
+    """Registers what becomes of links with Sphinx."""
+    app.connect("source-read", links_into_package)

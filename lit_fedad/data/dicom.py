@@ -1,0 +1,89 @@
+"""Images in DICOM files, brought to eight bits by the window that the file itself gives.
+
+The steps are those of DICOM PS3.3 C.11: stored values, modality transform (rescale or a table), window or table of
+values of interest, photometric interpretation. A file's words are checked before memory is taken for its pixels.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lit_fedad.data.input_files import check_pixels, check_regular
+from lit_fedad.extras import require
+
+_DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
+_GREY = ("MONOCHROME1", "MONOCHROME2")
+
+
+def read_dicom(path: Path) -> Image.Image:
+    """Reads a DICOM file of one grey image.
+
+    A file's first window is applied; one without a window is scaled by the whole range of its stored bits, so that the
+    result does not depend on what the image shows.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Grey image of eight bits; bright is what the file shows bright.
+
+    Raises:
+        UserError: pydicom is missing, or it is no regular file.
+        ValueError: The file is no DICOM, is deflated, has no pixels, colours or several frames, or more pixels than
+            `check_pixels` lets pass.
+        Exception: pydicom cannot decode its pixels.
+    """
+    require("dicom", f"{path}: DICOM")
+    import pydicom
+
+    check_regular(path)
+    if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
+        raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
+    file = pydicom.dcmread(path)
+    _check(file)
+    return Image.fromarray(_eight_bits(file), "L")
+
+
+def _check(file: Any) -> None:
+    if "PixelData" not in file:
+        raise ValueError("holds no pixels")
+    if int(file.get("NumberOfFrames") or 1) != 1:
+        raise ValueError("holds several frames; save each as a file")
+    if file.get("SamplesPerPixel") != 1 or file.get("PhotometricInterpretation") not in _GREY:
+        raise ValueError("is no grey image (MONOCHROME1 or MONOCHROME2)")
+    check_pixels(int(file.Columns), int(file.Rows))
+
+
+def _eight_bits(file: Any) -> np.ndarray:
+    """Pixels by the file's window, uint8 [Rows, Columns]."""
+    from pydicom.pixels import apply_modality_lut, apply_voi
+
+    values = apply_modality_lut(file.pixel_array, file)
+    if "WindowCenter" in file and "WindowWidth" in file:
+        shares = _windowed(np.asarray(values, np.float64), file)
+    elif "VOILUTSequence" in file:
+        shares = apply_voi(values, file) / (2 ** int(file.VOILUTSequence[0].LUTDescriptor[2]) - 1)
+    else:
+        bits = int(file.BitsStored)
+        ends = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if file.PixelRepresentation else [0, 2**bits - 1]
+        low, high = sorted(float(end) for end in apply_modality_lut(np.array(ends), file))
+        shares = (values - low) / (high - low)
+    shares = np.clip(shares, 0, 1)
+    if file.PhotometricInterpretation == "MONOCHROME1":  # its least value is white
+        shares = 1 - shares
+    return np.rint(shares * 255).astype(np.uint8)
+
+
+def _windowed(values: np.ndarray, file: Any) -> np.ndarray:
+    """Values in the file's first window, as shares of its range: DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3."""
+    center, width = (float(np.ravel(file[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
+    function = file.get("VOILUTFunction", "LINEAR")
+    if width < 1 or not np.isfinite([center, width]).all():
+        raise ValueError(f"has a window of centre {center:g} and width {width:g}")
+    if function == "SIGMOID":
+        return 1 / (1 + np.exp(-4 * (values - center) / width))
+    if function == "LINEAR_EXACT":
+        return (values - center) / width + 0.5
+    return (values - (center - 0.5)) / max(width - 1, 1e-9) + 0.5

@@ -1,0 +1,86 @@
+"""Sets with one folder a product and fixed folders below it: MVTec AD 2, MVTec LOCO, BTAD and BMAD, as downloaded.
+
+Which folders hold what stands in the set's configuration (``conf/data``). Where a set has two forms of a folder
+(BMAD: ``good/img`` beside masks, ``good`` without), it lists both, and a product has one of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lit_fedad.data.folders import images_in
+from lit_fedad.data.mvtec import find_masks
+from lit_fedad.data.products import choose_products
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.subset import subset
+from lit_fedad.errors import UserError
+
+
+def product_folders(
+    root: str | Path,
+    train: Sequence[str],
+    normal: Sequence[str],
+    anomalous: Mapping[str, Sequence[str]],
+    masks: Mapping[str, str],
+    name: str,
+    products: Sequence[str] | None = None,
+    train_per_product: int | None = None,
+    test_per_product: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """Reads a set whose products all have the same folders.
+
+    Args:
+        root: The folder of product folders.
+        train: Forms of the folder of normal training images, below a product's folder.
+        normal: Forms of the folder of normal test images.
+        anomalous: Forms of the folder of anomalous test images, by defect; a product may lack some of the defects.
+        masks: Folder of masks by defect, called ``<image>_mask`` or as the image; a product without it has no masks.
+        name: Name of the set.
+        products: Products such as ``can``; None takes every folder below ``root`` with training images.
+        train_per_product: As in `subset`.
+        test_per_product: As in `subset`.
+        seed: As in `subset`.
+
+    Returns:
+        The image set, products as given or by name, images by name.
+
+    Raises:
+        UserError: A folder, a product, an image or a mask is missing.
+    """
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; give the folder that holds the products")
+    known = sorted(path.name for path in root.iterdir() if any((path / form).is_dir() for form in train))
+    if not known:
+        raise UserError(
+            f"{root}: no product folder with {' or '.join(train)} directly inside; check data.root"
+        )
+    learnt: list[Sample] = []
+    tested: list[Sample] = []
+    for product in choose_products(products, known, root):
+        folder = root / product
+        learnt += [Sample(path, product) for path in images_in(_present(folder, train))]
+        tested += [Sample(path, product) for path in images_in(_present(folder, normal))]
+        defects = {defect: forms for defect, forms in anomalous.items() if _any(folder, forms)}
+        if not defects:
+            wanted = " or ".join(form for forms in anomalous.values() for form in forms)
+            raise UserError(f"{folder}: no {wanted}; unpack the download again")
+        for defect, forms in defects.items():
+            paths = images_in(_present(folder, forms))
+            place = folder / masks[defect] if defect in masks else None
+            marks = find_masks(place, paths) if place and place.is_dir() else [None] * len(paths)
+            tested += [Sample(path, product, defect, mask) for path, mask in zip(paths, marks, strict=True)]
+    whole = ImageSet(name, tuple(learnt), tuple(tested))
+    return subset(whole, train_per_product, test_per_product, seed)
+
+
+def _any(folder: Path, forms: Sequence[str]) -> bool:
+    return any((folder / form).is_dir() for form in forms)
+
+
+def _present(folder: Path, forms: Sequence[str]) -> Path:
+    """The first form that the product has."""
+    for form in forms:
+        if (folder / form).is_dir():
+            return folder / form
+    raise UserError(f"{folder}: no {' or '.join(forms)}; unpack the download again")

@@ -1,0 +1,103 @@
+"""DICOM files made here: windows by hand, and what is refused."""
+
+import numpy as np
+import pytest
+
+from lit_fedad import extras
+from lit_fedad.data.dicom import read_dicom
+from lit_fedad.data.folders import images_in
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+
+pydicom = pytest.importorskip("pydicom")
+
+STORED = np.array([[0, 100, 200], [300, 1000, 4095]], np.uint16)
+
+
+def write(path, pixels=STORED, bits=12, **words):
+    """A secondary capture of 16 bits a pixel, with further words as given."""
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    file = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    file.Rows, file.Columns = pixels.shape
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+    file.BitsAllocated, file.BitsStored, file.HighBit = 16, bits, bits - 1
+    file.PixelRepresentation = int(pixels.dtype == np.int16)
+    file.PixelData = pixels.tobytes()
+    for name, value in words.items():
+        setattr(file, name, value)
+    file.save_as(path, enforce_file_format=True)
+    return path
+
+
+def shown(path):
+    return np.asarray(read_dicom(path)).astype(int).tolist()
+
+
+def test_without_a_window_the_stored_bits_are_the_range(tmp_path):
+    expected = np.rint(STORED / 4095 * 255).astype(int).tolist()
+    assert shown(write(tmp_path / "a.dcm")) == expected
+    inverted = shown(write(tmp_path / "b.dcm", PhotometricInterpretation="MONOCHROME1"))
+    assert inverted == np.rint((1 - STORED / 4095) * 255).astype(int).tolist()
+    signed = write(tmp_path / "c.dcm", np.array([[-2048, 0, 2047]], np.int16))
+    assert shown(signed) == [[0, 128, 255]]
+
+
+def test_the_first_window_is_applied_after_rescaling(tmp_path):
+    # Rescaled: -1000 ... 3095; centre 40.5, width 401: 0 at -160, 1 at 240 (PS3.3 C.11.2.1.2).
+    words = {"RescaleSlope": 1, "RescaleIntercept": -1000, "WindowCenter": [40.5, 9], "WindowWidth": [401, 9]}
+    pixels = np.array([[839, 840, 940, 1040, 1240, 1300]], np.uint16)
+    assert shown(write(tmp_path / "a.dcm", pixels, **words)) == [[0, 0, 64, 128, 255, 255]]
+    exact = {**words, "WindowCenter": 40, "WindowWidth": 400, "VOILUTFunction": "LINEAR_EXACT"}
+    assert shown(write(tmp_path / "b.dcm", pixels, **exact)) == [[0, 0, 64, 128, 255, 255]]
+    sigmoid = {**words, "WindowCenter": 40, "WindowWidth": 400, "VOILUTFunction": "SIGMOID"}
+    assert shown(write(tmp_path / "c.dcm", np.array([[1040]], np.uint16), **sigmoid)) == [[128]]
+
+
+def test_windows_are_those_of_pydicom(tmp_path):
+    from pydicom.pixels import apply_windowing
+
+    for function in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
+        path = write(tmp_path / "a.dcm", WindowCenter=600, WindowWidth=900, VOILUTFunction=function)
+        file = pydicom.dcmread(path)
+        theirs = apply_windowing(file.pixel_array, file) / 4095 * 255
+        assert np.abs(np.asarray(read_dicom(path)) - theirs).max() <= 0.5 + 1e-6
+
+
+def test_the_transform_reads_it_as_any_image(tmp_path):
+    raw = ImageTransform(4).raw(write(tmp_path / "A.DCM", np.full((8, 8), 4095, np.uint16)))
+    assert raw.shape == (4, 4, 3)
+    assert bool((raw == 255).all())
+
+
+def test_other_files_are_one_line(tmp_path):
+    def refused(match, path):
+        with pytest.raises(UserError, match=match) as caught:
+            ImageTransform(4).raw(path)
+        assert "\n" not in str(caught.value)
+
+    (tmp_path / "text.dcm").write_text("no DICOM")
+    refused("cannot be read as an image", tmp_path / "text.dcm")
+    refused("several frames", write(tmp_path / "a.dcm", NumberOfFrames=2))
+    refused("is no grey image", write(tmp_path / "b.dcm", PhotometricInterpretation="PALETTE COLOR"))
+    refused("pixels, and at most", write(tmp_path / "c.dcm", Rows=60000, Columns=60000))
+    refused("window of centre 5 and width 0", write(tmp_path / "d.dcm", WindowCenter=5, WindowWidth=0))
+    short = write(tmp_path / "e.dcm", Rows=500, Columns=500)
+    refused("cannot be read as an image", short)
+
+
+def test_dicom_counts_where_there_are_no_other_images(tmp_path, monkeypatch):
+    for name in ("b.dcm", "a.DICOM"):
+        write(tmp_path / name)
+    assert [path.name for path in images_in(tmp_path)] == ["a.DICOM", "b.dcm"]
+    (tmp_path / "a.png").touch()
+    assert [path.name for path in images_in(tmp_path)] == ["a.png"]
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"DICOM needs pydicom: pip install 'lit-fedad\[dicom\]'"):
+        read_dicom(tmp_path / "b.dcm")

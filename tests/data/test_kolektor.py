@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lit_fedad.config import build, compose
+from lit_fedad.data.check import check
+from lit_fedad.data.kolektor import kolektor_sdd2
+from lit_fedad.errors import UserError
+
+
+def add(folder: Path, number: int, marked: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (10, 30), (number % 97, 90, 90)).save(folder / f"{number}.png")
+    mask = Image.new("L", (10, 30), 0)
+    if marked:
+        mask.putpixel((2, 7), 255)
+    mask.save(folder / f"{number}_GT.png")
+
+
+@pytest.fixture
+def root(tmp_path):
+    for number, marked in ((10000, False), (10001, True), (10002, False)):
+        add(tmp_path / "train", number, marked)
+    for number, marked in ((20000, True), (20001, False)):
+        add(tmp_path / "test", number, marked)
+    return tmp_path
+
+
+def test_masks_say_what_is_anomalous_and_defects_are_not_learnt(root):
+    with pytest.warns(UserWarning, match="1 of 3 training images show a defect and are left out"):
+        images = kolektor_sdd2(root)
+    assert [sample.name for sample in images.train] == ["10000.png", "10002.png"]
+    found = [(sample.name, sample.defect, sample.mask and sample.mask.name) for sample in images.test]
+    assert sorted(found) == [("20000.png", "defect", "20000_GT.png"), ("20001.png", "good", None)]
+    assert images.has_masks
+    assert check(images) == []
+
+
+def test_the_configuration_reads_it(root):
+    (root / "train/10001.png").unlink()
+    (root / "train/10001_GT.png").unlink()
+    assert build(compose(["data=kolektor_sdd2", f"data.root={root}"])["data"]) == kolektor_sdd2(root)
+
+
+def refused(root, message):
+    with pytest.raises(UserError, match=message) as caught:
+        kolektor_sdd2(root)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_missing_or_damaged_is_one_line(root):
+    mask = root / "test/20001_GT.png"
+    mask.write_bytes(b"\x89PNG no more")
+    refused(root, "cannot be read as an image")
+    mask.unlink()
+    refused(root, r"20001\.png: no mask 20001_GT\.png beside it \(1 of 2")
+    (root / "test").rename(root / "tests")
+    refused(root, "test: no such folder")

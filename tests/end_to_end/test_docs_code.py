@@ -1,0 +1,153 @@
+"""Code of README and docs runs as it stands on its page; the method of docs/extend.md has a test of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from lit_fedad import config
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+def block(page: str, kind: str, words: str) -> str:
+    """The one block of a page that holds some words."""
+    (found,) = (text for text in blocks(page, kind) if words in text)
+    return found
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """Puts code where Python finds it, and YAML where Hydra does; nothing else changes."""
+    code, conf = tmp_path / "code", tmp_path / "conf"
+    code.mkdir()
+    shutil.copytree(config.conf_folder(), conf)
+    monkeypatch.syspath_prepend(str(code))
+    monkeypatch.setattr(config, "conf_folder", lambda: conf)
+    names = []
+
+    def add(module: str, text: str, group: str = "", settings: str = "") -> None:
+        (code / f"{module}.py").write_text(text)
+        names.append(module)
+        monkeypatch.setenv("LIT_FEDAD_PACKAGES", ",".join(names))  # as of another package than this one
+        if group:
+            (conf / group / f"{module}.yaml").write_text(
+                re.sub(r"lit_fedad\.\w+\." + module, module, settings)
+            )
+
+    yield add
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_json_and_yaml_are_what_they_claim(page):
+    for text in blocks(page, "json"):
+        assert isinstance(json.loads(text), dict), text
+    for text in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(text), dict), text
+
+
+@pytest.mark.slow
+def test_the_readmes_method_is_fedavg_without_its_term(lab, added, tmp_path):
+    text, settings = block("README.md", "python", "MyClient"), block("README.md", "yaml", "mymethod")
+    assert text.count("0.005") == 1
+    added("mymethod", text, "method", settings)
+    _, fedavg = lab.finished("method=fedavg")
+    held = lab.train(tmp_path / "held", "method=mymethod")
+    assert held["method"] == "mymethod"
+    assert held["scalars"] != fedavg["scalars"]
+
+    sys.modules.pop("mymethod")
+    added("mymethod", text.replace("0.005", "0.0"), "method", settings)
+    free = lab.train(tmp_path / "free", "method=mymethod")
+    assert free["metrics"] == fedavg["metrics"]
+
+
+@pytest.mark.slow
+def test_the_exchange_of_its_own_reports_a_distance(lab, added, tmp_path):
+    settings = block("docs/extend.md", "yaml", "FedAvgMServer")
+    for old, new in (
+        ("fedavg.FedAvgClient", "feature_spread.SpreadClient"),
+        ("fedavgm.FedAvgMServer", "feature_spread.SpreadServer"),
+        ("fedavgm", "feature_spread"),
+    ):
+        settings = settings.replace(old, new)
+    settings = "\n".join(line for line in settings.splitlines() if "momentum:" not in line)
+    added("feature_spread", block("docs/extend.md", "python", "class SpreadClient"), "method", settings)
+    result = lab.train(tmp_path / "run", "method=feature_spread")
+    distances = [scalars["feature_spread"] for scalars in result["scalars"] if "feature_spread" in scalars]
+    assert distances
+    assert distances[-1] > 0
+
+
+class Layers(nn.Module):
+    """Two layers of pyramids as a backbone gives them."""
+
+    channels = (2, 1)
+
+    def forward(self, images):
+        return [images[:, :2, ::2, ::2], images[:, 2:, ::4, ::4]]
+
+
+def test_errors_of_the_added_task_by_hand(added):
+    added("linear_autoencoder", block("docs/extend.md", "python", "class LinearAutoencoder"))
+    from linear_autoencoder import LinearAutoencoder
+
+    torch.manual_seed(0)
+    task = LinearAutoencoder(Layers(), grid=2, image_size=8, hidden=2)
+    view = task.view({"image": torch.randn(3, 3, 8, 8)})
+    row = view["rows"][1, 3]
+    code = task.encoder.weight @ row + task.encoder.bias
+    error = ((task.decoder.weight @ code + task.decoder.bias - row) ** 2).mean()
+    assert torch.allclose(task.errors(task(view), view)[1, 3], error)
+    assert task.objective(task(view), view)["loss"].ndim == 0
+
+
+@pytest.mark.slow
+def test_the_added_task_runs_under_moon(lab, added, tmp_path):
+    settings = block("docs/extend.md", "yaml", "LinearAutoencoder")
+    added(
+        "linear_autoencoder",
+        block("docs/extend.md", "python", "class LinearAutoencoder"),
+        "task",
+        settings,
+    )
+    result = lab.train(tmp_path / "run", "method=moon", "task=linear_autoencoder")
+    assert result["task"] == "LinearAutoencoder"
+    assert 0 <= result["last"]["p_auroc"]["mean"] <= 1
+
+
+@pytest.mark.slow
+def test_the_callback_writes_a_line_for_every_upload(lab, added, tmp_path):
+    added("upload_norms", block("docs/extend.md", "python", "class UploadNorms"))
+    named = "+callbacks.norms._target_=upload_norms.UploadNorms"
+    lab.train(tmp_path / "run", "method=fedavg", named)
+    lines = [line.split(",") for line in (tmp_path / "run" / "upload_norms.csv").read_text().splitlines()]
+    trained = {(int(round), int(client)): float(norm) for round, client, norm in lines if int(round) > 0}
+    assert sorted(trained) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert min(trained.values()) > 0
+
+
+@pytest.mark.slow
+def test_the_readmes_script_prints_a_rate(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(block("README.md", "python", "from lit_fedad.experiment.train import train"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    runpy.run_path(str(script), run_name="__main__")
+    assert 0 <= float(capsys.readouterr().out.split()[-1]) <= 1
