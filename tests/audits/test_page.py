@@ -64,7 +64,7 @@ def test_findings_and_defences_follow_the_files(folder):
 def test_page_is_written_in_both_forms(folder):
     write_page(reopen(str(folder)), shown=False)
     html, text = ((folder / "privacy" / f"privacy.{end}").read_text() for end in ("html", "md"))
-    for part in ("What leaves a site", "Defences", "min_images"):
+    for part in ("What leaves a site", "Defences", "different images behind a slot"):
         assert part in html
         assert part in text
 
