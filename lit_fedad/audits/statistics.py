@@ -278,7 +278,7 @@ def _predicts(federation: Federation, message: Message) -> bool:
 
 def _predicted(federation: Federation, batch: Batch) -> Tensor:
     """Computes a classifier's confidence in the true class, or the negative image score."""
-    prediction = predict_batch(federation.client, batch, federation.fabric)
+    prediction = predict_batch(federation.client, dict(batch), federation.fabric)
     if prediction.logits is not None and federation.client.task.kind == "classification":
         found = confidence(prediction.logits.cpu(), batch["label"].cpu())
     else:
