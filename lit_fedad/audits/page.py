@@ -11,13 +11,14 @@ from lit_fedad.contracts import MessageSpec, TensorSpec
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import Block, Cell, Grid, Line, Page, Prose, Section, render_html, render_markdown
-from lit_fedad.report.naming import human_bytes
+from lit_fedad.report.naming import human_bytes, metric_title
 from lit_fedad.tracking.tracker import amend
 
 BUDGET = "differential_privacy"
 """Entry of ``result.json`` that states the privacy budget that a run has spent: ``epsilon`` and ``delta``."""
 
 _STEM = "privacy"
+_METRICS = ("i_auroc", "p_auroc", "accuracy")
 _CORRELATED = {"shared": "shared densities", "noise": "Gaussian noise"}
 _MEMBERSHIP = {
     "auc": "AUC (chance)",
@@ -48,6 +49,7 @@ def write_page(run: FinishedRun, shown: bool) -> None:
         with whole_file(file) as part:
             part.write_text(text)
     if shown:
+        run.display.note(page.summary)
         for section in page.sections:
             run.display.note(f"\n{section.title}")
             for block in section.blocks:
@@ -74,13 +76,20 @@ def privacy_page(run: FinishedRun) -> Page:
     return Page(
         f"Privacy of {run.result['method']}, {run.folder.path.name}",
         f"{len(run.federation.clients)} clients with {sum(run.federation.data.sizes.values())} training images,"
-        f" {run.federation.rounds} rounds",
+        f" {run.federation.rounds} rounds; {_reached(run.result)}",
         [
             Section("What leaves a site", [_leaving(run), Prose([_ALSO])]),
             Section("What attacks found", found or [Prose([f"No attack was run: {command}"])]),
             Section("Defences", [_defences(run)]),
         ],
     )
+
+
+def _reached(result: Mapping[str, Any]) -> str:
+    """Writes the mean metrics of the last round: what defences leave of them."""
+    last = result.get("last") or {}
+    known = [(name, last[name]["mean"]) for name in _METRICS if isinstance(last.get(name), dict)]
+    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in known) or "not evaluated"
 
 
 def form(spec: TensorSpec) -> str:
@@ -91,7 +100,7 @@ def form(spec: TensorSpec) -> str:
 
 def _leaving(run: FinishedRun) -> Grid:
     """Tabulates each exchange, the form of its tensors, and the bytes that a client has sent in a round of it."""
-    federation, lines = run.federation, []
+    federation, lines = run.federation, list[Line]()
     bytes_of = dict(_bytes_by_round(run))
     for number in (*range(federation.exchanges.first_round, 1), *([1] if federation.rounds else [])):
         exchanges = federation.exchanges.of_round(number)

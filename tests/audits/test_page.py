@@ -45,6 +45,7 @@ def test_every_exchange_is_listed_with_its_bytes(folder):
 def test_findings_and_defences_follow_the_files(folder):
     run = reopen(str(folder))
     before = privacy_page(run)
+    assert f"I-AUROC {run.result['last']['i_auroc']['mean']:.3f}" in before.summary
     assert "attack=lira" in before.sections[1].blocks[0].lines[0]
     assert ["differential privacy", "none"] in [row[:2] for row in cells(before, 2)]
     assert ["secure sums", "off"] in [row[:2] for row in cells(before, 2)]
