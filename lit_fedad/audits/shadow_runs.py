@@ -178,9 +178,12 @@ class _Observer(FederationCallback):
                 found[client] = sent_statistics(federation, client, update, examples, self._load, size)
         if any(found.values()):
             self.seen["sent"][f"{context.round}.{context.exchange}"] = found
-        elif context.round >= 1 and not self.seen["sent"] and federation.exchanges.at(context).trains:
+            self.write()
+            return
+        asked = found or not any(update.message for update in updates.values())
+        trains = context.round >= 1 and federation.exchanges.at(context).trains
+        if asked and trains and not self.seen["sent"]:
             raise nothing_to_attack(federation.client)  # before all rounds are played
-        self.write()
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Computes statistics of what the server sends next."""

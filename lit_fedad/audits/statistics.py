@@ -106,7 +106,8 @@ def received_statistics(
         found["bank"] = each(lambda batch: bank_statistics(task(batch), task.memory))
     if isinstance(task, PatchTask) and "basis" in known:
         found["subspace"] = each(lambda batch: _residuals(task, batch, known))
-    if not found and not known.keys().isdisjoint(dict(task.named_parameters())):
+    lacks = task.prepares and known.keys().isdisjoint(task.local_buffers)  # a bank, say, which is never sent
+    if not found and not lacks and not known.keys().isdisjoint(dict(task.named_parameters())):
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return found
 

@@ -142,7 +142,7 @@ def area_under_curve(score: Floats, member: NDArray[np.bool_]) -> float:
 
 @dataclass(frozen=True)
 class _Table:
-    """All scores in rows: client, model, example, cell of the example under its model, and truth."""
+    """All scores in rows, with the place of their client, model, example, and cell of the example under its model."""
 
     score: Floats
     member: NDArray[np.bool_]
@@ -150,6 +150,7 @@ class _Table:
     model: NDArray[np.int64]
     example: NDArray[np.int64]
     group: NDArray[np.int64]
+    clients: int
 
     @classmethod
     def of(cls, attacked: Mapping[int, Attacked]) -> "_Table":
@@ -173,7 +174,7 @@ class _Table:
             for column, row in zip(columns, rows, strict=True):
                 column.append(row[there])
             examples, cells = examples + n, cells + int(one.cells.max()) + 1
-        return cls(*map(np.concatenate, columns))
+        return cls(*map(np.concatenate, columns), clients=len(attacked))
 
     def resampled(self, rng: np.random.Generator) -> Floats:
         """Draws how often each row counts: as often as its pair of models times as often as its example."""
@@ -195,7 +196,7 @@ class _Table:
 
     def areas(self, member: NDArray[np.bool_]) -> Floats:
         """Computes the area under the curve of each client and model [clients, J]; NaN where one side lacks."""
-        found = np.full((self.client.max() + 1, self.model.max() + 1), np.nan)
+        found = np.full((self.clients, self.model.max() + 1), np.nan)
         for client, model, rows, ranks in self._ranked:
             inside = member[rows]
             if _both(inside):

@@ -24,7 +24,7 @@ from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.privacy.lira import online_scores
 from lit_fedad.privacy.membership_report import membership_report
-from lit_fedad.privacy.shadow_splits import trained_on
+from lit_fedad.privacy.shadow_splits import split, trained_on
 
 SHADOWS = 6
 # Two clients with ten images each, 16 pixels wide: a network learns by heart sooner than it learns the classes.
@@ -316,7 +316,7 @@ def test_some_clients_in_some_rounds(tmp_path):
     """The same clients upload last in every shadow run."""
     some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4")
     train(compose([*TINY, *OVERFIT, *some, f"out={tmp_path}"]), quiet=True)
-    infer(reopen(str(tmp_path)), LiraOptions(shadows=6))
+    infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
     seen = [torch.load(file)["seen"]["sent"] for file in sorted(tmp_path.rglob("seen.pt"))]
     uploaded = [{exchange: sorted(clients) for exchange, clients in one.items()} for one in seen]
     assert all(one == uploaded[0] for one in uploaded)
@@ -347,7 +347,7 @@ def test_images_that_come_task_after_task(tmp_path, spy):
     shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", "test", 0.5, 0)
     products = [sample.category for sample in shadows.images.train]
     for shadow in range(4):
-        now = trained_on(tasks, shadows.cells, shadows.chosen(shadow))
+        now = trained_on(tasks, shadows.cells, split(shadows.cells, shadow, 0))
         assert [sorted({i for task in own for i in task}) for own in now] == [
             sorted(own) for own in spy.held[f"shadow_{shadow}"]
         ]

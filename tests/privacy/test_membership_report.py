@@ -96,6 +96,14 @@ def test_scores_that_are_missing_are_left_out():
     assert membership_report(attacked).auc.value == pytest.approx(expected)
 
 
+def test_a_client_of_whom_nothing_is_seen_is_left_out():
+    attacked = attack(2, 1.0)
+    blank = attacked[1]._replace(scores=torch.full_like(attacked[1].scores, torch.nan))
+    report = membership_report({0: attacked[0], 7: blank})
+    assert list(report.clients) == [0]
+    assert report.auc == membership_report({0: attacked[0]}).auc
+
+
 def test_without_a_leak_the_area_is_half_and_its_interval_says_so():
     """Many attacks on nothing: their mean is one half, and nearly all intervals hold it."""
     reports = [membership_report(attack(seed, 0.0), seed) for seed in range(30)]
