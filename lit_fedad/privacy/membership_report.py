@@ -161,12 +161,12 @@ class _Table:
             models, n = one.scores.shape
             model = np.repeat(np.arange(models), n)
             example, cell = np.tile(np.arange(n), models), np.tile(one.cells.numpy(), models)
-            score = one.scores.double().numpy().ravel()
-            there = ~np.isnan(score)
+            scores = one.scores.double().numpy().ravel()
+            there = ~np.isnan(scores)
             rows = (
-                score,
+                scores,
                 one.members.numpy().ravel(),
-                np.full(len(score), place),
+                np.full(len(scores), place),
                 model,
                 examples + example,
                 (cells + cell) * models + model,
@@ -174,7 +174,8 @@ class _Table:
             for column, row in zip(columns, rows, strict=True):
                 column.append(row[there])
             examples, cells = examples + n, cells + int(one.cells.max()) + 1
-        return cls(*map(np.concatenate, columns), clients=len(attacked))
+        score, member, client, model, example, group = map(np.concatenate, columns)
+        return cls(score, member, client, model, example, group, len(attacked))
 
     def resampled(self, rng: np.random.Generator) -> Floats:
         """Draws how often each row counts: as often as its pair of models times as often as its example."""
