@@ -66,7 +66,7 @@ serve: $(READY) ## Answer HTTP requests with an exported detector: ARGS="run=DIR
 pretrain: $(READY) ## Make a backbone from drawn scenes alone: ARGS="out=DIR steps=3000"
 	@$(BIN)/lit-fedad pretrain $(ARGS)
 
-privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira or inversion or dcor"
+privacy: $(READY) ## Attack what a run shares: ARGS="run=DIR or id attack=lira, inversion, dcor or report"
 	@$(BIN)/lit-fedad privacy $(ARGS)
 
 test: $(READY) ## Run the quick tests, JOBS= at a time

@@ -2,82 +2,30 @@
 
 A client of the run sends once more, in the exchange that would come next. Its message is attacked as the server could
 attack it, and the reconstructions are compared with the client's own images. The same attack on another client,
-compared with the same images, is the control: what it reaches is due to the prior and not to the upload.
+compared with the same images, is the control: what it reaches is due to the prior and not to the upload. The positive
+controls are easier attacks, whose answer is known: where they fail, the attack could not have found anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_fedad.audits.inversion_attack import Attack, InversionOptions, pixels, private_images
 from lit_fedad.audits.inversion_report import cells, draw_inversion, judge
-from lit_fedad.contracts import Context, Message
-from lit_fedad.contracts.randomness import generator
-from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import LabelledSet
-from lit_fedad.data.sample import ImageSet
-from lit_fedad.errors import UserError
-from lit_fedad.experiment.build import build_model
+from lit_fedad.audits.judge import Judge
+from lit_fedad.audits.positive_controls import positive_controls
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.memory.reduce import PositionReduce
-from lit_fedad.methods.feddymem import FedDyMemClient
-from lit_fedad.privacy.inversion import (
-    Inversion,
-    as_sets,
-    by_position,
-    invert_features,
-    invert_gradients,
-)
+from lit_fedad.privacy.identification import Identified, identify
 from lit_fedad.report.figures import save_figure
-from lit_fedad.tasks.classifier import Classifier
-from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tracking.tracker import amend
 
-Target = Literal["images", "memory", "weights"]
+__all__ = ["InversionOptions", "invert"]
 
-# Options that decide the search, by what is attacked.
-_SEARCH: dict[Target, tuple[str, ...]] = {
-    "images": (),
-    "memory": ("images", "steps", "seed", "knowledge"),
-    "weights": ("images", "steps", "seed", "update"),
-}
-
-
-@dataclass(frozen=True)
-class InversionOptions:
-    """Options of ``lit-fedad privacy attack=inversion``.
-
-    Attributes:
-        client: Attacked client; None for the first.
-        control: Client that it is compared with; None for the next one.
-        images: How many images are sought and shown.
-        steps: Steps of the search.
-        seed: Seed of what the search starts from.
-        knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
-            clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
-        update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
-            labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
-            labels known: the classical setting.
-
-    Raises:
-        UserError: If ``images`` or ``steps`` is less than 1.
-    """
-
-    client: int | None = None
-    control: int | None = None
-    images: int = 4
-    steps: int = 500
-    seed: int = 0
-    knowledge: Literal["shared", "own"] = "shared"
-    update: Literal["round", "step"] = "round"
-
-    def __post_init__(self) -> None:
-        if min(self.images, self.steps) < 1:
-            raise UserError(f"images={self.images} steps={self.steps} must be at least 1")
+_CANDIDATES = 200  # images of other clients that the judge compares with, at most
 
 
 def invert(run: FinishedRun, options: InversionOptions) -> None:
@@ -99,20 +47,39 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
         UserError: If there is no such client, an option does not fit, or the method shares nothing that this attack is
             about.
     """
-    attack = _Attack.of(run, options)
-    private = _private_images(run, attack.client)
+    attack = Attack.of(run, options)
+    private = private_images(run, attack.client)
     mean = private.mean(0, keepdim=True)
     own, control = attack(attack.client), attack(attack.control)
     reached, by_control = judge(own.images, private), judge(control.images, private)
     names = [f"client {attack.client}", f"control (client {attack.control})"]
     judged = zip((*names, "mean image"), (reached, by_control, judge(mean, private)), strict=True)
     summaries = {name: one.summary(mean) for name, one in judged}
+    jury = _Jury.of(run, attack.client)
+    found = {name: jury.identify(one.images) for name, one in zip(names, (own, control), strict=True)}
+    easier = [
+        {
+            "control": one.name,
+            **_content(jury.identify(one.images, one.true)),
+            **judge(one.images, one.true).summary(mean),
+        }
+        for one in positive_controls(attack, private)
+    ]
     held = run.data.partition.clients[attack.client]
     report = {
         "method": run.result["method"],
         **attack.described,
         "private_images": len(private),
         "judged": summaries,
+        "judge": jury.judge.name,
+        "candidates": f"{len(jury.own)} of the client and {len(jury.others)} of others, {jury.kinds}",
+        "identified": {name: _content(one) for name, one in found.items()},
+        "top1": found[names[0]].top1,
+        "top1_low": found[names[0]].low,
+        "top1_high": found[names[0]].high,
+        "top1_chance": found[names[0]].chance,
+        "top1_control": found[names[1]].top1,
+        "positive_controls": easier,
         "closest": [held[index] for index in reached.matches.nearest.tolist()],
         "psnr": reached.matches.psnr.tolist(),
         "ssim": reached.matches.ssim.tolist(),
@@ -126,220 +93,69 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
     for key, value in attack.described.items():
         run.display.note(f"{key}: {value}")
     run.display.table([{"": name, **cells(numbers)} for name, numbers in summaries.items()])
+    run.display.note(f"Judged without positions, by {jury.judge.name}; candidates: {report['candidates']}")
+    lines = [(name, _content(one)) for name, one in found.items()]
+    lines += [(f"positive control: {one['control']}", one) for one in easier]
+    run.display.table([{"": name, **_identified(one)} for name, one in lines])
+    metrics = {
+        f"inversion/{key}": float(report[key]) for key in ("top1", "top1_low", "top1_high", "top1_chance")
+    }
+    metrics["inversion/psnr"] = summaries[names[0]]["psnr"]
+    delivery = amend(run.folder.path, metrics, run.folder.config()["rounds"], [path, figure], "privacy")
+    if delivery.pending:
+        run.display.warn(
+            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.folder.path}"
+        )
     run.display.where_next([("numbers", str(path)), ("images", str(figure))])
 
 
-@dataclass(frozen=True)
-class _Attack:
-    """One attack, the same on any client.
+class _Jury(NamedTuple):
+    """The judge and the candidates: the attacked client's images, and those of others.
 
     Attributes:
-        run: The attacked run.
-        target: What is attacked.
-        round: The exchange that is played once more.
-        client: The attacked client.
-        control: The client that it is compared with.
-        options: How it is attacked.
+        judge: Features of images.
+        own: Features of the client's images [m, D].
+        others: Features of other clients' images [k, D].
+        kinds: Which images of others they are.
     """
 
-    run: FinishedRun
-    target: Target
-    round: int
-    client: int
-    control: int
-    options: InversionOptions
+    judge: Judge
+    own: Tensor
+    others: Tensor
+    kinds: str
 
     @classmethod
-    def of(cls, run: FinishedRun, options: InversionOptions) -> _Attack:
-        """Chooses what is attacked, the client and its control.
+    def of(cls, run: FinishedRun, client: int) -> _Jury:
+        """Gathers candidates: images of others of the classes that the client holds, else of any."""
+        clients, classes = run.data.partition.clients, [sample.category for sample in run.data.images.train]
+        held = {classes[index] for index in clients[client]}
+        others = [index for number, own in enumerate(clients) if number != client for index in own]
+        alike = [index for index in others if classes[index] in held]
+        chosen = (alike or others)[:: max(1, len(alike or others) // _CANDIDATES)][:_CANDIDATES]
+        judge = Judge(run.model.provenance)
+        own = judge(private_images(run, client))
+        kinds = "of its classes" if alike else "of other classes, which alone may tell them apart"
+        return cls(judge, own, judge(pixels(run, chosen)), kinds)
 
-        Raises:
-            UserError: If there is no such client, or an option does not fit what the method shares.
-        """
-        target, round = _shared(run)
-        known = dict.fromkeys(("client", "control", "images", *_SEARCH[target]))
-        for field in fields(options):
-            value = getattr(options, field.name)
-            if field.name not in known and value != field.default:
-                raise UserError(
-                    f"{field.name}={value}: attack=inversion of {target} has no such option, only {', '.join(known)}"
-                )
-        clients = run.federation.clients
-        client = clients[0] if options.client is None else options.client
-        others = [c for c in clients if c > client] + [c for c in clients if c < client]
-        if not others:
-            raise UserError(f"{run.folder.path}: one client alone holds images; no other can be the control")
-        control = others[0] if options.control is None else options.control
-        for key, number in (("client", client), ("control", control)):
-            if number not in clients:
-                raise UserError(f"{key}={number}: the run has clients {', '.join(map(str, clients))}")
-        if control == client:
-            raise UserError(f"control={control} must be another client than the one attacked")
-        return cls(run, target, round, client, control, options)
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """The attack, as the report states it."""
-        return {
-            "attacked": self.target,
-            "exchange": self.round,
-            "client": self.client,
-            "control": self.control,
-            **{key: getattr(self.options, key) for key in _SEARCH[self.target]},
-        }
-
-    def __call__(self, number: int) -> Inversion:
-        """Attacks a client's upload."""
-        display = self.run.display
-        if self.target == "images":
-            return self._take_images(number)
-        with display.progress(f"Inversion of client {number}") as progress:
-            return (self._invert_memory if self.target == "memory" else self._invert_weights)(
-                number, progress
-            )
-
-    def _take_images(self, number: int) -> Inversion:
-        images = self._send(number)["images"]
-        if not len(images):
-            raise UserError(f"client {number} shares no image; choose others by client=N and control=N")
-        return Inversion(images / 255 if images.dtype == torch.uint8 else images.clamp(0, 1), [])
-
-    def _invert_memory(self, number: int, progress: Callable[[int, int], None]) -> Inversion:
-        federation, task = self.run.federation, self.run.model.task
-        assert isinstance(task, MemoryBank)
-        known, bank = self._enter(number), self._send(number)["memory"]
-        if "memory" in known:
-            # Undoes FedDyMem Eq. 16: m = own / (t + 1) + (1 - 1 / (t + 1)) m'. Slots without patches stay m'.
-            moved, steps = (bank != known["memory"]).any(1), 1 if task.reduce.adds_up else self.round + 1
-            bank = (known["memory"] + steps * (bank - known["memory"]))[moved]
-        if self.options.knowledge == "shared":
-            # The weights that all began with, be it with those of another run (`start`).
-            first = build_model(self.run.config, self.run.result["partition"]["products"]).task
-            assert isinstance(first, MemoryBank)
-            task.head = first.head if first.head is None else first.head.to(task.device)
-        ordered = isinstance(federation.client, FedDyMemClient) and isinstance(task.reduce, PositionReduce)
-        normalise = self._normalise()
-
-        def encode(pixels: Tensor) -> Tensor:
-            # The layers themselves: as a whole, the frozen backbone gives no gradients.
-            images = normalise(pixels).contiguous(memory_format=torch.channels_last)
-            return task({"pyramid": task.backbone.features(images)})
-
-        return invert_features(
-            encode,
-            bank.to(task.device),
-            self._shape(),
-            generator(self.options.seed, "inversion"),
-            self.options.steps,
-            discrepancy=by_position if ordered else as_sets,
-            on_step=progress,
-        )
-
-    def _invert_weights(self, number: int, progress: Callable[[int, int], None]) -> Inversion:
-        task, labels = self.run.model.task, None
-        assert isinstance(task, Classifier)
-        sent = self._send(number) if self.options.update == "round" else dict(task.named_parameters())
-        known = self._enter(number)
-        task.train()  # its normalisation goes by the batch
-        trained = {n: p for n, p in task.named_parameters() if n in known and n in sent}
-        if self.options.update == "round":
-            update = [(sent[name] - known[name]).to(task.device) for name in trained]
-        else:
-            batch = self._some_images(number)
-            labels, loss = batch["label"], task.objective(task(batch), batch)["loss"]
-            update = [-gradient for gradient in torch.autograd.grad(loss, list(trained.values()))]
-        normalise = self._normalise()
-        return invert_gradients(
-            lambda pixels: task.classifier(task({"image": normalise(pixels)})),
-            list(trained.values()),
-            update,
-            self._shape(),
-            generator(self.options.seed, "inversion"),
-            task.classes,
-            labels,
-            self.options.steps,
-            on_step=progress,
-        )
-
-    def _some_images(self, number: int) -> Batch:
-        """Draws as many of a client's images as are sought."""
-        data, fabric = self.run.data, self.run.fabric
-        held = torch.tensor(data.partition.clients[number])
-        if self.options.images > len(held):
-            raise UserError(
-                f"images={self.options.images}, but client {number} holds {len(held)}; give no more"
-            )
-        order = torch.randperm(len(held), generator=generator(self.options.seed, "images", client=number))
-        batch: Batch = data.module.train.__getitems__(held[order[: self.options.images]].tolist())  # type: ignore[attr-defined]
-        return fabric.to_device(batch)
-
-    def _enter(self, number: int) -> Message:
-        """Turns the live model into the client that the server's message has just reached; returns the message."""
-        federation, context = self.run.federation, self._context(number)
-        exchange, link = federation.exchanges.at(context), federation.channel.down
-        federation.server.begin(context)
-        message, spec = (
-            exchange.broadcast(federation.server, number),
-            exchange.broadcast_spec(federation.client),
-        )
-        blob = link.pack(message, spec, context, "the server")
-        return federation.turn.activate(exchange, context, federation.pool.get(number), blob)
-
-    def _send(self, number: int) -> Message:
-        """Plays a client's turn; returns what it sends, as the server sees it."""
-        federation, context = self.run.federation, self._context(number)
-        exchange = federation.exchanges.at(context)
-        self._enter(number)
-        result = federation.turn.play(exchange, federation.data.at(federation.rounds))
-        return federation.channel.up.unpack(
-            result.blob, exchange.upload_spec(federation.client), f"client {number}"
-        )
-
-    def _context(self, number: int) -> Context:
-        federation = self.run.federation
-        stage = federation.data.at(federation.rounds).stages[number]
-        return Context(federation.seed, self.round, number, stage=stage)
-
-    def _shape(self) -> tuple[int, ...]:
-        return (self.options.images, *_private_images(self.run, self.client, 1).shape[1:])
-
-    def _normalise(self) -> Callable[[Tensor], Tensor]:
-        mean, std = (values.to(self.run.fabric.device) for values in _channel_statistics(self.run))
-        return lambda pixels: (pixels - mean) / std
+    def identify(self, images: Tensor, true: Tensor | None = None) -> Identified:
+        """Ranks true images, all of the client's by default, among the candidates of others."""
+        return identify(self.judge(images), self.own if true is None else self.judge(true), self.others)
 
 
-def _shared(run: FinishedRun) -> tuple[Target, int]:
-    """Finds what clients share that can be inverted, and when: in the next round, else last before round 1."""
-    federation, task = run.federation, run.model.task
-    client, exchanges, weights = federation.client, federation.exchanges, dict(task.named_parameters())
-    for round in (federation.rounds + 1, *range(0, exchanges.first_round - 1, -1)):
-        exchange = exchanges.of_round(round)[0]
-        sent, received = set(exchange.upload_spec(client)), exchange.broadcast_spec(client).keys()
-        if "images" in sent:
-            return "images", round
-        if "memory" in sent and isinstance(task, MemoryBank):
-            return "memory", round
-        if isinstance(task, Classifier) and not sent.isdisjoint(weights.keys() & received):
-            return "weights", round
-    raise UserError(
-        f"attack=inversion: method {run.result['method']} with task {run.result['task']} shares no images, no"
-        " memory bank and no weights of a classifier"
+def _content(found: Identified) -> dict[str, Any]:
+    """Returns what was identified as it is written to a file."""
+    return {**found._asdict(), "ranks": found.ranks.tolist()}
+
+
+def _identified(found: dict[str, Any]) -> dict[str, str]:
+    """Writes what was identified as a line of a table."""
+    ranks = torch.tensor(found["ranks"]).double()
+    line = {
+        "top-1": f"{found['top1']:.2f} [{found['low']:.2f}, {found['high']:.2f}]",
+        "chance": f"{found['chance']:.2f}",
+        "median rank": f"{ranks.median():.0f}",
+        "images": str(len(ranks)),
+    }
+    return line | (
+        {"PSNR": f"{found['psnr']:.2f} dB", "SSIM": f"{found['ssim']:.3f}"} if "psnr" in found else {}
     )
-
-
-def _private_images(run: FinishedRun, number: int, at_most: int | None = None) -> Tensor:
-    """Reads a client's training images in [0, 1] [n, ch, H, W], as its task sees them."""
-    images, held = run.data.images, list(run.data.partition.clients[number])[:at_most]
-    if isinstance(images, LabelledSet):
-        return images.train_images[held] / 255
-    mean, std = _channel_statistics(run)
-    paths = [images.train[index].path for index in held]
-    return (torch.stack([run.data.transform.image(path) for path in paths]) * std + mean).clamp(0, 1)
-
-
-def _channel_statistics(run: FinishedRun) -> tuple[Tensor, Tensor]:
-    """Finds the mean and deviation that images are normalised by, each [ch, 1, 1]."""
-    images = run.data.images
-    source = run.data.transform if isinstance(images, ImageSet) else images
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (source.mean, source.std))
-    return mean, std

@@ -269,14 +269,16 @@ COMMANDS = {
     "privacy": Command(
         privacy,
         {
-            f"{_RUN} attack=lira [mode=online|offline] [shadows=16] [seed=0] [out=DIR]": (
-                "membership inference: what clients upload last, against shadow runs; the same command continues"
+            f"{_RUN} attack=lira [mode=online|offline] [shadows=16] [non_members=train|test] [share=0.5] [seed=0]"
+            " [out=DIR]": (
+                "membership inference: all messages, against those of shadow runs; the same command continues"
             ),
-            f"{_RUN} attack=inversion [client=N] [control=N] [images=4] [steps=500] [seed=0]"
+            f"{_RUN} attack=inversion [client=N] [control=N] [images=4] [steps=500] [restarts=1] [seed=0]"
             " [knowledge=shared|own] [update=round|step]": (
                 "images out of what a client uploads: banks, weights of classifiers, condensed images"
             ),
             f"{_RUN} attack=dcor": "distance correlation of shared densities with the images behind them",
+            f"{_RUN} attack=report": "print the page: what leaves a site, what attacks found, which defences are on",
         },
         continues=True,
         extra="train",

@@ -1,4 +1,4 @@
-"""The ``privacy`` command: attacks on a finished run."""
+"""The ``privacy`` command: attacks on a finished run, and the page of what is known of its privacy."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class PrivacyOptions:
 
     Attributes:
         run: MLflow run id, or the run's folder.
-        attack: ``lira`` (membership inference), ``inversion`` (images out of what is shared) or ``dcor`` (distance
-            correlation of shared densities with images).
+        attack: ``lira`` (membership inference), ``inversion`` (images out of what is shared), ``dcor`` (distance
+            correlation of shared densities with images), or ``report``, which attacks nothing and prints the page.
     """
 
     run: str
-    attack: Literal["lira", "inversion", "dcor"]
+    attack: Literal["lira", "inversion", "dcor", "report"]
 
 
 def privacy(options: Sequence[str]) -> None:
-    """Attacks a complete run, and writes the outcome to ``privacy`` in its folder.
+    """Attacks a complete run, and writes the outcome and the page to ``privacy`` in its folder.
 
     Args:
         options: Those of `PrivacyOptions` and of the attack, and overrides such as ``data.root=DIR``.
@@ -39,17 +39,19 @@ def privacy(options: Sequence[str]) -> None:
     shared, others = separate(PrivacyOptions, options, "privacy")
     chosen, _ = read(PrivacyOptions, shared, "privacy")
     attack, overrides = _attack(chosen, others)  # wrong options end the command before any file is looked at
+    from lit_fedad.audits.page import write_page
     from lit_fedad.experiment.finished_run import reopen
     from lit_fedad.experiment.run_folder import RunFolder
 
     with RunFolder.find(chosen.run).locked():
         run = reopen(chosen.run, overrides)
-        if run.config["federation"].get("secure_sum") is not None:
+        if run.config["federation"].get("secure_sum") is not None and chosen.attack == "inversion":
             raise UserError(
-                f"run={chosen.run}: its uploads were summed securely, and these attacks look at single ones; attack the"
-                " same run without federation=secure"
+                f"run={chosen.run}: its uploads were summed securely, and attack=inversion looks at single ones; attack"
+                " the same run without federation=secure; attack=lira attacks the sum"
             )
         attack(run)
+        write_page(run, shown=chosen.attack == "report")
 
 
 def _attack(
@@ -71,3 +73,5 @@ def _attack(
             from lit_fedad.audits.density import correlate
 
             return correlate, dict(map(split, others))
+        case "report":
+            return lambda run: None, dict(map(split, others))

@@ -200,6 +200,24 @@ class Federation:
         on_first(self.fabric, lambda: self._check_answers(round, values))
         return values
 
+    def observe(self, client: int) -> Message:
+        """Turns the live client into one that knows no more than what an observer of its messages knows.
+
+        Args:
+            client: Number of the client. It has just received the message of the server's exchange, and its personal
+                state is that of a client before the run.
+
+        Returns:
+            The server's message to it.
+        """
+        context = self.server.context
+        exchange = self.exchanges.at(context)
+        blob = self.outbox.pack(exchange, [client], context)[client]
+        stage = self.data.at(min(context.round, self.rounds)).stages[client]
+        return self.turn.activate(
+            exchange, replace(context, client=client, stage=stage), detached(self.pool.initial), blob
+        )
+
     def adversary_view(self, client: int, update: Update) -> Client:
         """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
 
@@ -215,11 +233,7 @@ class Federation:
         """
         if not isinstance(self.server, AttackableServer):
             raise nothing_to_attack(self.client)
-        context = self.server.context
-        exchange = self.exchanges.at(context)
-        blob = self.outbox.pack(exchange, [client], context)[client]
-        context = replace(context, client=client, stage=self.data.at(context.round).stages[client])
-        self.turn.activate(exchange, context, detached(self.pool.initial), blob)
+        self.observe(client)
         self.server.adversary_view(update, self.client)
         self.client.eval()
         return self.client

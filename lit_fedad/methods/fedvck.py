@@ -28,6 +28,7 @@ from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES, Knowledge
 from lit_fedad.methods.parts.functional import look, with_weights
@@ -61,6 +62,10 @@ class FedVCKClient(FedDMClient):
         selection: Whether images are drawn by importance (FedVCK Eq. 8), or all with equal probability.
         alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
         bias: Bias b (FedVCK Eq. 5).
+        prototype_images: Fewest images of a class whose mean logits are sent. A mean of few tells who is in it; classes
+            with fewer are sent as zeros that count no image, and other clients' means stand for them.
+        ranks: Whether the ranks of a class's mean logits are sent in their place, 0 for the lowest. The server then
+            ranks negatives by the vote of all images (Borda count), which is all that FedVCK Eq. 13 needs of them.
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
@@ -84,15 +89,19 @@ class FedVCKClient(FedDMClient):
         selection: bool = True,
         alpha: float = 0.5,
         bias: float = 0.0,
+        prototype_images: int = 1,
+        ranks: bool = False,
     ) -> None:
         super().__init__(
             task, condensation, mean, std, share, minimum, least, init, radius=0.0, quantize=quantize
         )
+        at_least("method.client", 1, prototype_images=prototype_images)
         if not 0 <= alpha <= 1:
             raise UserError(f"method.client.alpha={alpha}: give a share from 0 to 1")
         check_encoder(task.encoder)
         self.kernel, self.constraints = kernel, constraints
         self.selection, self.alpha, self.bias = selection, alpha, bias
+        self.prototype_images, self.ranks = prototype_images, ranks
         self.previous: Message = {}
         self._running: dict[str, Tensor] = {}
 
@@ -107,10 +116,12 @@ class FedVCKClient(FedDMClient):
             before = self._logits(own.images, self.previous, fabric) if self.previous else logits
             weights = importance(logits, before, labels, self.alpha, self.bias)
         means = [part.mean(0) for part in logits.split(own.sizes)]
-        facts = {
-            PROTOTYPES: torch.stack(means) if means else logits[:0],
-            SIZES: torch.tensor(own.sizes, dtype=torch.int64),
-        }
+        prototypes = torch.stack(means) if means else logits[:0]
+        if self.ranks:
+            prototypes = ranks_of(prototypes)
+        sizes = torch.tensor(own.sizes, dtype=torch.int64)
+        enough = sizes >= self.prototype_images
+        facts = {PROTOTYPES: prototypes * enough[:, None], SIZES: sizes * enough}
         self._running = {name: buffer.clone() for name, buffer in self.task.named_buffers()}
         return [self._chances(part) for part in weights.split(own.sizes)] if own.sizes else [], facts
 
@@ -161,9 +172,16 @@ class FedVCKClient(FedDMClient):
         classes = Free("classes")
         own = {
             PROTOTYPES: TensorSpec((classes, self.task.classes)),
-            SIZES: TensorSpec((classes,), torch.int64, low=self.least),
+            SIZES: TensorSpec(
+                (classes,), torch.int64, low=0 if self.prototype_images > self.least else self.least
+            ),
         }
         return {**super().upload_spec(), **own}
+
+
+def ranks_of(logits: Tensor) -> Tensor:
+    """Returns the rank of each class among a row of logits [n, K], 0 for the lowest, as float32."""
+    return logits.argsort(dim=1, stable=True).argsort(dim=1).float()
 
 
 class FedVCKServer(FedDMServer):

@@ -54,12 +54,14 @@ class FedVCKReleasedClient(FedVCKClient):
         selection: bool = True,
         alpha: float = 0.5,
         bias: float = 0.0,
+        prototype_images: int = 1,
+        ranks: bool = False,
         go_on: bool = True,
         softmax: bool = True,
         own_first_model: bool = True,
     ) -> None:
         given = share, minimum, least, init, quantize, kernel, constraints, selection, alpha, bias
-        super().__init__(task, condensation, mean, std, *given)
+        super().__init__(task, condensation, mean, std, *given, prototype_images, ranks)
         self.go_on, self.softmax, self.own_first_model = go_on, softmax, own_first_model
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:

@@ -1,57 +1,57 @@
 """LiRA, the likelihood ratio attack on membership in the training data (Carlini et al., IEEE S&P 2022).
 
-The attacker trains shadow models with and without each image, and tests under which of the two the confidence of the
-attacked model in the image is likelier.
+The attacker trains shadow models with and without each image, and tests under which of the two what it sees of the
+attacked model is likelier. What it sees of an image is a number, such as a confidence, or several together.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import mean
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
-CLAMP = 1e-5
-"""Least distance of probabilities from 0 and 1, and least standard deviation."""
+LEAST_DEVIATION = 1e-5
+"""Least standard deviation of a statistic over shadow models."""
 OWN_VARIANCE = 64
 """Least number of shadow models for variances of each image of its own."""
+_SHRINKAGE = 1e-3  # of correlations between statistics: two that are equal shall not make a singular matrix
+
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A likelihood ratio: of phi of the attacked model, phi of shadow models, and what these were trained on."""
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:
     """Computes the confidence of a classifier in the true class: ``phi = log p_y - log(1 - p_y)``.
 
-    The difference of the true logit and the log-sum-exp of the others keeps the digits that 1 - p_y loses.
+    The difference of the true logit and the log-sum-exp of the others keeps the digits that 1 - p_y loses; nothing is
+    clamped, since images that are learnt by heart differ in these digits.
 
     Args:
-        logits: Class logits [n, K].
+        logits: Class logits [n, K], K of at least 2.
         labels: True classes, int64 [n].
 
     Returns:
-        float64 [n]; p_y is clamped to [`CLAMP`, 1 - `CLAMP`].
+        float64 [n].
 
     Example:
         >>> confidence(torch.tensor([[0.0, 2.0], [99.0, 0.0]]), torch.tensor([1, 0])).tolist()
-        [2.0, 11.51...]
+        [2.0, 99.0]
     """
     logits, at = logits.double(), labels.unsqueeze(1)
-    phi = logits.gather(1, at).squeeze(1) - logits.scatter(1, at, -torch.inf).logsumexp(1)
-    limit = float(np.log((1 - CLAMP) / CLAMP))
-    return phi.clamp(-limit, limit)
+    return logits.gather(1, at).squeeze(1) - logits.scatter(1, at, -torch.inf).logsumexp(1)
 
 
 def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
     """Computes ``log N(phi | in) - log N(phi | out)`` with Gaussians fitted to the shadow models (online attack).
 
     Args:
-        phi: Confidence of the attacked model in each example [n].
-        shadows: Confidence of the J shadow models [J, n]; NaN where there is none.
+        phi: One statistic of the attacked model for each example [n], or several [n, d].
+        shadows: Those of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
         trained_on: Whether each shadow model was trained on each example, bool [J, n].
 
     Returns:
         Scores float64 [n], high for members; NaN for an example that no shadow model, or each, was trained on.
     """
+    phi, shadows = _vectors(phi, shadows)
     inside, outside = (_fit(shadows, trained_on), _fit(shadows, ~trained_on))
     return _log_density(phi, *inside) - _log_density(phi, *outside)
 
@@ -59,7 +59,8 @@ def online_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
 def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
     """Computes ``log Phi((phi - mu_out) / sd_out)`` from the shadow models without the example (offline attack).
 
-    The logarithm keeps the order of scores where Phi itself rounds to 1.
+    The logarithm keeps the order of scores where Phi itself rounds to 1. Of several statistics, each of which is high
+    for members, logarithms are added up, as if they were independent.
 
     Args:
         phi: As in `online_scores`.
@@ -69,102 +70,66 @@ def offline_scores(phi: Tensor, shadows: Tensor, trained_on: Tensor) -> Tensor:
     Returns:
         Scores float64 [n], high for members; NaN for an example that each shadow model was trained on.
     """
-    centre, deviation = _fit(shadows, ~trained_on)
-    return torch.special.log_ndtr((phi.double() - centre) / deviation)
+    phi, shadows = _vectors(phi, shadows)
+    centre, deviation, _ = _fit(shadows, ~trained_on)
+    return torch.special.log_ndtr((phi - centre) / deviation).sum(-1)
 
 
-def roc(scores: Tensor, members: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Computes false and true positive rates at every threshold.
+def exchangeable_scores(phi: Tensor, trained_on: Tensor, rule: Rule) -> Tensor:
+    """Attacks each shadow model in turn, with Gaussians of the others but the one that completes its pair.
+
+    The attacked model is then drawn like those that it is compared with, so that nothing but membership tells them
+    apart. Shadow models 0 and 1, 2 and 3 and so on were trained on complementary halves.
 
     Args:
-        scores: Scores [n], high for members.
-        members: Whether each example is a member, bool [n].
+        phi: Statistics of the J shadow models [J, n] or [J, n, d]; NaN where there is none.
+        trained_on: Whether each was trained on each example, bool [J, n].
+        rule: `online_scores` or `offline_scores`.
 
     Returns:
-        False and true positive rates, both ascending.
+        Scores float64 [J, n].
     """
-    false, true, _ = roc_curve(members.numpy(), scores.numpy(), drop_intermediate=False)
-    return false, true
+    pair = torch.arange(len(phi)) // 2
+    return torch.stack(
+        [rule(phi[j], phi[pair != pair[j]], trained_on[pair != pair[j]]) for j in range(len(phi))]
+    )
 
 
-@dataclass(frozen=True)
-class MembershipReport:
-    """Success of the attack: how well each client's training images are distinguished from other images.
-
-    Attributes:
-        auc: Area under the ROC curve by client.
-        tpr: True positive rate at a false positive rate of at most 1 % by client; below 100 non-members, at none.
-        examples: Number of attacked members and non-members by client.
-    """
-
-    auc: dict[int, float]
-    tpr: dict[int, float]
-    examples: dict[int, int]
-
-    @property
-    def worst(self) -> float:
-        """The largest max(0.5, AUC) over clients: an attack worse than guessing reveals nothing."""
-        return max(max(0.5, auc) for auc in self.auc.values())
-
-    @property
-    def mean(self) -> float:
-        """The mean over clients of max(0.5, AUC)."""
-        return mean(max(0.5, auc) for auc in self.auc.values())
-
-    @property
-    def defence_rate(self) -> float:
-        """Share of the clients with an AUC of at most 0.5."""
-        return mean(float(auc <= 0.5) for auc in self.auc.values())
+def _vectors(phi: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor]:
+    """Gives single statistics a last dimension of 1."""
+    if phi.ndim == 1:
+        phi, shadows = phi.unsqueeze(-1), shadows.unsqueeze(-1)
+    return phi.double(), shadows.double()
 
 
-def membership_report(scores: Mapping[int, Tensor], members: Mapping[int, Tensor]) -> MembershipReport:
-    """Evaluates the attack on each client; scores that are NaN are left out.
+def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [n, d], standard deviation and correlation of each example's chosen observations; NaN where there is none.
 
-    Args:
-        scores: Client -> scores [n], high for members.
-        members: Client -> whether each example is a member, bool [n].
-
-    Raises:
-        ValueError: If a client has no member or no non-member with a score.
-
-    Example:
-        >>> report = membership_report({3: torch.tensor([2.0, 0.5, 1.0, 0.0])}, {3: torch.arange(4) < 2})
-        >>> report.auc, report.tpr, report.worst, report.defence_rate
-        ({3: 0.75}, {3: 0.5}, 0.75, 0.0)
-    """
-    auc, tpr, examples = {}, {}, {}
-    for client, own in scores.items():
-        kept = ~own.isnan()
-        score, member = own[kept], members[client][kept]
-        if member.all() or not member.any():
-            raise ValueError(
-                f"client {client}: members and non-members with a score are needed, one of each at least"
-            )
-        auc[client] = float(roc_auc_score(member.numpy(), score.numpy()))
-        false, true = roc(score, member)
-        tpr[client] = float(true[false <= 0.01].max())
-        examples[client] = len(score)
-    return MembershipReport(auc, tpr, examples)
-
-
-def _fit(shadows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each example's chosen observations; NaN where there is none.
-
-    Below `OWN_VARIANCE` shadow models one variance serves all examples: that of the observations around their
+    Below `OWN_VARIANCE` shadow models one covariance serves all examples: that of the observations around their
     example's mean.
     """
-    values = torch.where(chosen, shadows.double(), torch.nan)
-    counts = (~values.isnan()).sum(0)
+    values = torch.where(chosen.unsqueeze(-1), shadows, torch.nan)
+    present = ~values.isnan().any(-1)
+    counts = present.sum(0)
+    values = torch.where(present.unsqueeze(-1), values, torch.nan)
     centre = values.nanmean(0)
-    squares = (values - centre).square().nansum(0)
+    gaps = (values - centre).nan_to_num(0.0)
+    products = torch.einsum("jnd,jne->nde", gaps, gaps)
+    freedom = (counts - 1).clamp(min=0)
     if len(shadows) < OWN_VARIANCE:
-        freedom = (counts - 1).clamp(min=0).sum().clamp(min=1)
-        variance = squares.sum() / freedom
-    else:
-        variance = squares / (counts - 1).clamp(min=1)
-    return centre, variance.sqrt().clamp(min=CLAMP)
+        products, freedom = products.sum(0, keepdim=True), freedom.sum(0, keepdim=True)
+    covariance = products / freedom.clamp(min=1)[:, None, None]
+    deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt().clamp(min=LEAST_DEVIATION)
+    correlation = covariance / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
+    correlation = (1 - _SHRINKAGE) * correlation
+    correlation.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    return centre, deviation, correlation
 
 
-def _log_density(value: Tensor, centre: Tensor, deviation: Tensor) -> Tensor:
+def _log_density(value: Tensor, centre: Tensor, deviation: Tensor, correlation: Tensor) -> Tensor:
     """Of a Gaussian, without its constant."""
-    return -((value.double() - centre) / deviation).square() / 2 - deviation.log()
+    root = torch.linalg.cholesky(correlation)
+    z = ((value - centre) / deviation).unsqueeze(-1)
+    whitened = torch.linalg.solve_triangular(root.expand(len(z), -1, -1), z, upper=False)
+    volume = deviation.log().sum(-1) + root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return -whitened.square().sum((-2, -1)) / 2 - volume

@@ -10,7 +10,7 @@ from lit_fedad.contracts.randomness import numpy_generator
 
 @dataclass(frozen=True)
 class Cell:
-    """Members of one class in the same stages of a client, and as many held-out images of that class.
+    """Members of one class in the same stages of a client, and as many non-members of that class.
 
     Attributes:
         client: Number of the client.
@@ -69,6 +69,40 @@ def draw_cells(
     return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
 
 
+def draw_training_cells(
+    stages: Sequence[Sequence[Sequence[int]]], categories: Sequence[str], share: float, seed: int
+) -> list[Cell]:
+    """Draws the attacked examples among the clients' own images, half of which every shadow model leaves out.
+
+    All examples are then of one distribution, and shadow models are trained on fewer images than the run was.
+
+    Args:
+        stages: As in `draw_cells`.
+        categories: As in `draw_cells`.
+        share: Share of a client's images of a class that become examples, in (0, 1].
+        seed: Seed of the draws.
+
+    Example:
+        >>> (cell,) = draw_training_cells([[[0, 1, 2, 3, 4]], [[5]]], ["cat"] * 6, share=0.8, seed=0)
+        >>> cell.client, len(cell.members), len(cell.others)
+        (0, 2, 2)
+    """
+    cells = []
+    for client, own in enumerate(stages):
+        holding = [set(stage) for stage in own]
+        held: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for index in sorted(set().union(*holding)):
+            where = tuple(number for number, stage in enumerate(holding) if index in stage)
+            held.setdefault((categories[index], where), []).append(index)
+        for (category, where), images in held.items():
+            rng = numpy_generator(seed, "membership", category, client, *where)
+            half = max(1, round(share * len(images)) // 2)
+            if len(images) >= 2:
+                drawn = rng.permutation(images)[: 2 * half].tolist()
+                cells.append(Cell(client, where, tuple(sorted(drawn[:half])), tuple(sorted(drawn[half:]))))
+    return sorted(cells, key=lambda cell: (cell.client, cell.stages, cell.members))
+
+
 def split(cells: Sequence[Cell], shadow: int, seed: int) -> set[int]:
     """Draws the examples that a shadow model is trained on: a random half of each cell.
 
@@ -103,7 +137,7 @@ def trained_on(
     Returns:
         As ``stages``, ascending; members that are not attacked stay.
     """
-    out = {index for cell in cells for index in cell.members} - chosen
+    out = {index for cell in cells for index in cell.pool} - chosen
     kept = [[set(stage) - out for stage in own] for own in stages]
     for cell in cells:
         for stage in cell.stages:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 
-from lit_fedad.audits import inversion as inversion_audit
+from lit_fedad.audits import inversion_attack
 from lit_fedad.audits.inversion import InversionOptions, invert
 from lit_fedad.config import compose
 from lit_fedad.contracts import Context
@@ -79,8 +79,8 @@ def asked(monkeypatch):
     def gradients(logits, parameters, update, shape, generator, classes, labels, steps, on_step):
         return answer({"logits": logits, "parameters": parameters, "update": update, "labels": labels}, shape)
 
-    monkeypatch.setattr(inversion_audit, "invert_features", features)
-    monkeypatch.setattr(inversion_audit, "invert_gradients", gradients)
+    monkeypatch.setattr(inversion_attack, "invert_features", features)
+    monkeypatch.setattr(inversion_attack, "invert_gradients", gradients)
     return calls
 
 
@@ -134,10 +134,10 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
     """Eq. 16 undone: what is left are the weighted means of the client's maps, position by position."""
     folder = played(tmp_path / "literal", *LITERAL, "rounds=1", f"data.root={tmp_path / 'data'}")
     invert(reopen(str(folder)), InversionOptions(knowledge="own", images=1))
-    assert [call["discrepancy"] for call in asked] == [by_position, by_position]
+    assert [call["discrepancy"] for call in asked[:2]] == [by_position, by_position]
     run = reopen(str(folder))
     federation, task = run.federation, run.model.task
-    for call, number in zip(asked, (0, 1), strict=True):
+    for call, number in zip(asked[:2], (0, 1), strict=True):
         context = Context(federation.seed, 2, number)
         federation.server.begin(context)
         turn(federation, context)  # trains, and leaves the live model as the client is then
@@ -154,7 +154,7 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
 @pytest.mark.parametrize("knowledge", ["own", pytest.param("shared", marks=pytest.mark.slow)])
 def test_the_attackers_features_are_those_of_the_task(asked, with_heads, knowledge):
     invert(reopen(str(with_heads)), InversionOptions(knowledge=knowledge, images=3))
-    assert [call["discrepancy"] for call in asked] == [as_sets, as_sets]
+    assert [call["discrepancy"] for call in asked[:2]] == [as_sets, as_sets]
     pixels = private(with_heads, 1).requires_grad_()
     generated = asked[1]["encode"](pixels)  # the control's: the live model is still that client
     assert torch.autograd.grad(generated.sum(), pixels)[0].abs().max() > 0
@@ -224,7 +224,7 @@ def test_one_step_is_inverted_at_the_weights_it_began_with(asked, averaged):
 def test_a_round_is_inverted_without_labels(asked, averaged):
     invert(reopen(str(averaged)), InversionOptions(client=1, images=2))
     assert report(averaged)["update"] == "round"
-    assert [call["labels"] for call in asked] == [None, None]
+    assert [call["labels"] for call in asked[:2]] == [None, None]
     run = reopen(str(averaged))
     federation = run.federation
     context = Context(federation.seed, 2, 1)
@@ -251,9 +251,9 @@ def test_shared_images_are_judged_as_they_are(averaged, monkeypatch):
     held = run.data.partition.clients
     near = run.data.images.train_images[[held[0][2]]].clone()
     near[..., 0] += 1
-    monkeypatch.setattr(inversion_audit, "_shared", lambda run: ("images", 2))
+    monkeypatch.setattr(inversion_attack, "_shared", lambda run: ("images", 2))
     monkeypatch.setattr(
-        inversion_audit._Attack, "_send", lambda self, number: {"images": near if number == 0 else 255 - near}
+        inversion_attack.Attack, "_send", lambda self, number: {"images": near if number == 0 else 255 - near}
     )
     invert(reopen(str(averaged)), InversionOptions())
     found = report(averaged)
@@ -281,9 +281,9 @@ def test_bad_input_is_one_line(averaged, options, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"images": 0}, {"steps": 0}, {"steps": -3}])
+@pytest.mark.parametrize("options", [{"images": 0}, {"steps": 0}, {"steps": -3}, {"restarts": 0}])
 def test_nothing_to_seek_and_no_step_are_refused(options):
-    with pytest.raises(UserError, match=r"images=-?\d+ steps=-?\d+ must be at least 1"):
+    with pytest.raises(UserError, match=r"images=-?\d+ steps=-?\d+ restarts=\d+ must be at least 1"):
         InversionOptions(**options)
 
 
@@ -293,3 +293,44 @@ def test_a_method_that_shares_nothing_of_images_is_one_line(tmp_path):
         UserError, match=r"method local with task Classifier shares no images, no memory bank"
     ):
         invert(reopen(str(folder)), InversionOptions())
+
+
+def test_positive_controls_are_of_few_images_of_the_client(asked, copied):
+    """One image by position; a bank of one image, and of four; the client has eight images."""
+    run = reopen(str(copied))
+    invert(run, InversionOptions(images=2, client=1))
+    assert [call["discrepancy"] for call in asked] == [as_sets, as_sets, by_position, as_sets, as_sets]
+    found = report(copied)["positive_controls"]
+    assert [one["control"] for one in found] == [
+        "one image, by position",
+        "bank of 1 image",
+        "bank of 4 images",
+    ]
+    with torch.no_grad():
+        features = asked[2]["encode"](private(copied, 1))
+    assert min(float((one - asked[2]["target"]).abs().max()) for one in features) < 0.05
+
+
+def test_a_reconstruction_that_is_the_image_is_identified(averaged, monkeypatch):
+    run = reopen(str(averaged))
+    held = run.data.partition.clients
+    shown = run.data.images.train_images[list(held[0])]
+    monkeypatch.setattr(inversion_attack, "_shared", lambda run: ("images", 2))
+    monkeypatch.setattr(inversion_attack.Attack, "_send", lambda self, number: {"images": shown})
+    invert(reopen(str(averaged)), InversionOptions())
+    found = report(averaged)
+    assert found["identified"]["client 0"]["ranks"] == [1] * len(shown)
+    assert (found["top1"], found["top1_high"]) == (1, 1)
+    assert found["top1_chance"] == found["identified"]["client 0"]["chance"] < 1
+
+
+def test_the_restart_with_the_lowest_loss_counts(averaged, monkeypatch):
+    losses = iter([0.5, 0.2, 0.9] * 3)
+
+    def gradients(logits, parameters, update, shape, generator, *_, **__):
+        loss = next(losses)
+        return Inversion(torch.full(shape, loss), [1.0, loss])
+
+    monkeypatch.setattr(inversion_attack, "invert_gradients", gradients)
+    invert(reopen(str(averaged)), InversionOptions(restarts=3, images=1))
+    assert report(averaged)["losses"] == [1.0, 0.2]

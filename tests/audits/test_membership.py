@@ -14,18 +14,19 @@ import yaml
 from helpers.damage import forge
 
 from lit_fedad.audits import membership as membership_audit
-from lit_fedad.audits.membership import LiraOptions, ShadowRuns, attack, infer
+from lit_fedad.audits.membership import Finding, LiraOptions, attack, infer
+from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
 from lit_fedad.config import compose
-from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
-from lit_fedad.privacy.lira import MembershipReport, membership_report
-from lit_fedad.privacy.shadow_splits import trained_on
+from lit_fedad.privacy.lira import online_scores
+from lit_fedad.privacy.membership_report import membership_report
+from lit_fedad.privacy.shadow_splits import split, trained_on
 
-SHADOWS = 4
+SHADOWS = 6
 # Two clients with ten images each, 16 pixels wide: a network learns by heart sooner than it learns the classes.
 TINY = [
     *("data=motif_classes", "data.train_per_class=2", "data.test_per_class=2", "data.size=16"),
@@ -38,17 +39,14 @@ OVERFIT = ("method=fedavg", "rounds=2", "method.client.local_epochs=15", "task.l
 
 @dataclass
 class Spy:
-    """What federations held and ended with, by the name of their folder."""
+    """What federations held, by the name of their folder."""
 
     held: dict[str, list[list[int]]] = field(default_factory=dict)
-    ended: dict[str, dict] = field(default_factory=dict)
 
     def run(self, federation: Federation, original):
         name = federation.checkpoints.folder.parent.name
         self.held[name] = [list(own) for own in federation.data.partition]
-        result = original(federation)
-        self.ended[name] = read_kept(federation.server)
-        return result
+        return original(federation)
 
 
 @pytest.fixture
@@ -69,8 +67,12 @@ def overfit(tmp_path_factory):
 @dataclass
 class Audited:
     run: Path
-    report: MembershipReport
+    findings: list[Finding]
     spy: Spy
+
+    def of(self, side, statistic="all"):
+        """The report of one statistic."""
+        return next(f.report for f in self.findings if (f.side, f.statistic) == (side, statistic))
 
 
 @pytest.fixture(scope="module")
@@ -78,50 +80,56 @@ def audited(overfit):
     watching, original = Spy(), Federation.run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Federation, "run", lambda self: watching.run(self, original))
-        return Audited(overfit, infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS)), watching)
+        findings = infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test"))
+        return Audited(overfit, findings, watching)
 
 
-def observations(run: Path, home: Path | None = None):
-    """The runs' shadows, phi of the attacked run, and of every shadow run."""
-    shadows = ShadowRuns(reopen(str(run)), (home or run) / "privacy" / "lira", 0)
-    phi, *observed = (shadows.play(n, lambda *_: None) for n in (None, *range(SHADOWS)))
-    return shadows, phi, observed
+def shadows_of(run: Path):
+    """The runs' shadows, and what each of them showed."""
+    shadows = ShadowRuns(reopen(str(run)), run / "privacy" / "lira", "test", 0.5, 0)
+    return shadows, [shadows.play(n, lambda *_: None) for n in range(SHADOWS)]
 
 
 def test_members_of_an_overfit_run_are_told(audited):
-    assert audited.report.mean > 0.8
-    assert audited.report.defence_rate == 0
-    assert audited.report.examples == {0: 20, 1: 20}
+    report = audited.of("sent")
+    assert report.auc.value > 0.8
+    assert report.auc.low > report.auc.chance_high
+    assert report.fedvck["mean_auc"][0] > report.fedvck["mean_auc"][1]
+    assert report.examples == {0: 20, 1: 20}
+    assert audited.of("sent", "predictor: confidence or image score").auc.value > 0.8
+
+
+def test_each_statistic_is_reported_and_all_of_them_together(audited):
+    assert [(found.side, found.statistic) for found in audited.findings] == [
+        ("sent", "update: direction of the last layer"),
+        ("sent", "update: 2 exchanges"),
+        ("sent", "predictor: confidence or image score"),
+        ("sent", "predictor: 2 exchanges"),
+        ("sent", "all"),
+        ("received", "predictor: confidence or image score"),
+        ("received", "predictor: 2 exchanges"),
+        ("received", "all"),
+    ]
 
 
 def test_files(audited):
     written = json.loads((audited.run / "privacy" / "lira.json").read_text())
-    assert written["auc"] == {str(client): auc for client, auc in audited.report.auc.items()}
-    assert written["max_auc"] == max(written["auc"].values())
-    assert written["looks_at"] == "confidence"
-    assert (written["shadows"], written["mode"], written["round"]) == (SHADOWS, "online", 2)
+    report = audited.of("sent")
+    assert written["sent_auc"] == report.auc.value
+    assert written["sent_auc_chance"] == report.auc.chance
+    assert written["received_tpr_at_1_percent"] == audited.of("received").tpr["tpr_at_1_percent"].value
+    assert (written["shadows"], written["mode"], written["rounds"]) == (SHADOWS, "online", 2)
+    assert "test images" in written["shift"]
+    assert written["findings"][4]["report"]["clients"]["0"]["auc"] == report.clients[0][0]
     assert (audited.run / "figures" / "lira.png").stat().st_size
-    left = sorted(
-        p.relative_to(audited.run / "privacy" / "lira").as_posix() for p in audited.run.rglob("phi.pt")
-    )
-    assert left == [*(f"shadow_{n}/phi.pt" for n in range(SHADOWS)), "target/phi.pt"]
+    left = sorted(p.parent.name for p in audited.run.rglob("seen.pt"))
+    assert left == [f"shadow_{n}" for n in range(SHADOWS)]
     assert not [*(audited.run / "privacy").rglob("checkpoints")]
-
-
-def test_attacked_run_is_played_again_bit_for_bit(audited):
-    (last,) = (audited.run / "checkpoints").glob("round_*")
-    server = torch.load(last / "server.pt")["server"]
-    torch.testing.assert_close(audited.spy.ended["target"], server, rtol=0, atol=0)
-    assert any(
-        (audited.spy.ended["shadow_0"]["weights"][name] != value).any()
-        for name, value in server["weights"].items()
-    )
 
 
 def test_shadow_runs_hold_half_of_the_examples(audited):
     truth = json.loads((audited.run / "partition.json").read_text())["clients"]
     held = audited.spy.held
-    assert held["target"] == truth
     for client in range(2):
         rows = [held[f"shadow_{n}"][client] for n in range(SHADOWS)]
         assert {len(row) for row in rows} == {len(truth[client])}
@@ -129,37 +137,41 @@ def test_shadow_runs_hold_half_of_the_examples(audited):
         assert set(times.values()) == {SHADOWS // 2}
         assert len(times) == 20
         assert set(truth[client]) < set(times)
-    everybody = [i for n in range(SHADOWS) for i in set(held[f"shadow_{n}"][0]) & set(held[f"shadow_{n}"][1])]
-    assert everybody == []
+
+
+def test_examples_of_the_training_pool_are_left_out_by_half_of_the_shadow_runs(overfit, tmp_path):
+    shadows = ShadowRuns(reopen(str(overfit)), tmp_path, "train", 1.0, 0)
+    truth = json.loads((overfit / "partition.json").read_text())["clients"]
+    for client in range(2):
+        assert set(shadows.examples(client)) <= set(truth[client])
+        assert (shadows.trained_on(client, 4).sum(0) == 2).all()
 
 
 def test_models_that_saw_no_example_tell_nobody(audited):
-    """phi of each example from a shadow run without it, on which the Gaussians are not fitted."""
-    shadows, phi, observed = observations(audited.run)
-    assert infer(reopen(str(audited.run)), LiraOptions(shadows=SHADOWS)) == audited.report
-    unseen, last = {}, SHADOWS - 2
-    for client in phi:
-        parts = [shadows.chosen(last), shadows.chosen(last + 1)]
-        rows = [observed[last][client], observed[last + 1][client]]
-        examples = shadows.examples(client)
-        unseen[client] = torch.stack([rows[int(i in parts[0])][n] for n, i in enumerate(examples)])
-        assert not any(i in parts[int(i in parts[0])] for i in examples)
-    scores, members = attack(shadows, unseen, observed[:last], "online")
-    blind = membership_report({0: torch.cat([*scores.values()])}, {0: torch.cat([*members.values()])})
-    assert abs(blind.auc[0] - 0.5) < 0.2
-    scores, members = attack(shadows, phi, observed, "online")
-    both, truth = torch.cat([*scores.values()]), torch.cat([*members.values()])
-    shuffled = truth[torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))]
-    assert membership_report({0: both}, {0: truth}).auc[0] > 0.8
-    assert abs(membership_report({0: both}, {0: shuffled}).auc[0] - 0.5) < 0.2
+    """A pair of shadow runs is made to one that saw no example: each of it the run without the example."""
+    shadows, observed = shadows_of(audited.run)
+    for client in shadows.clients:
+        trained = shadows.trained_on(client, SHADOWS)
+        for exchange in observed[0]["sent"].values():
+            assert exchange[client]["predictor"].shape == (20, 1)
+        for pair in range(0, SHADOWS, 2):
+            for exchange in observed[pair]["sent"]:
+                for kind in ("predictor", "update"):
+                    first, second = (observed[n]["sent"][exchange][client][kind] for n in (pair, pair + 1))
+                    blind = torch.where(trained[pair].unsqueeze(1), second, first)
+                    observed[pair]["sent"][exchange][client][kind] = blind
+                    observed[pair + 1]["sent"][exchange][client][kind] = blind.clone()
+    found = attack(shadows, [one["sent"] for one in observed], online_scores)["all"]
+    assert abs(membership_report(found).auc.value - 0.5) < 0.2
 
 
 def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
     shutil.copytree(audited.run, tmp_path / "run")
-    report = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=SHADOWS, mode="offline"))
+    options = LiraOptions(shadows=SHADOWS, mode="offline", non_members="test")
+    findings = infer(reopen(str(tmp_path / "run")), options)
     assert spy.held == {}
-    assert report.mean > 0.8
-    assert report != audited.report
+    assert findings[4].report.auc.value > 0.8
+    assert findings != audited.findings
 
 
 @pytest.mark.slow
@@ -171,19 +183,20 @@ def test_interrupted_audit_goes_on_where_it_stopped(audited, tmp_path, monkeypat
         return play(self, round)
 
     def cut(self, round):
-        if (self.checkpoints.folder.parent.name, round) == ("shadow_1", 2):
+        if (self.checkpoints.folder.parent.name, round) == ("shadow_4", 2):
             raise KeyboardInterrupt
         return watched(self, round)
 
-    options = LiraOptions(shadows=SHADOWS, out=str(tmp_path))
+    options = LiraOptions(shadows=SHADOWS, non_members="test", out=str(tmp_path))
     monkeypatch.setattr(Federation, "play", cut)
     with pytest.raises(KeyboardInterrupt):
         infer(reopen(str(audited.run)), options)
     assert not (tmp_path / "privacy" / "lira.json").exists()
     monkeypatch.setattr(Federation, "play", watched)
-    report = infer(reopen(str(audited.run)), options)
-    assert played[5:] == [("shadow_1", 2), ("shadow_2", 1), ("shadow_2", 2), ("shadow_3", 1), ("shadow_3", 2)]
-    assert report == audited.report
+    findings = infer(reopen(str(audited.run)), options)
+    assert played[-3:] == [("shadow_4", 2), ("shadow_5", 1), ("shadow_5", 2)]
+    assert len(played) == 2 * SHADOWS
+    assert findings == audited.findings
 
 
 def test_uploads_without_content_are_refused_after_one_round(tmp_path, spy, monkeypatch):
@@ -195,15 +208,15 @@ def test_uploads_without_content_are_refused_after_one_round(tmp_path, spy, monk
     assert rounds == [1]
 
 
-@pytest.mark.parametrize("shadows", [3, 5, 2, 0])
+@pytest.mark.parametrize("shadows", [3, 7, 4, 0])
 def test_too_few_shadows_and_odd_numbers_are_refused(shadows):
-    with pytest.raises(UserError, match=f"shadows={shadows}: give an even number, at least 4"):
+    with pytest.raises(UserError, match=f"shadows={shadows}: give an even number, at least 6"):
         LiraOptions(shadows=shadows)
 
 
-def test_shadow_runs_of_another_seed_are_refused(audited):
-    with pytest.raises(UserError, match="target: attacked with another seed"):
-        infer(reopen(str(audited.run)), LiraOptions(shadows=4, seed=1))
+def test_shadow_runs_of_other_options_are_refused(audited):
+    with pytest.raises(UserError, match="shadow_0: of another run, or of other options"):
+        infer(reopen(str(audited.run)), LiraOptions(non_members="test", seed=1))
 
 
 def test_runs_that_cannot_be_attacked(audited, tmp_path):
@@ -220,13 +233,11 @@ def test_runs_that_cannot_be_attacked(audited, tmp_path):
 
 
 def test_command(audited, capsys, monkeypatch):
-    command = ["privacy", f"run={audited.run}", "attack=lira", f"shadows={SHADOWS}"]
+    command = ["privacy", f"run={audited.run}", "attack=lira", f"shadows={SHADOWS}", "non_members=test"]
     assert cli.main(command) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "client     AUC   TPR at 1 % FPR   examples" in lines
-    assert f"0   {audited.report.auc[0]:.3f}   " in next(
-        line for line in lines if line.strip().startswith("0")
-    )
+    out = capsys.readouterr().out
+    assert "what clients send:" in out
+    assert f"{audited.of('sent').auc.value:.3f} [{audited.of('sent').auc.low:.3f}, " in out
     assert cli.main([*command, "rounds.x=4"]) == 2
     assert "'rounds.x' cannot be given for a trained run" in capsys.readouterr().err
 
@@ -240,18 +251,39 @@ def test_command(audited, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-def test_uploaded_banks_of_feddymem_are_attacked(tiny_run, tmp_path, spy):
-    options = LiraOptions(shadows=4, out=str(tmp_path))
-    report = infer(reopen(str(tiny_run)), options)
+def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
+    findings = infer(reopen(str(tiny_run)), LiraOptions(shadows=6, share=1.0, out=str(tmp_path)))
+    named = {f"{found.side} {found.statistic}" for found in findings}
+    assert {"sent bank: mean distance", "sent moments: largest residual", "sent all", "received all"} <= named
+    assert {"sent bank: together", "received bank: together", "received subspace: mean residual"} <= named
+    assert all(0 <= found.report.auc.value <= 1 for found in findings)
     written = json.loads((tmp_path / "privacy" / "lira.json").read_text())
-    assert written["looks_at"] == "negative image score"
-    assert set(report.auc) == {0, 1}
-    assert all(0 <= auc <= 1 for auc in report.auc.values())
-    (last,) = (tiny_run / "checkpoints").glob("round_*")
-    server = torch.load(last / "server.pt")["server"]
-    torch.testing.assert_close(spy.ended["target"]["known"], server["known"], rtol=0, atol=0)
-    phi = torch.load(tmp_path / "privacy" / "lira" / "target" / "phi.pt")["phi"]
-    assert all(len(own.unique()) == len(own) == report.examples[client] for client, own in phi.items())
+    assert written["shift"].startswith("none")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize(
+    ("method", "sent"),
+    [("federated_subspace", "moments"), ("federated_patchcore", "bank"), ("feddymem_drawn", "bank")],
+)
+def test_methods_that_share_banks_or_moments(tmp_path, method, sent):
+    overrides = [f"method={method}", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    assert f"{sent}: together" in {found.statistic for found in findings if found.side == "sent"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_of_summed_uploads_the_sum_is_attacked(tmp_path):
+    overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    overrides += ["federation=secure", "partition=iid", "partition.clients=3"]
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
+    assert written["uploads"] == "their sum"
+    assert {found["side"] for found in written["findings"]} == {"sent", "received"}
 
 
 @pytest.mark.slow
@@ -275,22 +307,20 @@ def test_fedavg_shares_no_bank_to_score_with(tmp_path):
 )
 def test_methods_that_share_weights(tmp_path, method):
     train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)
-    report = infer(reopen(str(tmp_path)), LiraOptions(shadows=4))
-    assert set(report.auc) == {0, 1}
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6))
+    assert set(findings[-1].report.clients) == {0, 1}
 
 
 @pytest.mark.slow
-def test_some_clients_in_some_rounds(tmp_path, spy):
+def test_some_clients_in_some_rounds(tmp_path):
     """The same clients upload last in every shadow run."""
     some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4")
     train(compose([*TINY, *OVERFIT, *some, f"out={tmp_path}"]), quiet=True)
-    report = infer(reopen(str(tmp_path)), LiraOptions(shadows=4))
-    kept = [torch.load(file)["phi"] for file in tmp_path.rglob("phi.pt")]
-    assert len(report.auc) == 2
-    assert all(set(phi) == set(report.auc) for phi in kept)
-    (last,) = (tmp_path / "checkpoints").glob("round_*")
-    server = torch.load(last / "server.pt")["server"]
-    torch.testing.assert_close(spy.ended["target"], server, rtol=0, atol=0)
+    infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
+    seen = [torch.load(file)["seen"]["sent"] for file in sorted(tmp_path.rglob("seen.pt"))]
+    uploaded = [{exchange: sorted(clients) for exchange, clients in one.items()} for one in seen]
+    assert all(one == uploaded[0] for one in uploaded)
+    assert {len(clients) for clients in uploaded[0].values()} == {2}
 
 
 @pytest.mark.slow
@@ -310,14 +340,14 @@ def test_images_that_come_task_after_task(tmp_path, spy):
         *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
     ]
     train(compose([*stream, f"out={tmp_path}"]), quiet=True)
-    report = infer(reopen(str(tmp_path)), LiraOptions(shadows=4))
-    assert set(report.auc) == {0, 1}
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
+    assert set(findings[-1].report.clients) == {0, 1}
     tasks = json.loads((tmp_path / "partition.json").read_text())["stages"]
     attacked = reopen(str(tmp_path))
-    shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", 0)
+    shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", "test", 0.5, 0)
     products = [sample.category for sample in shadows.images.train]
     for shadow in range(4):
-        now = trained_on(tasks, shadows.cells, shadows.chosen(shadow))
+        now = trained_on(tasks, shadows.cells, split(shadows.cells, shadow, 0))
         assert [sorted({i for task in own for i in task}) for own in now] == [
             sorted(own) for own in spy.held[f"shadow_{shadow}"]
         ]

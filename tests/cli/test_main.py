@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from lit_fedad.audits import density, inversion, membership
+from lit_fedad.audits import density, inversion, membership, page
 from lit_fedad.audits.inversion import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
@@ -73,6 +73,7 @@ def test_help_names_every_command(say, arguments):
         ("privacy", 0, [PrivacyOptions, LiraOptions], []),
         ("privacy", 1, [PrivacyOptions, InversionOptions], []),
         ("privacy", 2, [PrivacyOptions], []),
+        ("privacy", 3, [PrivacyOptions], []),
         ("sweep", 0, [SweepOptions], ["any.key"]),
         ("pretrain", 0, [PretrainOptions], []),
         ("sync", 0, [SyncOptions], []),
@@ -128,9 +129,9 @@ def test_help_does_not_wait_for_lightning():
         (("privacy", "run=x"), "privacy needs 'attack'"),
         (
             ("privacy", "run=x", "attack=lire"),
-            "privacy.attack='lire' must be one of ['lira', 'inversion', 'dcor']",
+            "privacy.attack='lire' must be one of ['lira', 'inversion', 'dcor', 'report']",
         ),
-        (("privacy", "run=x", "attack=lira", "shadows=3"), "shadows=3: give an even number, at least 4"),
+        (("privacy", "run=x", "attack=lira", "shadows=3"), "shadows=3: give an even number, at least 6"),
         (
             ("privacy", "run=x", "attack=lira", "shadow=4"),
             "privacy has no key 'shadow'; did you mean 'shadows'?",
@@ -139,7 +140,10 @@ def test_help_does_not_wait_for_lightning():
             ("privacy", "run=x", "attack=lira", "mode=onlin"),
             "privacy.mode='onlin' must be one of ['online', 'offline']",
         ),
-        (("privacy", "run=x", "attack=inversion", "steps=0"), "images=4 steps=0 must be at least 1"),
+        (
+            ("privacy", "run=x", "attack=inversion", "steps=0"),
+            "images=4 steps=0 restarts=1 must be at least 1",
+        ),
         (("privacy", "run=x", "attack=inversion", "images=many"), "privacy.images='many' must be int"),
         (
             ("privacy", "run=x", "attack=inversion", "update=epoch"),
@@ -248,14 +252,17 @@ class Reopened(tuple):
 
 
 def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypatch, tmp_path):
-    called = []
+    called, pages = [], []
     monkeypatch.setattr(RunFolder, "find", lambda run: RunFolder(tmp_path))
     monkeypatch.setattr(finished_run, "reopen", lambda *given: Reopened(given))
     for module, function in ((membership, "infer"), (inversion, "invert"), (density, "correlate")):
         monkeypatch.setattr(module, function, lambda *given: called.append(given))
+    monkeypatch.setattr(page, "write_page", lambda run, shown: pages.append(shown))
     say("privacy", "run=r", "attack=lira", "seed=3", "data.root=x")
     say("privacy", "run=r", "attack=inversion", "steps=9")
     say("privacy", "data.root=x", "attack=dcor", "run=r")
+    say("privacy", "run=r", "attack=report")
+    assert pages == [False, False, False, True]
     assert called == [
         (("r", {"data.root": "x"}), LiraOptions(seed=3)),
         (("r", {}), InversionOptions(steps=9)),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from lit_fedad.privacy.shadow_splits import draw_cells, split, trained_on
+from lit_fedad.privacy.shadow_splits import draw_cells, draw_training_cells, split, trained_on
 
 # Positions 0 to 29 are trained on, 30 to 39 held out; classes alternate.
 CLASSES = ["ab"[i % 2] for i in range(40)]
@@ -76,3 +76,36 @@ def test_a_held_out_image_comes_in_the_stages_of_the_members_that_it_stands_for(
     assert set(first) & set(second) == set(cells[1].others)
     assert set(first) | set(second) == {3, 4, 5}
     assert trained_on(stages, cells, {0, 1, 2}) == (((0, 1), (1, 2)),)
+
+
+def test_examples_among_the_clients_own_images():
+    cells = draw_training_cells(STAGES, CLASSES, 0.5, seed=0)
+    for cell in cells:
+        assert len(cell.members) == len(cell.others) > 0
+        assert len({CLASSES[i] for i in cell.pool}) == 1
+        assert set(cell.pool) <= set(STAGES[cell.client][0])
+    # Of 8, 4 and 3 images of each of two classes.
+    assert [len(cell.pool) for cell in cells] == [4, 4, 2, 2, 2, 2]
+    assert draw_training_cells(STAGES, CLASSES, 0.5, seed=1) != cells
+
+
+def test_shadow_models_leave_half_of_a_clients_examples_out():
+    cells = draw_training_cells(STAGES, CLASSES, 1.0, seed=0)
+    pool = {i for cell in cells for i in cell.pool}
+    for shadow in range(4):
+        chosen = split(cells, shadow, seed=0)
+        held = trained_on(STAGES, cells, chosen)
+        for (now,), (then,) in zip(held, STAGES, strict=True):
+            assert set(now) == set(then) - (pool - chosen)
+        assert len(chosen) == len(pool) / 2
+
+
+def test_a_single_image_of_a_class_is_no_example():
+    assert draw_training_cells([[[0]], [[1, 2]]], ["a", "b", "a"], 1.0, seed=0) == []
+
+
+def test_examples_leave_and_come_with_their_stages():
+    cells = draw_training_cells([[[0, 1], [1, 2, 3]]], ["a"] * 4, 1.0, seed=0)
+    assert [(cell.stages, sorted(cell.pool)) for cell in cells] == [((1,), [2, 3])]
+    ((first, second),) = trained_on([[[0, 1], [1, 2, 3]]], cells, {3})
+    assert (first, second) == ((0, 1), (1, 3))

@@ -52,6 +52,32 @@ def test_images_and_prototypes_go_up_and_weights_come_down(fedvck, data, tap):
     assert federation.history[0].scalars["images"] == 3 + 4 + 3 + 5 + 3
 
 
+def test_means_of_few_images_stay_with_the_client(fedvck, data, tap):
+    """Client 1 has 2, 6 and 3 images of three classes."""
+    federation = fedvck(channel=tap, rounds=1, client={"prototype_images": 3})
+    message = tap.uploads(1)[1]
+    assert message[CLASSES].tolist() == [1, 2, 3]
+    assert message[SIZES].tolist() == [0, 6, 3]
+    assert not message[PROTOTYPES][0].any()
+    assert message[PROTOTYPES][1:].any(1).all()
+    # Of class 1, client 0's mean over five images is all that the server knows.
+    torch.testing.assert_close(federation.server.prototypes[1], tap.uploads(1)[0][PROTOTYPES][1])
+
+
+def test_nothing_is_withheld_from_one_image_on(fedvck, tap):
+    fedvck(channel=tap, rounds=1, client={"prototype_images": 1})
+    assert (tap.uploads(1)[1][SIZES] > 0).all()
+
+
+def test_ranks_alone_say_who_is_confused_with_whom(fedvck, data, tap):
+    fedvck(channel=tap, rounds=1, client={"ranks": True})
+    weights = make().state_dict()
+    message = tap.uploads(1)[0]
+    by_hand = [logits_of(weights, pile).mean(0) for pile in piles_of(data[0], [0, 1])]
+    expected = [[sorted(row.tolist()).index(value) for value in row.tolist()] for row in by_hand]
+    assert message[PROTOTYPES].tolist() == expected
+
+
 @pytest.mark.parametrize("constraints", ["batch", "running", "own"])
 def test_a_client_by_hand(fedvck, data, tap, constraints):
     """Three steps in double precision, on four images of each class that are drawn by importance."""

@@ -1,0 +1,226 @@
+"""The page of a run's privacy: what leaves a site, what attacks have found, and which defences are on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lit_fedad.audits.statistics import WHO
+from lit_fedad.contracts import MessageSpec, TensorSpec
+from lit_fedad.experiment.finished_run import FinishedRun
+from lit_fedad.report.files import whole_file
+from lit_fedad.report.html import Block, Cell, Grid, Line, Page, Prose, Section, render_html, render_markdown
+from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.tracking.tracker import amend
+
+BUDGET = "differential_privacy"
+"""Entry of ``result.json`` that states the privacy budget that a run has spent: ``epsilon`` and ``delta``."""
+
+_STEM = "privacy"
+_METRICS = ("i_auroc", "p_auroc", "accuracy")
+_CORRELATED = {"shared": "shared densities", "noise": "Gaussian noise"}
+_MEMBERSHIP = {
+    "auc": "AUC (chance)",
+    "tpr_at_0.1_percent": "TPR at 0.1 % FPR (chance)",
+    "tpr_at_1_percent": "TPR at 1 % FPR (chance)",
+}
+_MINIMUM = {
+    "min_images": "different images behind a slot of the shared memory; uploads hold slots of fewer",
+    "prototype_images": "images of a class from which on its mean logits are sent",
+}
+_ALSO = (
+    "Beside these, every client tells its number of images; losses, scores of test and calibration images and metrics"
+    " reach the server client by client."
+)
+
+
+def write_page(run: FinishedRun, shown: bool) -> None:
+    """Writes ``privacy/privacy.html`` and ``privacy/privacy.md`` of a run and logs them to MLflow.
+
+    Args:
+        run: The run; results of attacks are read from its folder.
+        shown: Whether the page is printed too.
+    """
+    page, home = privacy_page(run), run.folder.path / "privacy"
+    home.mkdir(exist_ok=True)
+    files = [home / f"{_STEM}.html", home / f"{_STEM}.md"]
+    for file, text in zip(files, (render_html(page), render_markdown(page, _STEM)[0]), strict=True):
+        with whole_file(file) as part:
+            part.write_text(text)
+    if shown:
+        run.display.note(page.summary)
+        for section in page.sections:
+            run.display.note(f"\n{section.title}")
+            for block in section.blocks:
+                _print(run, block)
+    sent = float(sum(sum(report.bytes_up.values()) for report in run.federation.history))
+    delivery = amend(
+        run.folder.path, {"privacy/bytes_up": sent}, run.folder.config()["rounds"], files, "privacy"
+    )
+    if delivery.pending:
+        run.display.warn(
+            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.folder.path}"
+        )
+    run.display.where_next([("page", str(files[0]))])
+
+
+def privacy_page(run: FinishedRun) -> Page:
+    """Builds the page of a run.
+
+    Args:
+        run: The run; results of attacks are read from its folder.
+    """
+    found = _findings(run)
+    command = f"lit-fedad privacy run={run.folder.path} attack=lira"
+    return Page(
+        f"Privacy of {run.result['method']}, {run.folder.path.name}",
+        f"{len(run.federation.clients)} clients with {sum(run.federation.data.sizes.values())} training images,"
+        f" {run.federation.rounds} rounds; {_reached(run.result)}",
+        [
+            Section("What leaves a site", [_leaving(run), Prose([_ALSO])]),
+            Section("What attacks found", found or [Prose([f"No attack was run: {command}"])]),
+            Section("Defences", [_defences(run)]),
+        ],
+    )
+
+
+def _reached(result: Mapping[str, Any]) -> str:
+    """Writes the mean metrics of the last round: what defences leave of them."""
+    last = result.get("last") or {}
+    known = [(name, last[name]["mean"]) for name in _METRICS if isinstance(last.get(name), dict)]
+    return ", ".join(f"{metric_title(name)} {value:.3f}" for name, value in known) or "not evaluated"
+
+
+def form(spec: TensorSpec) -> str:
+    """Writes the form of a tensor: its type and sizes."""
+    sizes = ", ".join(map(str, spec.shape))
+    return f"{str(spec.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+def _leaving(run: FinishedRun) -> Grid:
+    """Tabulates each exchange, the form of its tensors, and the bytes that a client has sent in a round of it."""
+    federation, lines = run.federation, list[Line]()
+    bytes_of = dict(_bytes_by_round(run))
+    for number in (*range(federation.exchanges.first_round, 1), *([1] if federation.rounds else [])):
+        exchanges = federation.exchanges.of_round(number)
+        for place, exchange in enumerate(exchanges):
+            spec = exchange.upload_spec(federation.client)
+            summed = federation.summing is not None and exchange.additive(federation.client) is not None
+            counted = bytes_of.get("rounds" if number == 1 else str(number))
+            cells = [
+                exchange.name,
+                "every round" if number == 1 else "once, before round 1",
+                _entries(spec) or "nothing",
+                "the sum of all" if summed else "each message" if spec else "-",
+                human_bytes(round(counted)) if counted is not None and place == 0 else "",
+            ]
+            lines.append(Line([Cell(text) for text in cells]))
+    heads = ["exchange", "when", "tensors", "the server sees", "bytes, a client and round"]
+    return Grid("", heads, lines, texts=4)
+
+
+def _bytes_by_round(run: FinishedRun) -> Iterator[tuple[str, float]]:
+    """Yields the mean bytes that a client sent in each set-up round, and in a round from 1 on."""
+    rounds = []
+    for report in run.federation.history:
+        if report.bytes_up:
+            mean = sum(report.bytes_up.values()) / len(report.bytes_up)
+            if report.round < 1:
+                yield str(report.round), mean
+            else:
+                rounds.append(mean)
+    if rounds:
+        yield "rounds", sum(rounds) / len(rounds)
+
+
+def _entries(spec: MessageSpec) -> str:
+    return "; ".join(f"{name} {form(tensor)}" for name, tensor in spec.items())
+
+
+def _findings(run: FinishedRun) -> list[Block]:
+    """Tabulates what attacks have written to the run's folder."""
+    home, blocks = run.folder.path / "privacy", list[Block]()
+    if (file := home / "lira.json").is_file():
+        blocks.append(_membership(json.loads(file.read_text())))
+    if (file := home / "inversion.json").is_file():
+        blocks += _inversion(json.loads(file.read_text()))
+    if (file := home / "dcor.json").is_file():
+        corrected = json.loads(file.read_text())
+        pairs = [(name, corrected[f"{key}_raw_corrected"]) for key, name in _CORRELATED.items()]
+        lines = [Line([Cell(name), Cell(f"{value:.3f}")]) for name, value in pairs]
+        blocks.append(Grid("Distance correlation with images", ["of", "R^2, bias-corrected"], lines))
+    return blocks
+
+
+def _membership(found: Mapping[str, Any]) -> Grid:
+    lines = []
+    for side, who in WHO.items():
+        if f"{side}_auc" in found:
+            texts = [who, *(_interval(found, f"{side}_{name}") for name in _MEMBERSHIP)]
+            lines.append(Line([Cell(text) for text in texts]))
+    notes = [
+        f"{found['shadows']} shadow runs, each attacked in turn; uploads: {found['uploads']};"
+        f" shift between members and others: {found['shift']}"
+    ]
+    return Grid("Membership (LiRA), 95 % intervals", ["attacked", *_MEMBERSHIP.values()], lines, notes)
+
+
+def _inversion(found: Mapping[str, Any]) -> list[Block]:
+    heads = ["inverted", "top-1 (chance)", "PSNR, dB", "SSIM"]
+    rows = [
+        (name, found["identified"][name], found["judged"][name]["psnr"], found["judged"][name]["ssim"])
+        for name in found["identified"]
+    ]
+    rows += [
+        (f"positive control: {one['control']}", one, one["psnr"], one["ssim"])
+        for one in found["positive_controls"]
+    ]
+    lines = []
+    for name, one, psnr, ssim in rows:
+        top1 = {"top1": one["top1"], **{f"top1_{key}": one[key] for key in ("low", "high", "chance")}}
+        texts = [name, _interval(top1, "top1"), f"{psnr:.1f}", f"{ssim:.2f}"]
+        lines.append(Line([Cell(text) for text in texts]))
+    notes = [f"Judged without positions by {found['judge']}; candidates: {found['candidates']}"]
+    return [Grid(f"Inversion of {found['attacked']}", heads, lines, notes)]
+
+
+def _interval(found: Mapping[str, Any], name: str) -> str:
+    value, low, high = (found[key] for key in (name, f"{name}_low", f"{name}_high"))
+    return f"{value:.3f} [{low:.3f}, {high:.3f}] ({found[f'{name}_chance']:.3f})"
+
+
+def _defences(run: FinishedRun) -> Grid:
+    """Tabulates defences, on or off."""
+    client, budget = run.config["method"].get("client", {}), run.result.get(BUDGET)
+    rows = [
+        ("secure sums", "on" if run.federation.summing is not None else "off", "the server sees sums alone")
+    ]
+    for key, what in _MINIMUM.items():
+        if key in client:
+            rows.append((f"method.client.{key}", str(client[key]), what))
+    if client.get("ranks") is not None:
+        rows.append(
+            ("method.client.ranks", str(client["ranks"]).lower(), "order of mean logits in place of them")
+        )
+    spent = "none" if budget is None else f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:.1g}"
+    rows.append(("differential privacy", spent, "noise: a bound for any attack"))
+    lines = [Line([Cell(text) for text in row]) for row in rows]
+    return Grid("", ["defence", "state", "what it does"], lines, texts=3)
+
+
+def _print(run: FinishedRun, block: Block) -> None:
+    """Prints tables and prose."""
+    if isinstance(block, Grid):
+        if block.title:
+            run.display.note(block.title)
+        run.display.table([_named(block.heads, line) for line in block.lines])
+        lines: Sequence[str] = block.notes
+    else:
+        lines = block.lines if isinstance(block, Prose) else ()
+    for line in lines:
+        run.display.note(line)
+
+
+def _named(heads: Sequence[str], line: Line) -> dict[str, str]:
+    return dict(zip(heads, (cell.text for cell in line.cells), strict=True))

@@ -1,0 +1,254 @@
+"""Shadow runs: a run's federation, played again with other training images, and what is seen of their messages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_fedad.audits.statistics import received_statistics, sent_statistics
+from lit_fedad.config import identity
+from lit_fedad.contracts import SUM, Client, Context, Update
+from lit_fedad.contracts.randomness import derive_seed
+from lit_fedad.contracts.server import nothing_to_attack
+from lit_fedad.data.datamodule import Batch
+from lit_fedad.data.labelled import Images, LabelledSet
+from lit_fedad.data.partition import Partition
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import (
+    build_data,
+    build_federation,
+    build_model,
+    build_public,
+    build_server_labelled,
+)
+from lit_fedad.experiment.finished_run import FinishedRun, one_process
+from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.evaluator import Evaluator, Interview
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.state_file import read_state, write_state
+from lit_fedad.privacy.shadow_splits import draw_cells, draw_training_cells, split, trained_on
+from lit_fedad.report.console import Display
+from lit_fedad.report.files import whole_file
+
+NonMembers = Literal["train", "test"]
+Side = Literal["sent", "received"]
+
+Seen = dict[str, dict[int, dict[str, Tensor]]]
+"""Statistics of one side: exchange -> client -> what of the message -> [n, statistics], in the order of examples."""
+
+_ADVICE = "remove it, and the same command plays this shadow run again"
+
+
+class ShadowRuns:
+    """Runs of a federation in which every client is trained on a random half of its examples.
+
+    All begin with the run's initial weights and pick the clients that it picked, because the attacker knows both. All
+    other random numbers differ between shadow runs.
+
+    Args:
+        run: The run.
+        home: Folder of the shadow runs.
+        non_members: Where examples that no model of a pair shares come from: ``train``, the clients' own images, or
+            ``test``, test images of the same classes.
+        share: Share of a client's images that are examples, with ``train``.
+        seed: Seed that draws the examples and those that each shadow run is trained on.
+
+    Raises:
+        UserError: If there are no examples.
+    """
+
+    def __init__(
+        self, run: FinishedRun, home: Path, non_members: NonMembers, share: float, seed: int
+    ) -> None:
+        self.config = run.config
+        self.home, self.seed, self.fabric = home, seed, run.fabric
+        self.key = (
+            f"{identity(run.folder.config())} {non_members} {share if non_members == 'train' else ''} {seed}"
+        )
+        self.partition, self.images = run.data.partition, run.data.images
+        self.public = build_public(self.config, self.images)
+        self.server_labelled = build_server_labelled(self.config, self.images, self.partition)
+        held_out: range | list[int] = []
+        if non_members == "test":
+            self.images, held_out = _joined(self.images)
+        categories = [sample.category for sample in self.images.train]
+        stages = self.partition.by_stage
+        if non_members == "train":
+            self.cells = draw_training_cells(stages, categories, share, seed)
+        else:
+            self.cells = draw_cells(stages, categories, held_out, seed)
+        if not self.cells:
+            raise UserError(
+                f"{self.images.name}: non_members={non_members} finds no image that could be one: none is of a class"
+                " that a client holds" + (" twice" if non_members == "train" else "")
+            )
+
+    @property
+    def clients(self) -> list[int]:
+        """Clients with examples."""
+        return sorted({cell.client for cell in self.cells})
+
+    def examples(self, client: int) -> list[int]:
+        """Lists a client's examples, cell by cell, as positions in the images."""
+        return [i for cell in self.cells if cell.client == client for i in cell.pool]
+
+    def cells_of(self, client: int) -> Tensor:
+        """Returns the number of each example's cell [n]."""
+        sizes = [len(cell.pool) for cell in self.cells if cell.client == client]
+        return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+
+    def trained_on(self, client: int, shadows: int) -> Tensor:
+        """Returns whether each shadow run is trained on each example of a client, bool [J, n]."""
+        chosen = [split(self.cells, number, self.seed) for number in range(shadows)]
+        return torch.tensor([[i in part for i in self.examples(client)] for part in chosen])
+
+    def play(self, shadow: int, on_visit: Callable[[int, int], None]) -> dict[Side, Seen]:
+        """Plays a shadow run and computes statistics of all messages; keeps them in a file and plays once.
+
+        Args:
+            shadow: Number of the shadow run.
+            on_visit: As in `Federation`.
+
+        Raises:
+            UserError: If messages say nothing of single images, or the folder holds other shadow runs.
+        """
+        folder = self.home / f"shadow_{shadow}"
+        file = folder / "seen.pt"
+        kept = _read(file)
+        if kept and kept["key"] != self.key:
+            raise UserError(
+                f"{folder}: of another run, or of other options; remove {self.home} or give out=DIR"
+            )
+        if not kept or not kept["complete"]:
+            config = {**self.config, "seed": derive_seed(self.seed, f"shadow_{shadow}")}
+            stages = trained_on(self.partition.by_stage, self.cells, split(self.cells, shadow, self.seed))
+            partition = (
+                Partition(tuple(own[0] for own in stages))
+                if self.partition.stages is None
+                else Partition.in_stages(stages, schedule=self.partition.schedule)
+            )
+            observer = _Observer(self, file, on_visit)
+            model = build_model(self.config, self.images.categories, self.public, self.server_labelled)
+            fabric = one_process(config, [observer])
+            data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
+            federation = build_federation(config, folder, model, data, fabric)
+            observer.train = data.module.train
+            federation.evaluator = NoEvaluation()
+            federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
+            federation.run()
+            observer.write(complete=True)
+        for spent in ("checkpoints", "personal"):
+            shutil.rmtree(folder / spent, ignore_errors=True)
+        return read_state(file, advice=_ADVICE)["seen"]
+
+
+@dataclass
+class _Observer(FederationCallback):
+    """Observes what clients of a shadow run send, and what they receive."""
+
+    shadows: ShadowRuns
+    file: Path
+    on_visit: Callable[[int, int], None]
+    train: Dataset = field(init=False)
+    seen: dict[Side, Seen] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = _read(self.file).get("seen") or {"sent": {}, "received": {}}
+
+    def on_client_end(self, done: int, total: int) -> None:
+        """Shows how far the shadow run is."""
+        self.on_visit(done, total)
+
+    def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
+        """Computes statistics of the uploads: each client's own, or for each client the sum of all."""
+        size, found = self.shadows.config["evaluation"]["batch_size"], {}
+        for client in self.shadows.clients:
+            update = updates.get(SUM, updates.get(client))
+            if update is not None and update.message:
+                examples = self.shadows.examples(client)
+                found[client] = sent_statistics(federation, client, update, examples, self._load, size)
+        if any(found.values()):
+            self.seen["sent"][f"{context.round}.{context.exchange}"] = found
+            self.write()
+            return
+        asked = found or not any(update.message for update in updates.values())
+        trains = context.round >= 1 and federation.exchanges.at(context).trains
+        if asked and trains and not self.seen["sent"]:
+            raise nothing_to_attack(federation.client)  # before all rounds are played
+
+    def on_round_end(self, federation: Federation, report: RoundReport) -> None:
+        """Computes statistics of what the server sends next."""
+        federation.server.begin(Context(federation.seed, report.round + 1))
+        size, found = self.shadows.config["evaluation"]["batch_size"], {}
+        for client in sorted(set(self.shadows.clients) & set(federation.clients)):
+            examples = self.shadows.examples(client)
+            found[client] = received_statistics(federation, client, examples, self._load, size)
+        if any(found.values()):
+            self.seen["received"][f"{report.round + 1}.0"] = found
+        self.write()
+
+    def write(self, complete: bool = False) -> None:
+        """Writes all that was seen so far, so that an interrupted shadow run goes on."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(self.file) as part:
+            write_state({"key": self.shadows.key, "complete": complete, "seen": self.seen}, part)
+
+    def _load(self, positions: Sequence[int]) -> Batch:
+        found: Batch = self.train.__getitems__(list(positions))  # type: ignore[attr-defined]
+        return found
+
+
+class NoEvaluation(Evaluator):
+    """An evaluator that evaluates nothing: only the uploads of a shadow run count."""
+
+    metrics = ()
+
+    def asked(self, client: Client, clients: list[int]) -> list[int]:
+        """Lists no client."""
+        return []
+
+    def evaluate(self, interview: Interview, round: int) -> None:
+        """Returns nothing."""
+
+
+@dataclass(frozen=True)
+class SampledAs(ClientSampler):
+    """A sampler that samples the clients that an experiment with another seed samples.
+
+    Attributes:
+        seed: Seed of the other experiment.
+    """
+
+    seed: int = 0
+
+    def sample(self, clients: list[int], context: Context) -> list[int]:  # type: ignore[override]
+        """Samples the clients of a round, ascending."""
+        return super().sample(clients, replace(context, seed=self.seed))
+
+
+def _joined(images: Images) -> tuple[Images, range | list[int]]:
+    """Joins training and test images to one training set, and lists the normal images in it that no client holds."""
+    held = len(images.train)
+    if isinstance(images, LabelledSet):
+        joined = replace(
+            images,
+            train_images=torch.cat([images.train_images, images.test_images]),
+            train_labels=torch.cat([images.train_labels, images.test_labels]),
+        )
+        return joined, range(held, len(joined.train))
+    normal = [held + place for place, sample in enumerate(images.test) if not sample.label]
+    return replace(images, train=(*images.train, *images.test), test=()), normal
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Reads what was seen in a shadow run that was begun; empty before."""
+    return read_state(file, advice=_ADVICE) if file.exists() else {}

@@ -1,0 +1,289 @@
+"""What a message says about single images: the statistics by which membership is inferred.
+
+A message is read by the names of its entries, so that one reading serves every method that sends them. All statistics
+are high for members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.contracts import AttackableServer, Message, Update
+from lit_fedad.data.datamodule import Batch
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.federation.loop import Federation
+from lit_fedad.memory.knn import nearest
+from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.memory.subspace import folds_of, residual_norms
+from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, ranks_of
+from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
+from lit_fedad.privacy.lira import confidence
+from lit_fedad.tasks.classifier import Classifier
+from lit_fedad.tasks.memory_bank import MemoryBank
+from lit_fedad.tasks.patches import PatchTask
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "bank": ("largest distance", "mean distance", "10 % quantile of distances"),
+    "moments": ("largest residual", "mean residual", "Mahalanobis distance"),
+    "subspace": ("largest residual", "mean residual"),
+    "prototypes": ("prototype score",),
+    "update": ("direction of the last layer",),
+    "predictor": ("confidence or image score",),
+}
+"""Names of the statistics by what of a message they are computed of."""
+
+WHO = {"sent": "what clients send", "received": "what the server sends to all"}
+"""The two sides of an exchange."""
+
+_OUTSIDE = (
+    0.01  # share of the variance in the directions whose residual tells most, and ridge of all directions
+)
+_SHRINKAGE = 0.1  # of the covariance of logits, towards its mean variance
+
+Load = Callable[[Sequence[int]], Batch]
+"""Loads images by their positions."""
+
+
+def sent_statistics(
+    federation: Federation, client: int, update: Update, examples: Sequence[int], load: Load, size: int
+) -> dict[str, Tensor]:
+    """Computes the statistics of a client's examples from its upload.
+
+    Args:
+        federation: The federation, before its server merges the upload.
+        client: Number of the client.
+        update: Its upload, or the sum of the uploads of all.
+        examples: Positions of the images.
+        load: Loads them.
+        size: Images a batch.
+
+    Returns:
+        By the names of `COLUMNS`: float64 [n, statistics]. NaN where the upload says nothing about an example.
+    """
+    known, message, task = federation.observe(client), update.message, federation.client.task
+    each = _Each(federation, examples, load, size)
+    found = {}
+    if isinstance(task, MemoryBank) and len(message.get("memory", ())):
+        bank = own_part(task, known, message, federation.server.context.round)
+        if len(bank):
+            found["bank"] = each(lambda batch: bank_statistics(task(batch), bank.to(task.device)))
+    if isinstance(task, PatchTask) and "covariance" in message and len(message["count"]):
+        found["moments"] = each(_moments(task, message))
+    if isinstance(task, Classifier):
+        if PROTOTYPES in message:
+            logits = each(lambda batch: task.classifier(task(batch)))
+            labels = each(lambda batch: batch["label"]).long()
+            if isinstance(federation.client, FedVCKClient) and federation.client.ranks:
+                logits = ranks_of(logits)
+            known_of = message[SIZES] > 0
+            found["prototypes"] = prototype_scores(
+                logits, labels, message[PROTOTYPES][known_of], message[CLASSES][known_of]
+            ).unsqueeze(1)
+        if (change := _last_layer(task, known, message)) is not None:
+            found["update"] = each(
+                lambda batch: update_directions(
+                    task(batch), task.classifier(task(batch)), batch["label"], *change
+                ).unsqueeze(1)
+            )
+    if _predicts(federation, message):
+        federation.adversary_view(client, update)
+        found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
+    return found
+
+
+def received_statistics(
+    federation: Federation, client: int, examples: Sequence[int], load: Load, size: int
+) -> dict[str, Tensor]:
+    """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
+    known, task = federation.observe(client), federation.client.task
+    each = _Each(federation, examples, load, size)
+    found = {}
+    if isinstance(task, MemoryBank) and len(known.get("memory", ())):
+        found["bank"] = each(lambda batch: bank_statistics(task(batch), task.memory))
+    if isinstance(task, PatchTask) and "basis" in known:
+        found["subspace"] = each(lambda batch: _residuals(task, batch, known))
+    lacks = task.prepares and known.keys().isdisjoint(task.local_buffers)  # a bank, say, which is never sent
+    if not found and not lacks and not known.keys().isdisjoint(dict(task.named_parameters())):
+        found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
+    return found
+
+
+def own_part(task: MemoryBank, known: Message, sent: Message, round: int) -> Tensor:
+    """Computes a client's own vectors of the bank that it sent, as the server can.
+
+    Where the client moved its bank towards the shared one, FedDyMem Eq. 16 is undone: ``m = own / (t + 1) +
+    (1 - 1 / (t + 1)) m'``. Slots without patches stay m' and are left out.
+
+    Args:
+        task: The task.
+        known: The message that the client had received.
+        sent: Its upload.
+        round: The round t.
+
+    Returns:
+        Vectors [up to slots, C].
+    """
+    bank = sent["memory"]
+    filled = sent["counts"] > 0 if "counts" in sent else torch.ones(len(bank), dtype=torch.bool)
+    if "memory" not in known:
+        return bank[filled]
+    steps = 1 if task.reduce.adds_up else round + 1
+    filled &= (bank != known["memory"]).any(1)
+    return (known["memory"] + steps * (bank - known["memory"]))[filled]
+
+
+def bank_statistics(features: Tensor, bank: Tensor) -> Tensor:
+    """Computes largest, mean and 10 % quantile of the distances of patches to a bank, negated.
+
+    Args:
+        features: Features of patches [B, P, C].
+        bank: Vectors [slots, C].
+
+    Returns:
+        Statistics [B, 3].
+    """
+    distances = nearest(features.flatten(0, 1).float(), bank, 1)[0].view(features.shape[:2])
+    return -torch.stack([distances.amax(1), distances.mean(1), distances.quantile(0.1, dim=1)], 1)
+
+
+def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
+    """Computes how far patches lie outside what a client's own mean and covariance say, negated.
+
+    Channels are divided by their deviation. The residual is the length in the directions with the last `_OUTSIDE` of
+    the variance; the squared Mahalanobis distance that in all directions, with `_OUTSIDE` added to their variances.
+    Without it, its mean over the images behind the moments is the number of channels, whatever they show.
+
+    Args:
+        patches: Frozen features [B, P, C].
+        moments: Moments of the client's patches.
+
+    Returns:
+        Statistics [B, 3].
+    """
+    scale = moments.covariance.diagonal().clamp(min=1e-12).sqrt()
+    variances, directions = torch.linalg.eigh(moments.scaled(scale).covariance)
+    variances = variances.clamp(min=0)
+    outside = variances.cumsum(0) <= _OUTSIDE * variances.sum()
+    outside[0] = True
+    squares = (((patches.double() - moments.mean) / scale) @ directions).square()
+    residuals = squares[..., outside].sum(-1).sqrt()
+    whole = (squares / (variances + _OUTSIDE)).sum(-1).mean(1)
+    return -torch.stack([residuals.amax(1), residuals.mean(1), whole], 1)
+
+
+def prototype_scores(logits: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor) -> Tensor:
+    """Computes the score ``(f(x) - mu)' S^-1 (p - mu)`` of mean logits p that a client sent (FedVCK Eq. 11).
+
+    mu is the mean over all examples of a class, members or not, and S the covariance around it. For Gaussian logits
+    the score is, up to a constant, the log-likelihood ratio of p with and without x, to first order in 1/n.
+
+    Args:
+        logits: Logits of the examples under the weights that the client had received [n, K].
+        labels: Their classes, int64 [n].
+        prototypes: Mean logits of each class that was sent [c, K].
+        classes: These classes [c].
+
+    Returns:
+        Scores float64 [n]; NaN for classes of which nothing was sent.
+    """
+    logits, found = logits.double(), torch.full((len(labels),), torch.nan, dtype=torch.float64)
+    own = labels.unique()
+    means = torch.stack([logits[labels == label].mean(0) for label in own])
+    gaps = logits - means[torch.searchsorted(own, labels)]
+    covariance = gaps.T @ gaps / max(len(logits) - len(own), 1)
+    ridge = _SHRINKAGE * covariance.diagonal().mean().clamp(min=1e-12)
+    precision = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)))
+    for mean, label in zip(means, own, strict=True):
+        for prototype in prototypes[classes == label].double():
+            at = labels == label
+            found[at] = (logits[at] - mean) @ precision @ (prototype - mean)
+    return found
+
+
+def update_directions(
+    features: Tensor, logits: Tensor, labels: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """Computes how far the last layer moved where an image would have moved it.
+
+    The product of its change with the negative gradient of the image's cross-entropy, which for a linear layer is
+    ``sum_k (y_k - p_k) (dW_k . f + db_k)``.
+
+    Args:
+        features: Inputs f of the last layer [B, D].
+        logits: Logits [B, K] before the change.
+        labels: Classes, int64 [B].
+        weight: Change dW [K, D].
+        bias: Change db [K].
+
+    Returns:
+        Products [B], in units of the length of the change.
+    """
+    wanted = nn.functional.one_hot(labels, logits.shape[1]).double() - logits.double().softmax(1)
+    length = (weight.double().square().sum() + bias.double().square().sum()).sqrt().clamp(min=1e-12)
+    return (wanted * (features.double() @ weight.double().T + bias.double())).sum(1) / length
+
+
+class _Each:
+    """Computes a statistic of examples, batch by batch."""
+
+    def __init__(self, federation: Federation, examples: Sequence[int], load: Load, size: int) -> None:
+        self.fabric = federation.fabric
+        self.parts = [examples[start : start + size] for start in range(0, len(examples), size)]
+        self.load = load
+
+    @torch.no_grad()
+    def __call__(self, statistic: Callable[[Batch], Tensor]) -> Tensor:
+        found = [statistic(self.fabric.to_device(self.load(part))).double().cpu() for part in self.parts]
+        return torch.cat(found)
+
+
+def _moments(task: PatchTask, message: Message) -> Callable[[Batch], Tensor]:
+    """Returns the statistic of the moments in a message: of a bank, those of its subspace, where it has one."""
+    rows = zip(
+        message["count"].tolist(), message["mean"].double(), message["covariance"].double(), strict=True
+    )
+    sets = [Moments(count, mean, symmetric(triangle, len(mean))) for count, mean, triangle in rows]
+    share = task.subspace if isinstance(task, MemoryBank) else None
+    moments = Moments.union(sets if share is None else sets[-folds_of(share) :])
+    pool = None if share is None else True
+    return lambda batch: moments_statistics(task.embed(batch, average_pool=pool).cpu(), moments)
+
+
+def _residuals(task: PatchTask, batch: Batch, known: Message) -> Tensor:
+    patches = task.embed(batch, average_pool=True if isinstance(task, MemoryBank) else None)
+    centre, basis = known["centre"].to(patches), known["basis"].to(patches)
+    norms = residual_norms(patches.flatten(0, 1).float() - centre, basis).view(patches.shape[:2])
+    return -torch.stack([norms.amax(1), norms.mean(1)], 1)
+
+
+def _last_layer(task: Classifier, known: Message, sent: Message) -> tuple[Tensor, Tensor] | None:
+    """Finds how weight and bias of the last layer changed; None where they did not cross."""
+    names = [f"classifier.{name}" for name, _ in task.classifier.named_parameters()]
+    if not isinstance(task.classifier, nn.Linear) or any(n not in known or n not in sent for n in names):
+        return None
+    changes = [(sent[name] - known[name]).to(task.device) for name in names]
+    return changes[0], changes[1] if len(changes) > 1 else changes[0].new_zeros(len(changes[0]))
+
+
+def _predicts(federation: Federation, message: Message) -> bool:
+    """Whether the server's code builds a predictor from an upload: from weights, or from condensed images."""
+    server, task = federation.server, federation.client.task
+    shown = IMAGES in message or not dict(task.named_parameters()).keys().isdisjoint(message)
+    trains = federation.exchanges.at(server.context).trains
+    return shown and trains and isinstance(server, AttackableServer) and not isinstance(task, MemoryBank)
+
+
+def _predicted(federation: Federation, batch: Batch) -> Tensor:
+    """Computes a classifier's confidence in the true class, or the negative image score."""
+    prediction = predict_batch(federation.client, dict(batch), federation.fabric)
+    if prediction.logits is not None and federation.client.task.kind == "classification":
+        found = confidence(prediction.logits.cpu(), batch["label"].cpu())
+    else:
+        found = -prediction.image_score.cpu().double()
+    if not found.isfinite().all():
+        raise UserError(f"{type(federation.client).__name__}: scores from an upload are not finite")
+    return found

@@ -1,0 +1,78 @@
+"""The page of a run's privacy: what is listed of it, and that it follows the run's files."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from lit_fedad.audits.page import BUDGET, form, privacy_page, write_page
+from lit_fedad.cli import main as cli
+from lit_fedad.contracts import Free, TensorSpec
+from lit_fedad.experiment.finished_run import reopen
+from lit_fedad.report.naming import human_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+
+
+@pytest.fixture
+def folder(tiny_run, tmp_path):
+    """A FedDyMem run of two set-up exchanges, with nothing in its folder that a test could leave to others."""
+    return shutil.copytree(tiny_run, tmp_path / "run")
+
+
+def cells(page, section, block=0):
+    """Texts of a table, line by line."""
+    return [[cell.text for cell in line.cells] for line in page.sections[section].blocks[block].lines]
+
+
+def test_forms_are_type_and_sizes():
+    assert form(TensorSpec((Free("images"), 3), torch.uint8)) == f"uint8 [{Free('images')}, 3]"
+    assert form(TensorSpec(())) == "float32 []"
+
+
+def test_every_exchange_is_listed_with_its_bytes(folder):
+    run = reopen(str(folder))
+    rows = cells(privacy_page(run), 0)
+    exchanges = run.federation.exchanges
+    assert [row[0] for row in rows] == [one.name for one in (*exchanges.setup, *exchanges.rounds)]
+    assert "covariance float32" in rows[0][2]
+    assert {row[3] for row in rows} == {"each message"}
+    first = run.federation.history[0].bytes_up
+    assert rows[0][4] == human_bytes(round(sum(first.values()) / len(first)))
+
+
+def test_findings_and_defences_follow_the_files(folder):
+    run = reopen(str(folder))
+    before = privacy_page(run)
+    assert f"I-AUROC {run.result['last']['i_auroc']['mean']:.3f}" in before.summary
+    assert "attack=lira" in before.sections[1].blocks[0].lines[0]
+    assert ["differential privacy", "none"] in [row[:2] for row in cells(before, 2)]
+    assert ["secure sums", "off"] in [row[:2] for row in cells(before, 2)]
+    assert ["method.client.min_images", "2"] in [row[:2] for row in cells(before, 2)]
+    names = ("auc", "tpr_at_0.1_percent", "tpr_at_1_percent")
+    ends = {"": 0.7, "_low": 0.6, "_high": 0.8, "_chance": 0.5}
+    numbers = {f"sent_{name}{end}": value for name in names for end, value in ends.items()}
+    (folder / "privacy").mkdir(exist_ok=True)
+    found = {"shadows": 8, "uploads": "each client's own", "shift": "none", **numbers}
+    (folder / "privacy" / "lira.json").write_text(json.dumps(found))
+    run.result[BUDGET] = {"epsilon": 3.2, "delta": 1e-5}
+    after = privacy_page(run)
+    assert cells(after, 1) == [["what clients send", *["0.700 [0.600, 0.800] (0.500)"] * 3]]
+    assert ["differential privacy", "epsilon 3.2, delta 1e-05"] in [row[:2] for row in cells(after, 2)]
+
+
+def test_page_is_written_in_both_forms(folder):
+    write_page(reopen(str(folder)), shown=False)
+    html, text = ((folder / "privacy" / f"privacy.{end}").read_text() for end in ("html", "md"))
+    for part in ("What leaves a site", "Defences", "different images behind a slot"):
+        assert part in html
+        assert part in text
+
+
+def test_command_prints_the_page(folder, capsys):
+    assert cli.main(["privacy", f"run={folder}", "attack=report"]) == 0
+    out = capsys.readouterr().out
+    assert "What leaves a site" in out
+    assert "No attack was run" in out
+    assert str(folder / "privacy" / "privacy.html") in out

@@ -1,0 +1,42 @@
+"""Who is pointed at by a reconstruction, by hand and against SciPy's exact interval."""
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from lit_fedad.privacy.identification import identify
+
+
+def test_ranks_by_hand():
+    """Distances to the nearest true image, and how many of the others lie nearer."""
+    true, others = torch.tensor([[0.0], [10.0]]), torch.tensor([[4.0], [5.0], [6.0]])
+    found = identify(torch.tensor([[1.0], [5.1], [9.0], [4.4]]), true, others)
+    assert found.ranks.tolist() == [1, 4, 1, 4]
+    assert found.top1 == 0.5
+    assert found.chance == pytest.approx(0.4)
+
+
+def test_the_interval_is_clopper_pearsons():
+    true, others = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+    found = identify(torch.tensor([[0.1], [0.2], [0.9], [0.3], [0.0]]), true, others)
+    assert found.top1 == 0.8
+    assert found.low == pytest.approx(beta.ppf(0.025, 4, 2))
+    assert found.high == pytest.approx(beta.ppf(0.975, 5, 1))
+
+
+def test_features_count_in_units_of_their_deviation():
+    true, others = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1e6], [1.0, 1e6], [1.0, 0.0]])
+    shown = torch.tensor([[0.1, 1e5], [0.9, 1e5]])
+    assert (
+        identify(shown, true, others).ranks.tolist()
+        == identify(
+            shown * torch.tensor([1, 1e-6]), true * torch.tensor([1, 1e-6]), others * torch.tensor([1, 1e-6])
+        ).ranks.tolist()
+    )
+
+
+def test_noise_points_at_nobody():
+    generator = torch.Generator().manual_seed(0)
+    shown, true, others = (torch.randn(n, 16, generator=generator) for n in (400, 20, 60))
+    found = identify(shown, true, others)
+    assert abs(found.top1 - found.chance) < 0.15
