@@ -39,11 +39,17 @@ def privacy(options: Sequence[str]) -> None:
     shared, others = separate(PrivacyOptions, options, "privacy")
     chosen, _ = read(PrivacyOptions, shared, "privacy")
     attack, overrides = _attack(chosen, others)  # wrong options end the command before any file is looked at
+    from lit_fedad.experiment.calibration import noised_run
     from lit_fedad.experiment.finished_run import reopen
     from lit_fedad.experiment.run_folder import RunFolder
 
     with RunFolder.find(chosen.run).locked():
         run = reopen(chosen.run, overrides)
+        if noised_run(run.config):
+            raise UserError(
+                f"run={chosen.run}: its sums are noised, and these attacks look at plain uploads; attack the same run"
+                " without federation/privacy"
+            )
         if run.config["federation"].get("secure_sum") is not None:
             raise UserError(
                 f"run={chosen.run}: its uploads were summed securely, and these attacks look at single ones; attack the"
