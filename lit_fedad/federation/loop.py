@@ -157,13 +157,13 @@ class Federation:
         context = Context(self.seed, round)
         self.server.begin(context)
         exchanges = self.exchanges.of_round(round)
-        if self.plan is not None:
-            self.plan.check(self.released + releases_of(exchanges, self.client), f"round {round}")
+        noised_sums = releases_of(exchanges, self.client) if self.plan else 0
+        if (plan := self.plan) is not None:
+            on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
         for number, exchange in enumerate(exchanges):
             self._exchange(exchange, replace(context, exchange=number), report)
-        if self.plan is not None:
-            report.noised_sums = releases_of(exchanges, self.client)
+        report.noised_sums = noised_sums
         if self.fabric.is_global_zero:
             report.scalars.update(self.server.diagnostics())
             report.warnings += self.server.warnings()

@@ -104,29 +104,22 @@ class ImageMoments:
         mean = sums["mean"] / (math.sqrt(2) * CONSTANT * weight)
         product = symmetric(sums["product"] / weight, len(mean)) / math.sqrt(2)
         product += product.diag().diag() * (math.sqrt(2) - 1)
-        covariance = denoised(product - torch.outer(mean, mean), noise / weight)
+        covariance = without_negative(product - torch.outer(mean, mean))
         count = max(1, round(weight * self.task.vectors_per_image))
         return count, centre + scale * mean, covariance * torch.outer(scale, scale)
 
 
-def denoised(covariance: Tensor, noise: float) -> Tensor:
-    """Takes the noise out of a covariance, as far as it tells itself from it.
-
-    Noise alone has eigenvalues up to ``noise * sqrt(2 C)`` (the edge of Wigner's semicircle); directions whose variance
-    is no larger get the mean of theirs, which noise changes little.
+def without_negative(covariance: Tensor) -> Tensor:
+    """Computes the nearest matrix without a negative variance, which noise may have brought.
 
     Args:
-        covariance: A covariance with noise [C, C], symmetric.
-        noise: Standard deviation of the noise on the diagonal; elsewhere it is smaller by the root of 2.
+        covariance: A symmetric matrix [C, C].
 
-    Returns:
-        A covariance without a negative variance [C, C].
+    Example:
+        >>> without_negative(torch.tensor([[2.0, 0.0], [0.0, -1.0]])).tolist()
+        [[2.0, 0.0], [0.0, 0.0]]
     """
-    channels = len(covariance)
     variances, directions = torch.linalg.eigh(covariance)
-    hidden = variances <= noise * math.sqrt(2 * channels)
-    if noise > 0 and hidden.any():
-        variances = torch.where(hidden, variances[hidden].mean(), variances)
     return (directions * variances.clamp(min=0)) @ directions.T
 
 

@@ -14,7 +14,7 @@ from lit_fedad.contracts import Message
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.memory.moments import symmetric, upper_triangle
-from lit_fedad.methods.parts.image_moments import denoised
+from lit_fedad.methods.parts.image_moments import without_negative
 
 if TYPE_CHECKING:
     from lit_fedad.methods.prototype_statistics import PrototypeStatisticsClient
@@ -85,7 +85,7 @@ class ImagePrototypes:
         images = counts.sum()
         product = symmetric(_ROOT * sums["product"] / images, mean.shape[1]) / math.sqrt(2)
         product += product.diag().diag() * (math.sqrt(2) - 1)
-        within = denoised(product - (mean.T * counts / images) @ mean, _ROOT * noise / float(images))
+        within = without_negative(product - (mean.T * counts / images) @ mean)
         return {
             "count": counts.round().clamp(min=1).where(shown, 0.0).long()[None],
             "mean": mean.clamp(-1, 1).float()[None],
