@@ -8,6 +8,7 @@ from lit_fedad.contracts.additive import Additive, Crowd, SumSpec
 from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchange, Exchanges
+from lit_fedad.contracts.image_sums import ImageSums, NothingNew
 from lit_fedad.contracts.message import (
     SUM,
     Free,
@@ -32,8 +33,10 @@ __all__ = [
     "Exchange",
     "Exchanges",
     "Free",
+    "ImageSums",
     "Message",
     "MessageSpec",
+    "NothingNew",
     "Prediction",
     "Predictors",
     "Server",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts.additive import Additive
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchanges
+from lit_fedad.contracts.image_sums import ImageSums
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.errors import UserError
@@ -149,6 +150,10 @@ class Client(L.LightningModule):
 
     def additive(self) -> Additive | None:
         """Declares how the messages that `send` returns add up; None if the server needs each."""
+        return None
+
+    def image_sums(self) -> ImageSums | None:
+        """Declares the sums over images that the server needs, if each image's part can be bounded; else None."""
         return None
 
     def deploy(self, which: Literal["own", "server"] = "own") -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.additive import Additive
 from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.image_sums import ImageSums
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 
 C = TypeVar("C", contravariant=True)  # the method's client
@@ -77,6 +78,10 @@ class Exchange(Generic[C, S]):
 
         Where it is declared, `aggregate` may receive one update that stands for all clients (`SUM`).
         """
+        return None
+
+    def image_sums(self, client: C) -> ImageSums | None:
+        """Declares the sums over images that `aggregate` needs, if each image's part can be bounded; else None."""
         return None
 
     def takes_sums(self, server: S) -> bool:

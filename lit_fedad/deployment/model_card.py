@@ -16,6 +16,7 @@ from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.deployment.decision_rule import DecisionRule
 from lit_fedad.deployment.predict import named_version
+from lit_fedad.federation.image_privacy import in_words
 from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.text import printable_lines
 from lit_fedad.report.markdown import markdown_table
@@ -110,6 +111,7 @@ def model_card(facts: Facts) -> str:
         summary=_summary(facts),
         classifies=facts.classifies,
         random_backbone=result["backbone"]["taken"] == "random",
+        private=result.get("differential_privacy") is not None,
         client=facts.client,
         last_round=result["last"]["round"],
         metrics=_metrics(facts),
@@ -158,6 +160,8 @@ def _summary(facts: Facts) -> _Rows:
         ("rounds", str(result["rounds"])),
         ("seed", str(result["seed"])),
     ]
+    if (private := result.get("differential_privacy")) is not None:
+        rows.append(("differential privacy", f"{in_words(private)}, of all that was sent to train"))
     return [*rows, *([("MLflow run", result["tracking_run_id"])] if result["tracking_run_id"] else [])]
 
 

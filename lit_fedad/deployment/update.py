@@ -22,7 +22,7 @@ from lit_fedad.experiment.build import (
     build_partition,
     open_checkpoints,
 )
-from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.experiment.calibration import noised_run, with_calibration
 from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.finished_run import build_grown_data, complete_run, one_process, same_model
@@ -98,6 +98,10 @@ def _check(folder: RunFolder, config: Config, model: Model, images: Images) -> N
         raise UserError(
             f"{folder.path}: a detector of {config['method']['name']} with these settings is not made of sums that"
             " images can be added to; train again with all images"
+        )
+    if noised_run(config):
+        raise UserError(
+            f"{folder.path}: its sums are noised, and an update's would not be; train again with all images"
         )
     if config["federation"].get("secure_sum") is not None:
         raise UserError(

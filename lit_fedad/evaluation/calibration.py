@@ -37,6 +37,7 @@ class CalibrationScores:
         folds: Number of folds.
         seed: Seed of the folds.
         group: Regular expression of images that stay in one fold (`image_groups`); None for none.
+        exact: Whether images can be taken out of the model's sums; not of noised ones.
 
     Raises:
         UserError: If the expression does not fit the images.
@@ -51,17 +52,18 @@ class CalibrationScores:
         folds: int = 5,
         seed: int = 0,
         group: str | None = None,
+        exact: bool = True,
     ) -> None:
         self.groups = image_groups(images.train, group)
         self.images, self.partition, self.module, self.fabric = images, partition, module, fabric
-        self.folds, self.seed = folds, seed
+        self.folds, self.seed, self.exact = folds, seed, exact
 
     def __call__(self, client: Client, number: int) -> dict[str, ScoreCounts]:
         """Counts the scores of one client's images by product; none of a client that holds no image out."""
         if self.partition.calibration:
             indices = list(self.partition.calibration[number])
             return self._by_product(indices, self._scores(client, indices)) if indices else {}
-        if client.exchanges.sums is None:
+        if client.exchanges.sums is None or not self.exact:
             return {}
         indices = list(self.partition.clients[number])
         return self._by_product(indices, self._scores_by_fold(client, number, indices))
@@ -105,6 +107,6 @@ def calibrate(
     interview: Interview, round: int, scores: Callable[[Client, int], dict[str, ScoreCounts]]
 ) -> Calibration:
     """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
-    sums = interview.client.exchanges.sums is not None
+    sums = interview.exchanges.sums is not None
     counted: Mapping[int, dict[str, ScoreCounts]] = interview.ask(round, scores, sums=sums)
     return Calibration(counted, interview.client.predictors.shared)

@@ -38,6 +38,7 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
@@ -309,6 +310,7 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
 
 def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:
     """Builds the federation of server, client, data and evaluator."""
+    privacy = build(config["federation"].get("privacy"))
     return Federation(
         server=model.server,
         client=model.client,
@@ -324,7 +326,17 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"].get("robust")),
         secure_sum=build(config["federation"].get("secure_sum")),
+        privacy=privacy,
+        noise_key=shared_key(folder, privacy, data.digest, fabric),
     )
+
+
+def shared_key(folder: Path, privacy: ImagePrivacy | None, images: str, fabric: Fabric) -> bytes:
+    """Returns the secret of a run's noise in every process; empty where there is no noise."""
+    if privacy is None or privacy.epsilon is None:
+        return b""
+    key: bytes = fabric.broadcast(noise_key(folder, privacy.seed, images) if fabric.is_global_zero else b"")
+    return key
 
 
 def open_checkpoints(folder: Path, config: Config, model: Model, images: str | None = None) -> Checkpoints:

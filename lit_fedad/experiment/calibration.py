@@ -45,6 +45,12 @@ def alphas(config: Config) -> list[float]:
     return list(given) if isinstance(given, list) else [given]
 
 
+def noised_run(config: Config) -> bool:
+    """Tells whether a run's sums are noised: images cannot be taken out of them again."""
+    privacy = config["federation"].get("privacy")
+    return privacy is not None and privacy["epsilon"] is not None
+
+
 def with_calibration(config: Config, images: Images, partition: Partition, client: Client) -> Partition:
     """Holds images out for calibration, unless the method needs none or classifies.
 
@@ -54,7 +60,7 @@ def with_calibration(config: Config, images: Images, partition: Partition, clien
     settings = config["calibration"]
     share = settings["share"]
     if share is None:
-        share = 0.0 if client.exchanges.sums is not None else HELD_OUT
+        share = 0.0 if client.exchanges.sums is not None and not noised_run(config) else HELD_OUT
     if client.task.kind == "classification":
         share = 0.0
     return hold_out(partition, images, share, config["seed"], settings["group"])
@@ -65,7 +71,8 @@ def calibration_scores(
 ) -> CalibrationScores:
     """Builds the function that counts a client's calibration scores."""
     folds, group = config["calibration"]["folds"], config["calibration"]["group"]
-    return CalibrationScores(images, partition, module, fabric, folds, config["seed"], group)
+    exact = not noised_run(config)
+    return CalibrationScores(images, partition, module, fabric, folds, config["seed"], group, exact)
 
 
 def judge(run: Run) -> None:

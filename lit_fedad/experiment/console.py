@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.federation.image_privacy import in_words
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
@@ -102,9 +103,11 @@ class Console(RunCallback):
         self.end()
 
     def on_run_end(self, run: Run, result: dict[str, Any]) -> None:
-        """Prints the warnings of what followed the last round, such as decisions and pictures."""
+        """Prints the warnings of what followed the last round, such as decisions and pictures, and what was spent."""
         for line in self._late():
             self._display.warn(line)
+        if (spent := result.get("differential_privacy")) is not None:
+            self._display.note(f"spent: {in_words(spent)}")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Stops showing progress."""
@@ -121,6 +124,8 @@ def describe(run: Run) -> dict[str, str]:
     """Describes a run in short lines, by subject."""
     config, data, backbone = run.config, run.data, run.model.provenance
     sizes = data.partition.sizes
+    plan = run.federation.plan
+    private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         "task": type(run.model.task).__name__,
@@ -128,5 +133,6 @@ def describe(run: Run) -> dict[str, str]:
         "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",
         "backbone": f"{backbone['name']}, weights {backbone['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
+        **private,
         "files": str(run.folder.path),
     }

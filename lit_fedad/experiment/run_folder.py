@@ -20,6 +20,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
+from lit_fedad.federation.image_privacy import KEY_FILE
 from lit_fedad.guards.text import redact, redacted
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.tracking.reading import find_run_folder
@@ -118,7 +119,7 @@ class RunFolder:
             )
         for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in (*(f".{name}.partial" for name in _FILES), *_FILES):
+        for name in (*(f".{name}.partial" for name in _FILES), *_FILES, KEY_FILE):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 (self.path / name).unlink()
 

@@ -40,6 +40,7 @@ def summarise_run(run: Run, peak_rss_bytes: int) -> dict[str, Any]:
         "config": config,
         "tracking_run_id": None,
         "privacy": None,
+        "differential_privacy": run.federation.privacy,
         **run.extras,
     }
 

@@ -29,7 +29,9 @@ class Tracking(RunCallback):
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Records the round's numbers."""
         if self._tracker is not None:
-            self._tracker.metrics(flat_metrics(report), step=report.round)
+            spent = federation.privacy
+            private = {"epsilon": spent["epsilon"]} if spent is not None else {}
+            self._tracker.metrics(flat_metrics(report) | private, step=report.round)
 
     def on_rounds_end(self, run: Run) -> None:
         """Records the rates of the shipped decisions, the promised one, and privacy measures of other callbacks."""

@@ -29,6 +29,7 @@ from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
+from lit_fedad.federation.image_privacy import KEY_FILE
 from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -134,4 +135,5 @@ def conclude(run: Run) -> None:
     if fabric.is_global_zero:
         result = summarise_run(run, max(peaks))
         run.folder.save_json("result.json", result)
+        (run.folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
         fabric.call("on_run_end", run, result)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.federation.round_report import RoundReport
 
 T = TypeVar("T")
@@ -20,12 +20,14 @@ class Interview(Protocol):
     Attributes:
         client: The live client.
         clients: All clients that hold images.
+        exchanges: What clients and server exchange.
         fabric: Device, precision and processes.
         history: One report per round so far; complete on the first process only.
     """
 
     client: Client
     clients: list[int]
+    exchanges: Exchanges
     fabric: Fabric
 
     @property

@@ -9,7 +9,7 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Additive, Client, Exchange, Message, MessageSpec, Server, Update
+from lit_fedad.contracts import Additive, Client, Exchange, ImageSums, Message, MessageSpec, Server, Update
 from lit_fedad.contracts.server import takes_sums
 from lit_fedad.errors import UserError
 
@@ -106,6 +106,10 @@ class Answer(Exchange[Client, Server]):
     def additive(self, client: Client) -> Additive | None:
         """Declares how the clients' messages add up."""
         return client.additive()
+
+    def image_sums(self, client: Client) -> ImageSums | None:
+        """Declares the sums over images that the server needs."""
+        return client.image_sums()
 
     def takes_sums(self, server: Server) -> bool:
         """Returns whether the server merges sums."""

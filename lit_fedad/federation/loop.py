@@ -31,6 +31,8 @@ from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool, detached
 from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, releases_of
+from lit_fedad.federation.noised_sums import noised
 from lit_fedad.federation.outbox import Outbox
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
@@ -64,6 +66,8 @@ class Federation:
         robust: Defence against clients whose messages have the declared form and lie; None for none.
         transport: The way to clients on other machines; None where they live in this Fabric's processes.
         secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
+        privacy: Settings of differential privacy; None for none.
+        noise_key: The secret that its noise is drawn from.
 
     Attributes:
         clients: Clients that take part: all that hold images, without those that failed before round 1.
@@ -89,6 +93,8 @@ class Federation:
         robust: Robust | None = None,
         transport: Transport | None = None,
         secure_sum: SecureSum | None = None,
+        privacy: ImagePrivacy | None = None,
+        noise_key: bytes = b"",
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
@@ -113,6 +119,11 @@ class Federation:
             self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline, parties
         )
         self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, fabric)
+        self.plan: Plan | None = None
+        if privacy is not None and privacy.epsilon is not None:
+            stages = {client: data.at(rounds).stages[client] for client in self.clients}
+            self.plan = privacy.plan(client, server, rounds, stages, sampler, secure_sum)
+            self.exchanges = noised(self.exchanges, client, self.plan, noise_key)
         self.summing = secure_sum and Summing(
             secure_sum, client, self.outbox, self.transport, sampler, fabric
         )
@@ -146,9 +157,13 @@ class Federation:
         context = Context(self.seed, round)
         self.server.begin(context)
         exchanges = self.exchanges.of_round(round)
+        noised_sums = releases_of(exchanges, self.client) if self.plan else 0
+        if (plan := self.plan) is not None:
+            on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
         for number, exchange in enumerate(exchanges):
             self._exchange(exchange, replace(context, exchange=number), report)
+        report.noised_sums = noised_sums
         if self.fabric.is_global_zero:
             report.scalars.update(self.server.diagnostics())
             report.warnings += self.server.warnings()
@@ -237,6 +252,16 @@ class Federation:
         self.server.adversary_view(update, self.client)
         self.client.eval()
         return self.client
+
+    @property
+    def released(self) -> int:
+        """Number of noised sums that clients' images have been in so far; 0 on all processes but the first."""
+        return sum(report.noised_sums for report in self.history)
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What is spent of the budget of privacy (`Plan.summary`); None where no sum is noised."""
+        return None if self.plan is None else self.plan.summary(self.released)
 
     def over_processes(self, value: T) -> list[T]:
         """Gathers the value of every process in a list on the first process; empty on the others."""

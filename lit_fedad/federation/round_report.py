@@ -26,6 +26,7 @@ class RoundReport:
         trained: Values of `Evaluator.score` for the participants directly after training, where `after_fit` is set.
         metrics: Evaluation after this round; None where none was due.
         warnings: Warnings for the user, one line each.
+        noised_sums: Sums over clients' images that were released with the noise of differential privacy.
     """
 
     round: int
@@ -43,6 +44,7 @@ class RoundReport:
     trained: dict[int, Any] = field(default_factory=dict)
     metrics: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
+    noised_sums: int = 0
 
     def fail(self, causes: dict[int, str]) -> None:
         """Adds clients that failed, each with a warning."""

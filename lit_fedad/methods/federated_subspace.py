@@ -18,8 +18,10 @@ from lit_fedad.contracts import (
     Client,
     Exchange,
     Exchanges,
+    ImageSums,
     Message,
     MessageSpec,
+    NothingNew,
     Predictors,
     Server,
     TensorSpec,
@@ -36,8 +38,10 @@ from lit_fedad.methods.parts.model_sums import (
     remaining_moments,
 )
 from lit_fedad.methods.parts.pooled_moments import (
+    MeasuresOnce,
     PooledMoments,
     held_moments,
+    no_moments,
     subspace_spec,
 )
 from lit_fedad.methods.parts.pooled_statistics import check_count
@@ -237,3 +241,7 @@ class NewMoments(_SendState, PooledMoments):
     """The exchange of a round, in which clients send the moments of a stage that has begun, if any."""
 
     clusters = ("memory", "radii")
+
+    def image_sums(self, client: MeasuresOnce) -> ImageSums:
+        """Declares nothing: without stages, rounds bring no image that was not measured before."""
+        return NothingNew(no_moments(client.task.num_features))

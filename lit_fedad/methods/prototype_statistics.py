@@ -19,8 +19,10 @@ from lit_fedad.contracts import (
     Client,
     Exchanges,
     Free,
+    ImageSums,
     Message,
     MessageSpec,
+    NothingNew,
     Prediction,
     Predictors,
     Server,
@@ -33,6 +35,7 @@ from lit_fedad.federation.local_training import Answer
 from lit_fedad.guards.bounds import above
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import PrototypeSums
+from lit_fedad.methods.parts.image_prototypes import ImagePrototypes
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
@@ -44,9 +47,23 @@ _ABSENT = -1e6
 
 
 class Statistics(Answer):
-    """The exchange in which clients send the statistics of a stage that has begun, if any."""
+    """The exchange in which clients send the statistics of a stage that has begun, if any.
+
+    Args:
+        first: Whether it is the one before round 1; later ones bring something only where data come in stages.
+    """
 
     name = "statistics"
+
+    def __init__(self, first: bool = False) -> None:
+        self.first = first
+
+    def image_sums(self, client: Client) -> ImageSums:
+        """Declares the sums over images; later nothing, since privacy knows no stages."""
+        assert isinstance(client, PrototypeStatisticsClient)
+        if self.first:
+            return ImagePrototypes(client)
+        return NothingNew(_empty(client.task.classes, client.task.num_features))
 
 
 class PrototypeStatisticsClient(Client):
@@ -79,7 +96,7 @@ class PrototypeStatisticsClient(Client):
     @property
     def exchanges(self) -> Exchanges:
         """Statistics before round 1; in rounds those of new images."""
-        return Exchanges((Statistics(),), (Statistics(),))
+        return Exchanges((Statistics(first=True),), (Statistics(),))
 
     @property
     def predictors(self) -> Predictors:

@@ -66,6 +66,11 @@ def check_crosses(config: Config) -> None:
                 f"method={name}: its server needs images of its own, and a coordinator of sites has none; train it in"
                 " one process: lit-fedad train"
             )
+    if config["federation"].get("privacy") is not None:
+        raise UserError(
+            "federation.privacy: sites do not draw noise of their own yet; leave it out, or train in one process:"
+            " lit-fedad train"
+        )
     if locate(config["task"]["_target_"]).kind != "anomaly":
         raise UserError(
             f"method={name}: its task learns classes, and sites agree on none; give an anomaly task, or train it in"

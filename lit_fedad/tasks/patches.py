@@ -76,7 +76,7 @@ class PatchTask(StandardisedTask):
     ) -> None:
         super().__init__()
         at_least("task", 1, grid=grid)
-        size = pair("task.image_size", image_size)
+        self.size = size = pair("task.image_size", image_size)
         at_least("task", 0, sigma=sigma, rim=rim, shrinkage=shrinkage)
         above("task", 0, whiten=whiten)
         within("task", 0, 1, top=top)
@@ -143,6 +143,11 @@ class PatchTask(StandardisedTask):
 
     def moments(self, loader: DataLoader) -> list[Moments]:
         """Computes the moments of local features that standardisation and subspace depend on."""
+        raise NotImplementedError
+
+    @property
+    def moment_poolings(self) -> list[bool | str | None]:
+        """What is averaged (see `embed`) in the features of each set of `moments`."""
         raise NotImplementedError
 
     @torch.no_grad()

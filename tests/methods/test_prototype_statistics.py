@@ -8,6 +8,8 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.errors import UserError
+from lit_fedad.federation.image_privacy import ImagePrivacy
+from lit_fedad.methods.parts.image_prototypes import ImagePrototypes
 from lit_fedad.methods.prototype_statistics import PrototypeStatisticsClient, PrototypeStatisticsServer
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
@@ -139,3 +141,43 @@ def test_statistics_that_cannot_be_are_refused(change, said):
     server.validate(0, Update(message, 6))
     with pytest.raises(UserError, match=said):
         server.validate(0, Update({**message, **change}, 6))
+
+
+def noised(federate, data, **privacy):
+    return federate(
+        PrototypeStatisticsClient,
+        PrototypeStatisticsServer,
+        task=make_task(),
+        data=data,
+        rounds=1,
+        privacy=ImagePrivacy(**{"epsilon": 1e9, "clip": 1.0, **privacy}),
+        noise_key=bytes(32),
+    )
+
+
+def test_under_a_large_budget_it_is_the_same_classifier(federate, play):
+    data = {client: labelled(size, client) for client, size in enumerate((12, 15, 18))}
+    plain, found = play(data), noised(federate, data)
+    assert [report.noised_sums for report in found.history] == [1, 0]
+    assert found.server.count.equal(plain.server.count)
+    torch.testing.assert_close(found.server.mean, plain.server.mean, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(found.server.scatter, plain.server.scatter, rtol=0.05, atol=0.05)
+    for client in data:  # a client's own prior is counted, and stays with it
+        assert found.pool.get(client)["own_counts"].equal(plain.pool.get(client)["own_counts"])
+
+
+def test_every_image_adds_the_same_norm_whatever_it_shows(play):
+    client = PrototypeStatisticsClient(make_task())
+    sums = ImagePrototypes(client)
+    for parts in sums.parts(labelled(9)):
+        norms = sum(part.flatten(1).square().sum(1) for part in parts.values())
+        torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-5, atol=1e-5)
+
+
+def test_classes_that_noise_hides_are_taken_for_empty(federate):
+    rare = labelled(40, 0, classes=1), labelled(41, 1, classes=2)
+    with pytest.raises(UserError, match="hides every class"):
+        noised(federate, dict(enumerate(rare)), epsilon=0.05)
+    found = noised(federate, dict(enumerate(rare)), epsilon=8.0)
+    assert found.server.count[2] == 0
+    assert found.server.count[0] > 0

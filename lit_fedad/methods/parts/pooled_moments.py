@@ -10,10 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Additive, Context, Exchange, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts import (
+    Additive,
+    Context,
+    Exchange,
+    Free,
+    ImageSums,
+    Message,
+    MessageSpec,
+    TensorSpec,
+    Update,
+)
 from lit_fedad.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import MomentSums
+from lit_fedad.methods.parts.image_moments import ImageMoments
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
 
@@ -60,16 +71,21 @@ def new_moments(client: MeasuresOnce, loader: DataLoader) -> Message:
     channels, stage = client.task.num_features, client.context.stage
     sets = [] if client.measured > stage else client.task.moments(loader)
     client.measured = max(client.measured, stage + 1)
-    message = {
-        "count": torch.zeros(len(sets), dtype=torch.int64),
-        "mean": torch.zeros(len(sets), channels),
-        "covariance": torch.zeros(len(sets), channels * (channels + 1) // 2),
-    }
+    message = no_moments(channels, len(sets))
     for number, part in enumerate(sets):
         message["count"][number] = part.count
         message["mean"][number] = part.mean
         message["covariance"][number] = upper_triangle(part.covariance)
     return message
+
+
+def no_moments(channels: int, sets: int = 0) -> Message:
+    """Returns a message of `new_moments` without a vector; without a set, that of a client with nothing new."""
+    return {
+        "count": torch.zeros(sets, dtype=torch.int64),
+        "mean": torch.zeros(sets, channels),
+        "covariance": torch.zeros(sets, channels * (channels + 1) // 2),
+    }
 
 
 def moments_spec(client: MeasuresOnce) -> MessageSpec:
@@ -161,6 +177,11 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     def additive(self, client: MeasuresOnce) -> Additive:
         """Declares sums over all feature vectors."""
         return MomentSums(self.vectors_per_image)
+
+    def image_sums(self, client: MeasuresOnce) -> ImageSums | None:
+        """Declares the moments of single images, if all images are in one set: folds depend on other images."""
+        poolings = client.task.moment_poolings
+        return ImageMoments(client.task) if len(set(poolings)) == len(poolings) else None
 
     def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""

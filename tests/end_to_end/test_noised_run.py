@@ -1,0 +1,56 @@
+"""A whole run with differential privacy: what it says of itself, what it leaves behind, what refuses it."""
+
+import json
+
+import pytest
+
+from lit_fedad.config import compose
+from lit_fedad.deployment.model_card import Facts, _summary
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.train import train
+from lit_fedad.sites.enrolment import check_crosses
+from lit_fedad.tracking.tracker import Tracker
+
+SETTINGS = [
+    "method=federated_subspace", "debug=seconds", "data.train_per_product=8", "evaluation.pictures=0",
+    "cache.enabled=false", "federation/privacy=central", "federation.privacy.epsilon=50", "federation.privacy.clip=5.0",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(Tracker, "metrics", lambda self, values, step: recorded.append(values))
+    places = [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}", f"tracking.uri={tmp_path / 'ml'}"]
+    config = compose([*SETTINGS, *places])
+    result = train(config)
+    spent = result["differential_privacy"]
+    assert spent["epsilon"] == pytest.approx(50, rel=1e-6)
+    assert (spent["delta"], spent["unit"], spent["sums"], spent["secret"]) == (1e-5, "image", 1, True)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["differential_privacy"] == spent
+    assert not (tmp_path / "run" / "noise.key").exists()
+    assert "epsilon 50 at delta 1e-05, unit: image" in capsys.readouterr().out
+    assert any(values.get("epsilon") == pytest.approx(50, rel=1e-6) for values in recorded)
+    facts = Facts(result, config, 0, {}, {}, {}, [], (0, 0))
+    assert ("differential privacy", "epsilon 50") in [(name, text[:10]) for name, text, *_ in _summary(facts)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize("method", ["feddymem", "feddymem_drawn", "fedavg"])
+def test_methods_whose_exchanges_cannot_be_noised_say_so(tmp_path, method):
+    places = [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}", "tracking=off"]
+    with pytest.raises(UserError, match=r"is no sum over images .* docs/privacy\.md") as refused:
+        train(compose([f"method={method}", *SETTINGS[1:], *places]), quiet=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_sites_refuse_noise_that_they_do_not_draw():
+    with pytest.raises(UserError, match=r"federation\.privacy: sites do not draw noise"):
+        check_crosses(
+            {
+                "method": {"name": "m", "server": {"_target_": "builtins.object"}},
+                "federation": {"privacy": {}},
+            }
+        )

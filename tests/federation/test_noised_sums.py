@@ -1,0 +1,167 @@
+"""Clipped and noised sums: what one image changes, the variance of the noise, budgets, replay."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Exchange, Exchanges, NothingNew
+from lit_fedad.errors import UserError
+from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, count_releases, in_words, noise_key
+from lit_fedad.federation.noised_sums import clipped_sum, gaussian
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.privacy.gaussian_dp import epsilon_of
+
+SHAPES = {"a": (2, 3), "b": ()}
+
+
+class Rows:
+    """Sums of rows [7] of a loader: six entries of ``a``, one of ``b``."""
+
+    def form(self):
+        return SHAPES
+
+    def parts(self, loader):
+        for rows in loader:
+            yield {"a": rows[:, :6].unflatten(1, (2, 3)), "b": rows[:, 6]}
+
+
+def clipped(rows, clip=1.0, batch_size=2):
+    total = clipped_sum(Rows(), DataLoader(rows, batch_size=batch_size), clip)
+    return torch.cat([total["a"].flatten(), total["b"].flatten()])
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0, 30.0])
+def test_one_image_changes_a_sum_by_at_most_the_clip(clip):
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(12, 7, generator=draw, dtype=torch.float64) * torch.logspace(-3, 8, 12)[:, None]
+    rows[5] = -1e150 * rows[4].sign()  # an adversary's: against another, and huge
+    whole = clipped(rows, clip)
+    for image in range(12):
+        change = whole - clipped(torch.cat([rows[:image], rows[image + 1 :]]), clip)
+        assert float(change.norm()) <= clip * (1 + 1e-9)
+        expected = rows[image] * min(1.0, clip / float(rows[image].norm()))
+        torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_batches_do_not_matter_and_what_is_not_finite_is_refused():
+    rows = torch.arange(35, dtype=torch.float64).view(5, 7)
+    torch.testing.assert_close(clipped(rows, 2.0, batch_size=1), clipped(rows, 2.0, batch_size=5))
+    rows[2, 3] = torch.nan
+    with pytest.raises(UserError, match="not finite"):
+        clipped(rows)
+
+
+def test_noise_has_the_stated_variance_and_depends_on_secret_and_place():
+    shapes, context = {"a": (200, 200), "b": ()}, Context(seed=0, round=1)
+    drawn = gaussian(b"k" * 32, context, shapes, 2.5)["a"]
+    # 40,000 draws: the mean has deviation .0125, the variance .044.
+    assert abs(float(drawn.mean())) < 0.1
+    assert float(drawn.var()) == pytest.approx(6.25, abs=0.35)
+    assert drawn.equal(gaussian(b"k" * 32, context, shapes, 2.5)["a"])
+    others = [
+        gaussian(b"l" * 32, context, shapes, 2.5),
+        *(gaussian(b"k" * 32, Context(0, *place), shapes, 2.5) for place in ((2,), (1, 0), (1, None, 1))),
+    ]
+    for other in others:
+        assert abs(float((other["a"] * drawn).mean())) < 0.25  # eight deviations
+
+
+class Sends(Exchange):
+    def __init__(self, sums):
+        self.sums = sums
+
+    def upload_spec(self, client):
+        return {"a": None}
+
+    def image_sums(self, client):
+        return self.sums
+
+
+class Method:
+    """A method with one noised sum before round 1 and one in every round, beside one that brings nothing."""
+
+    exchanges = Exchanges((Sends(Rows()),), (Sends(Rows()), Sends(NothingNew({}))))
+
+
+def plan(client=Method, rounds=3, sampler=None, secure_sum=None, stage=0, **settings):
+    privacy = ImagePrivacy(**{"epsilon": 4.0, **settings})
+    return privacy.plan(
+        client, None, rounds, dict.fromkeys(range(5), stage), sampler or ClientSampler(), secure_sum
+    )
+
+
+def test_the_noise_is_the_least_that_the_budget_asks_for():
+    assert count_releases(Method.exchanges, Method, 3) == 4
+    found = plan()
+    assert found.releases == 4
+    assert found.epsilon(4) == pytest.approx(4.0, rel=1e-6)
+    assert found.epsilon(4) == epsilon_of(math.sqrt(4) / found.sigma, 1e-5)
+    assert found.deviation == pytest.approx(0.5 * found.sigma)
+    assert plan(unit_images=3).deviation == pytest.approx(1.5 * found.sigma)
+
+
+def test_a_budget_that_would_be_overdrawn_is_refused_before_the_run_and_before_a_round():
+    with pytest.raises(UserError, match="this run needs epsilon .* for 4 noised sums, and the budget is 1;"):
+        plan(epsilon=1.0, noise=2.0)
+    found = plan()
+    found.check(4, "round 3")
+    with pytest.raises(
+        UserError, match="round 4 needs epsilon .* for 5 noised sums, and the budget is 4"
+    ) as no:
+        found.check(5, "round 4")
+    assert "\n" not in str(no.value)
+
+
+def test_distributed_shares_add_up_to_the_central_noise():
+    found = plan(where="distributed", secure_sum=SecureSum(quorum=0.5))
+    assert found.carriers == 3  # the fewest of five that may finish
+    assert 3 * found.share**2 == pytest.approx(found.deviation**2)
+    shapes = {"a": (150, 150)}
+    shares = [gaussian(b"k" * 32, Context(0, 1, client), shapes, found.share)["a"] for client in range(3)]
+    assert float(sum(shares).var()) == pytest.approx(found.deviation**2, rel=0.08)  # eight deviations
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"where": "distributed"}, "give federation=secure"),
+        (
+            {"where": "distributed", "secure_sum": SecureSum(), "sampler": ClientSampler(fraction=0.5)},
+            "fraction=1",
+        ),
+        ({"stage": 1}, "data that come in stages"),
+        ({"rounds": 0, "client": type("Silent", (), {"exchanges": Exchanges((), ())})}, "nothing is sent"),
+        ({"client": type("Other", (), {"exchanges": Exchanges((Sends(None),))})}, "no sum over images"),
+        ({"delta": 0.5}, "federation.privacy.delta"),
+        ({"clip": 0.0}, "federation.privacy.clip"),
+        ({"epsilon": None, "noise": 1.0}, "needs a budget"),
+        ({"unit_images": 0}, "federation.privacy.unit_images"),
+    ],
+)
+def test_what_cannot_be_protected_is_refused_in_one_line(given, message):
+    with pytest.raises(UserError, match=message) as refused:
+        plan(**given)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_secret_lasts_as_long_as_the_run_and_other_images_get_other_noise(tmp_path):
+    first = noise_key(tmp_path / "run", None, "images")
+    assert noise_key(tmp_path / "run", None, "images") == first
+    assert noise_key(tmp_path / "run", None, "others") != first
+    assert noise_key(tmp_path / "other", None, "images") != first
+    assert noise_key(tmp_path / "a", 3, "images") == noise_key(tmp_path / "b", 3, "images")
+    assert (tmp_path / "run" / "noise.key").stat().st_mode & 0o077 == 0
+    (tmp_path / "run" / "noise.key").write_bytes(b"short")
+    with pytest.raises(UserError, match=r"noise\.key: is no key"):
+        noise_key(tmp_path / "run", None, "images")
+
+
+def test_what_was_spent_is_said_in_words():
+    words = in_words(Plan(ImagePrivacy(epsilon=4.0, unit_images=7), 2.0, 2).summary(2))
+    assert f"epsilon {epsilon_of(math.sqrt(2) / 2, 1e-5):.4g} at delta 1e-05" in words
+    assert "group of up to 7 images" in words
+    assert "known seed" not in words
+    assert "known seed" in in_words(Plan(ImagePrivacy(epsilon=4.0, seed=1), 2.0, 2).summary(1))

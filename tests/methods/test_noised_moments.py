@@ -1,0 +1,212 @@
+"""Second moments under differential privacy: exact without noise, bounded per image, resumed, audited by canaries."""
+
+import math
+
+import pytest
+import torch
+from conftest import TinyPyramid
+from scipy.stats import binom
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.federation.image_privacy import ImagePrivacy
+from lit_fedad.federation.noised_sums import clipped_sum, gaussian
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
+from lit_fedad.methods.parts.image_moments import ImageMoments, without_negative
+from lit_fedad.privacy.gaussian_dp import mu_of
+from lit_fedad.tasks.subspace import Subspace
+
+KEY = b"secret".ljust(32)
+
+
+def subspace(backbone=None, **changes):
+    torch.manual_seed(0)
+    return Subspace(backbone or TinyPyramid(), **{"grid": 4, "image_size": 32, "share": 0.9, **changes})
+
+
+def play(federate, data, rounds=0, epsilon=1e4, folder=None, secure_sum=None, task=None, **privacy):
+    return federate(
+        FederatedSubspaceClient,
+        FederatedSubspaceServer,
+        task=task or subspace(),
+        data=data,
+        rounds=rounds,
+        folder=folder,
+        secure_sum=secure_sum,
+        sampler=ClientSampler(on_failure="skip"),
+        privacy=ImagePrivacy(epsilon=epsilon, **{"clip": 100.0, **privacy}),
+        noise_key=KEY,
+    )
+
+
+@pytest.fixture
+def data(make_loader):
+    return {client: make_loader(size, client) for client, size in enumerate((6, 5, 9))}
+
+
+def features(task, data):
+    return torch.cat([task.embed(batch).flatten(0, 1) for loader in data.values() for batch in loader])
+
+
+def test_sums_without_noise_and_clipping_are_the_moments_of_all_features(data):
+    task = subspace()
+    sums = ImageMoments(task)
+    parts = [clipped_sum(sums, loader, 1e9) for loader in data.values()]
+    message = sums.joined(None, {name: sum(part[name] for part in parts) for name in sums.form()}, 0.0)
+    expected = Moments.of([features(task, data).double()], 8)
+    assert message["count"].tolist() == [expected.count]
+    torch.testing.assert_close(message["mean"][0].double(), expected.mean, rtol=1e-5, atol=1e-5)
+    covariance = symmetric(message["covariance"][0], 8).double()
+    torch.testing.assert_close(covariance, expected.covariance, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 1e6, -1e6])
+def test_one_image_changes_the_sum_by_at_most_the_clip(factor):
+    draw = torch.Generator().manual_seed(0)
+    images = [{"image": torch.randn(3, 32, 32, generator=draw)} for _ in range(4)]
+    more = [*images[:2], {"image": factor * torch.randn(3, 32, 32, generator=draw)}, *images[2:]]
+    sums = ImageMoments(subspace())
+    one, other = (clipped_sum(sums, DataLoader(held, batch_size=2), 0.5) for held in (images, more))
+    change = math.sqrt(sum(float((one[name] - other[name]).square().sum()) for name in one))
+    assert change <= 0.5 * (1 + 1e-9)
+    if abs(factor) > 1:
+        assert change == pytest.approx(0.5)
+
+
+def test_an_infinite_budget_is_the_plain_run(federate, data):
+    plain = federate(FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data=data, rounds=1)
+    endless = play(federate, data, rounds=1, epsilon=None)
+    assert endless.privacy is None
+    for name, entry in plain.server.broadcast(0).items():
+        assert endless.server.broadcast(0)[name].equal(entry)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_large_budget_comes_close_to_the_plain_run(federate, data, secure):
+    given = {"where": "distributed", "secure_sum": SecureSum()} if secure else {}
+    found = play(federate, data, epsilon=1e9, **given)
+    expected = Moments.of([features(subspace(), data).double()], 8)
+    torch.testing.assert_close(found.server.moments["mean"][0], expected.mean, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(
+        found.server.moments["covariance"][0], expected.covariance, rtol=0.05, atol=0.05
+    )
+    assert found.privacy["epsilon"] == pytest.approx(1e9, rel=1e-6)
+    assert found.privacy["sums"] == 1
+
+
+def test_rounds_bring_no_further_sum_and_cost_nothing(federate, data):
+    found = play(federate, data, rounds=2, epsilon=8.0, clip=0.01, noise=None, seed=None)
+    assert [report.noised_sums for report in found.history] == [1, 0, 0]
+    assert [sum(report.elements_up.values()) > 0 for report in found.history] == [True, False, False]
+    assert found.privacy["epsilon"] == pytest.approx(8.0, rel=1e-6)
+
+
+def test_a_resumed_run_keeps_what_was_spent_and_replays_the_same_noise(federate, data):
+    first = play(federate, data, rounds=1, folder="one", epsilon=1e4)
+    again = play(federate, data, rounds=1, folder="two", epsilon=1e4)
+    assert again.server.moments["covariance"].equal(first.server.moments["covariance"])
+    resumed = play(federate, data, rounds=1, folder="one", epsilon=1e4)
+    assert resumed.privacy == first.privacy
+    assert resumed.released == 1
+    assert resumed.server.moments["covariance"].equal(first.server.moments["covariance"])
+
+
+def test_a_round_that_would_overdraw_is_not_played(federate, data):
+    played = play(federate, data, rounds=1, epsilon=1e4)
+    played.history[0].noised_sums = 7  # as of a run that has spent more than this one plans
+    with pytest.raises(UserError, match="round 0 needs epsilon .* and the budget is 10000"):
+        played.play(0)
+
+
+def test_what_folds_and_noise_forbid_is_refused_in_one_line(federate, data):
+    with pytest.raises(
+        UserError, match="exchange 'moments' of FederatedSubspaceClient is no sum over images"
+    ):
+        play(federate, data, task=subspace(share="likelihood"))
+    with pytest.raises(UserError, match="hides the images"):
+        play(federate, data, epsilon=0.01)
+
+
+def test_what_noise_made_negative_is_taken_for_no_variance():
+    draw = torch.Generator().manual_seed(0)
+    noisy = torch.randn(20, 20, generator=draw, dtype=torch.float64)
+    noisy = noisy + noisy.T
+    found = without_negative(noisy)
+    assert float(torch.linalg.eigvalsh(found).min()) > -1e-9
+    # The nearest such matrix: what is missing is orthogonal to it, and has no positive direction.
+    assert abs(float((found * (noisy - found)).sum())) < 1e-9
+    assert float(torch.linalg.eigvalsh(noisy - found).max()) < 1e-9
+
+
+class Projection(nn.Module):
+    """One vector of 48 channels an image: a fixed projection of its pixels."""
+
+    channels, fingerprint = (48,), "projection"
+    mean, std = TinyPyramid.mean, TinyPyramid.std
+
+    def __init__(self):
+        super().__init__()
+        draw = torch.Generator().manual_seed(1)
+        self.register_buffer("matrix", torch.randn(3 * 8 * 8, 48, generator=draw) / 14)
+
+    def forward(self, images):
+        return [(images.flatten(1) @ self.matrix)[:, :, None, None]]
+
+
+def audited_epsilon(canaries, guesses, correct, delta, confidence=0.95):
+    """The largest epsilon that so many correct guesses refute (Steinke et al., NeurIPS 2023, Theorem 5.2)."""
+
+    def p_value(epsilon):
+        rate = 1 / (1 + math.exp(-epsilon))
+        worst = total = 0.0
+        for fewer in range(1, correct + 1):
+            total += binom.pmf(correct - fewer, guesses, rate)
+            worst = max(worst, total / fewer)
+        return binom.sf(correct - 1, guesses, rate) + 2 * canaries * delta * worst
+
+    low, high = 0.0, 20.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle) < 1 - confidence else (low, middle)
+    return low
+
+
+@pytest.mark.slow
+def test_canaries_in_one_run_refute_no_smaller_epsilon_than_was_stated():
+    epsilon, delta, clip, canaries = 4.0, 1e-5, 0.5, 400
+    draw = torch.Generator().manual_seed(2)
+    # Extreme images in directions of their own: each is clipped, and adds the most that is allowed.
+    images = 1e3 * torch.randn(canaries, 3, 8, 8, generator=draw)
+    inside = torch.rand(canaries, generator=draw) < 0.5
+    honest = torch.randn(50, 3, 8, 8, generator=draw)
+    sums = ImageMoments(subspace(Projection(), grid=1, image_size=8, rim=0, average_pool=False))
+
+    def vectors(held):
+        """What each image adds, clipped [n, sizes]."""
+        loader = DataLoader([{"image": image} for image in held], batch_size=50)
+        rows = [torch.cat([p[n].flatten(1) for n in sorted(p)], dim=1) for p in sums.parts(loader)]
+        return torch.cat([row * (clip / row.norm(dim=1, keepdim=True)).clamp(max=1) for row in rows])
+
+    def bound(sigma, guesses):
+        noise = gaussian(KEY, Context(0, 0), sums.form(), sigma * clip)
+        released = exact + torch.cat([noise[name].flatten() for name in sorted(noise)])
+        # The best linear guess of who is inside, by an attacker who knows every image.
+        unknown = own @ (released - known - own.sum(0) / 2)
+        scores = torch.linalg.solve(own @ own.T + 4 * (sigma * clip) ** 2 * torch.eye(canaries), unknown)
+        order, half = scores.argsort(descending=True), guesses // 2
+        correct = int(inside[order[:half]].sum() + (~inside[order[-half:]]).sum())
+        return audited_epsilon(canaries, guesses, correct, delta)
+
+    own, known = vectors(images), vectors(honest).sum(0)
+    assert torch.allclose(own.norm(dim=1), torch.tensor(clip, dtype=torch.float64))
+    held = [{"image": image} for image in torch.cat([honest, images[inside]])]
+    total = clipped_sum(sums, DataLoader(held, batch_size=50), clip)
+    exact = torch.cat([total[name].flatten() for name in sorted(total)])
+    sigma = 1 / mu_of(epsilon, delta)
+    assert 0.2 < bound(sigma, guesses=200) < epsilon
+    assert bound(sigma / 50, guesses=340) > epsilon  # the control: with a fiftieth of the noise it is caught
