@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from lit_fedad.audits.observer import adversary_view, observe
 from lit_fedad.contracts import AttackableServer, Message, Update
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.errors import UserError
@@ -64,7 +65,7 @@ def sent_statistics(
     Returns:
         By the names of `COLUMNS`: float64 [n, statistics]. NaN where the upload says nothing about an example.
     """
-    known, message, task = federation.observe(client), update.message, federation.client.task
+    known, message, task = observe(federation, client), update.message, federation.client.task
     each = _Each(federation, examples, load, size)
     found = {}
     if isinstance(task, MemoryBank) and len(message.get("memory", ())):
@@ -90,7 +91,7 @@ def sent_statistics(
                 ).unsqueeze(1)
             )
     if _predicts(federation, message):
-        federation.adversary_view(client, update)
+        adversary_view(federation, client, update)
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return found
 
@@ -99,7 +100,7 @@ def received_statistics(
     federation: Federation, client: int, examples: Sequence[int], load: Load, size: int
 ) -> dict[str, Tensor]:
     """Computes the statistics of a client's examples from what the server sends next; see `sent_statistics`."""
-    known, task = federation.observe(client), federation.client.task
+    known, task = observe(federation, client), federation.client.task
     each = _Each(federation, examples, load, size)
     found = {}
     if isinstance(task, MemoryBank) and len(known.get("memory", ())):

@@ -22,7 +22,7 @@ class FederationCallback:
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
         """Receives the clients' updates before the server merges them, while its state is still the broadcast one.
 
-        `Federation.adversary_view` may be called here. No other hook receives single uploads.
+        `lit_fedad.audits.observer` may look here. No other hook receives single uploads.
         """
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:

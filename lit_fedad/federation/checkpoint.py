@@ -105,9 +105,13 @@ class Checkpoints:
             shutil.rmtree(final)
         partial.replace(final)
         sync(self.folder)
+        self.remove_older()
+        return final
+
+    def remove_older(self) -> None:
+        """Removes all complete checkpoints but the newest, also those that a killed process had no time to remove."""
         for older in sorted(self.folder.glob("round_*"))[:-1]:
             shutil.rmtree(older)
-        return final
 
     def load(self, path: Path) -> tuple[int, dict[str, Any]]:
         """Loads the server's state of a checkpoint.

@@ -12,14 +12,12 @@ from typing import Any, Literal, TypeVar
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import (
-    AttackableServer,
     Client,
     Context,
     Exchange,
     Message,
     Server,
     Update,
-    nothing_to_attack,
     senders,
 )
 from lit_fedad.contracts.kept_state import read_kept, write_kept
@@ -28,7 +26,7 @@ from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_data import ClientData
-from lit_fedad.federation.client_pool import ClientPool, detached
+from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, releases_of
@@ -215,44 +213,6 @@ class Federation:
         on_first(self.fabric, lambda: self._check_answers(round, values))
         return values
 
-    def observe(self, client: int) -> Message:
-        """Turns the live client into one that knows no more than what an observer of its messages knows.
-
-        Args:
-            client: Number of the client. It has just received the message of the server's exchange, and its personal
-                state is that of a client before the run.
-
-        Returns:
-            The server's message to it.
-        """
-        context = self.server.context
-        exchange = self.exchanges.at(context)
-        blob = self.outbox.pack(exchange, [client], context)[client]
-        stage = self.data.at(min(context.round, self.rounds)).stages[client]
-        return self.turn.activate(
-            exchange, replace(context, client=client, stage=stage), detached(self.pool.initial), blob
-        )
-
-    def adversary_view(self, client: int, update: Update) -> Client:
-        """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
-
-        Args:
-            client: Number of the client that sent the upload in this exchange.
-            update: The upload.
-
-        Returns:
-            The live client.
-
-        Raises:
-            UserError: If uploads of this method cannot score images.
-        """
-        if not isinstance(self.server, AttackableServer):
-            raise nothing_to_attack(self.client)
-        self.observe(client)
-        self.server.adversary_view(update, self.client)
-        self.client.eval()
-        return self.client
-
     @property
     def released(self) -> int:
         """Number of noised sums that clients' images have been in so far; 0 on all processes but the first."""
@@ -280,6 +240,8 @@ class Federation:
         write_kept(self.server, state["server"])
         self.history = state["history"]
         self.transport.restore(latest)
+        if self.fabric.is_global_zero:
+            self.checkpoints.remove_older()
         for report in self.history:
             if report.round <= 0:
                 self._leave_out(report.failures)

@@ -74,6 +74,14 @@ def test_a_planted_file_runs_no_code(toy, saved, tmp_path, name):
     assert not (tmp_path / "owned").exists()
 
 
+def test_what_a_killed_process_had_no_time_to_remove_is_removed_by_the_next(toy, saved):
+    """Whole or in part: the newest alone is what a run stands on."""
+    shutil.copytree(saved, saved.with_name("round_100000"))
+    (saved.with_name("round_100001")).mkdir()
+    toy(rounds=2).run()
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
 def test_other_images_are_refused(toy, saved):
     federation = toy(rounds=3)
     federation.checkpoints.images = "others"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.feddm import FABRIC, K, loader, make, mean, pieces, server_of, std, upload
 
+from lit_fedad.audits.observer import adversary_view
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.kept_state import read_kept
@@ -138,7 +139,7 @@ def test_an_observer_trains_the_received_model_on_one_upload(feddm, tap, exactly
         server, draws = federation.server, torch.random.get_rng_state()
         before = {name: entry.clone() for name, entry in server.weights.items()}
         message = tap.uploads(report.round)[1]
-        task = federation.adversary_view(1, Update(message, 9)).task
+        task = adversary_view(federation, 1, Update(message, 9)).task
         exactly(server.weights, before)
         assert torch.equal(torch.random.get_rng_state(), draws)
         expected = trained_alone(before, message, training, Context(0, report.round + 1))
@@ -155,5 +156,5 @@ def test_an_observer_trains_the_received_model_on_one_upload(feddm, tap, exactly
 
 def test_of_an_upload_without_images_an_observer_has_the_received_model(feddm, exactly):
     federation = feddm(rounds=1)
-    client = federation.adversary_view(0, Update({**upload([0]), IMAGES: upload([0])[IMAGES][:0]}, 9))
+    client = adversary_view(federation, 0, Update({**upload([0]), IMAGES: upload([0])[IMAGES][:0]}, 9))
     exactly({**client.task.state_dict()}, federation.server.weights)

@@ -3,6 +3,7 @@
 import torch
 from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make, mean, server_of, std, upload
 
+from lit_fedad.audits.observer import adversary_view
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
@@ -83,7 +84,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
         before = {name: entry.clone() for name, entry in server.weights.items()}
         prototypes, knowledge = server.prototypes.clone(), {**server.knowledge}
         message, context = tap.uploads(report.round)[0], Context(0, report.round + 1)
-        found = federation.adversary_view(0, Update(message, 9)).task.state_dict()
+        found = adversary_view(federation, 0, Update(message, 9)).task.state_dict()
         task = make()
         task.load_state_dict(before)
         labels = message[CLASSES].repeat_interleave(message[COUNTS])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_fedad.audits.observer import adversary_view
 from lit_fedad.contracts import AttackableServer, Context
 from lit_fedad.errors import UserError
 
@@ -39,7 +40,7 @@ def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, toy_server
     def listen(federation, context, updates):
         before = float(federation.server.w)
         for number, update in updates.items():
-            client = federation.adversary_view(number, update)
+            client = adversary_view(federation, number, update)
             assert float(client.task.w.detach()) == float(update.message["w"])
             assert seen[-1] == (number, 0, before)
 
@@ -52,7 +53,7 @@ def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, toy_server
 
 def test_method_that_says_nothing_of_images_is_refused(toy):
     def attack(federation, context, updates):
-        federation.adversary_view(0, updates[0])
+        adversary_view(federation, 0, updates[0])
 
     federation = toy(callbacks=[SimpleNamespace(on_updates=attack)])
     with pytest.raises(UserError, match="ToyClient: .* nothing to attack"):
