@@ -51,6 +51,7 @@ def needs(group: str, option: str) -> list[str]:
     """What a file leaves to the person, as overrides."""
     missing = {
         ("partition", "file"): ["partition.path=clients.json"],
+        ("partition", "by_group"): ["partition.group=patient"],
         ("data", "packed"): ["data.root=images", "data.train=train.npz"],
         ("data", "labelled_csv"): [
             f"data.{key}=x" for key in ("root", "labels", "images", "id_column", "label_column")
@@ -186,6 +187,7 @@ def test_every_partition_deals_all_images(partition, tree, tmp_path):
     small = {"clients": 2, "size": 2, "dominant": 1, "contamination": 0}
     given["dominant"] = given["dominant_small"] = [f"partition.{key}={value}" for key, value in small.items()]
     given["products_in_turn"] = ["partition.clients=2"]
+    given["by_group"] = ["partition.clients=2", "partition.group='/[ab]/'"]
     for stream in ("task_stream", "task_stream_literal", "task_stream_small"):
         given[stream] = [f"partition.{key}" for key in ("clients=2", "classes=1", "stages=1", "imbalance=1")]
     given["dirichlet"] = given["ten_clients"] = ["partition.clients=2", "partition.min_size=1"]

@@ -24,7 +24,7 @@ IMPLEMENTED = {
         13: ["memory/reduce.py"],
         14: ["memory/reduce.py", "methods/feddymem.py"],
         15: ["memory/reduce.py", "methods/feddymem.py"],
-        16: ["audits/inversion.py", "memory/reduce.py", "methods/feddymem.py", "tasks/memory_bank.py"],
+        16: ["audits/statistics.py", "memory/reduce.py", "methods/feddymem.py", "tasks/memory_bank.py"],
     },
     "FADngs": {
         1: ["memory/density.py", "methods/fadngs.py", "tasks/contrastive.py"],
@@ -53,7 +53,7 @@ IMPLEMENTED = {
         7: ["condensation/selection.py", "methods/fedvck.py"],
         8: ["condensation/selection.py", "methods/fedvck.py"],
         9: ["condensation/kernels.py", "methods/fedvck.py"],
-        11: ["methods/fedvck.py"],
+        11: ["audits/statistics.py", "methods/fedvck.py"],
         12: ["condensation/relations.py"],
         13: ["condensation/relations.py", "methods/fedvck.py"],
         14: ["condensation/relations.py"],
