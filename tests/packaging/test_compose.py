@@ -1,0 +1,105 @@
+"""A federation on one machine: what its file says, and its commands, run without containers in folders of their own."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SITES = ("north", "east", "south")
+
+
+@pytest.fixture(scope="module")
+def services():
+    return yaml.safe_load((ROOT / "containers" / "compose.yaml").read_text())["services"]
+
+
+def test_every_machine_has_its_own_volume_and_the_way_between_them_carries_public_files_alone(services):
+    assert set(services) == {"enrol", "coordinator", *SITES}
+    for name in ("coordinator", *SITES):
+        own, enrol = (volume.split(":") for volume in services[name]["volumes"])
+        assert own[0] == name
+        assert enrol == ["enrol", services[name]["environment"]["ENROL"]]
+        assert "user" not in services[name]
+        copied = [line.split()[1] for line in services[name]["command"][0].splitlines() if "cp " in line]
+        assert {Path(path.strip('"')).suffix for path in copied} <= {".pub", ".crt"}
+    assert services["enrol"]["entrypoint"] == ["chmod", "1777", "/enrol"]
+    assert len({services[name]["environment"]["SEED"] for name in SITES}) == 3
+
+
+def test_images_are_built_from_a_file_that_is_there(services):
+    for service in services.values():
+        folder = ROOT / "containers" / service["build"]["context"]
+        assert (folder / service["build"]["dockerfile"]).is_file()
+
+
+@pytest.fixture
+def start(services, tmp_path):
+    """Starts a service's command in a folder of its own, again and again until it succeeds, as compose does."""
+    program = tmp_path / "bin" / "lit-fedad"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore -m lit_fedad.cli "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "enrol").mkdir()
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    port, link = (one.getsockname()[1] for one in held)
+    for one in held:
+        one.close()
+    here = {
+        "ENROL": tmp_path / "enrol",
+        "HOST": "127.0.0.1",
+        "PORT": port,
+        "LINK": link,
+        "ADDRESS": f"127.0.0.1:{port}",
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": ROOT,
+        "OMP_NUM_THREADS": 1,
+    }
+    running = []
+
+    def start(name):
+        service = services[name]
+        (tmp_path / name).mkdir()
+        command = service["command"][0].replace("$$", "$")
+        shell, options = service["entrypoint"]
+        environment = {**os.environ, **service["environment"], **{key: str(one) for key, one in here.items()}}
+        again = 'until "$0" "$1" "$2"; do sleep 1; done'
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", again, shell, options, command],
+            cwd=tmp_path / name, env=environment, start_new_session=True,
+            stdout=(tmp_path / f"{name}.log").open("w"), stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_its_commands_play_a_federation(start, tmp_path):
+    pytest.importorskip("flwr")
+    coordinator = start("coordinator")
+    for name in SITES:
+        start(name)
+    try:
+        status = coordinator.wait(timeout=900)
+    finally:
+        said = {name: (tmp_path / f"{name}.log").read_text() for name in ("coordinator", *SITES)}
+    assert status == 0, said
+    result = json.loads((tmp_path / "coordinator" / "fed" / "run" / "result.json").read_text())
+    assert sorted(result["status"]) == sorted(SITES)
+    assert all(own["rounds"] >= 1 and own["troubles"] == [] for own in result["status"].values())
+    drawn = {name: sorted((tmp_path / name / "images").rglob("*.png")) for name in SITES}
+    assert all(drawn.values())
+    assert len({drawn[name][0].read_bytes() for name in SITES}) == 3  # each its own
