@@ -262,11 +262,12 @@ def _residuals(task: PatchTask, batch: Batch, known: Message) -> Tensor:
 
 
 def _last_layer(task: Classifier, known: Message, sent: Message) -> tuple[Tensor, Tensor] | None:
-    """Finds how weight and bias of the last layer changed; None where they did not cross."""
-    names = [f"classifier.{name}" for name, _ in task.classifier.named_parameters()]
-    if not isinstance(task.classifier, nn.Linear) or any(n not in known or n not in sent for n in names):
+    """Finds how weight and bias of the last layer changed; None where they did not cross, one for one."""
+    own = {f"classifier.{name}": value.shape for name, value in task.classifier.named_parameters()}
+    crossed = all(n in side and side[n].shape == shape for side in (known, sent) for n, shape in own.items())
+    if not isinstance(task.classifier, nn.Linear) or not crossed:
         return None
-    changes = [(sent[name] - known[name]).to(task.device) for name in names]
+    changes = [(sent[name] - known[name]).to(task.device) for name in own]
     return changes[0], changes[1] if len(changes) > 1 else changes[0].new_zeros(len(changes[0]))
 
 
