@@ -34,6 +34,8 @@ napoleon_use_ivar = True  # attributes are fields of their class, which describe
 autodoc_mock_imports = ["flwr", "gradio", "httpx", "medmnist", "pydicom"]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+# What `lit_fedad.contracts` hands on from its modules has two places; a name leads to either.
+suppress_warnings = ["ref.python"]
 
 
 def links_into_package(app: Sphinx, page: str, source: list[str]) -> None:
@@ -43,7 +45,8 @@ def links_into_package(app: Sphinx, page: str, source: list[str]) -> None:
         lambda link: f"](reference/{link[1].replace('/', '.')}.rst)",
         source[0],
     )
-    source[0] = source[0].replace("](../lit_fedad/", "](path:../lit_fedad/")
+    for folder in ("lit_fedad", "containers"):
+        source[0] = source[0].replace(f"](../{folder}/", f"](path:../{folder}/")
 
 
 def setup(app: Sphinx) -> None:

@@ -22,7 +22,7 @@ class ImageSums(Protocol):
         """Declares the sizes of the sums by name; none where nothing of an image is sent."""
 
     def parts(self, loader: DataLoader) -> Iterator[dict[str, Tensor]]:
-        """Yields what the images of each batch add: float64 [images, *sizes] by name, on the CPU.
+        """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU.
 
         Args:
             loader: The client's training batches.

@@ -26,7 +26,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("furo")
     # What is generated lies beside the pages, so they are copied.
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "reference"))
-    for name in ("lit_fedad", "README.md"):
+    shutil.copy(ROOT / "README.md", tmp_path)
+    for name in ("lit_fedad", "containers"):
         (tmp_path / name).symlink_to(ROOT / name)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     done = subprocess.run(
