@@ -2,12 +2,14 @@
 
 import json
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image
 
+from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
 
 _DEFLATE_RATIO = 1032  # the highest of the method that packs .npz files
@@ -43,6 +45,25 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def require_files(samples: Sequence[Sample], source: Path, advice: str) -> None:
+    """Refuses images that a file of a set names and that are not there.
+
+    Args:
+        samples: The images, with their masks.
+        source: What names them.
+        advice: What to do, for the message.
+
+    Raises:
+        UserError: An image or a mask is missing.
+    """
+    files = [path for sample in samples for path in (sample.path, sample.mask) if path]
+    missing = [path for path in files if not path.is_file()]
+    if missing:
+        raise UserError(
+            f"{source}: names {missing[0]}, which is not there ({len(missing)} of {len(files)} files missing); {advice}"
+        )
 
 
 def check_pixels(width: int, height: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lit_fedad.data.input_files import read_json
+from lit_fedad.data.input_files import read_json, require_files
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
@@ -64,7 +64,7 @@ def real_iad(
             raise UserError(
                 f"{folder}: {sample.path} shows '{sample.defect}', but is for training; use another data.split"
             )
-    _require_files([*train, *test], folder)
+    require_files([*train, *test], folder, "check data.images")
     return subset(ImageSet(name, tuple(train), tuple(test)), train_per_product, test_per_product, seed)
 
 
@@ -99,13 +99,3 @@ def _inside(place: Path, relative: str) -> Path:
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(relative)
     return place / path
-
-
-def _require_files(samples: Sequence[Sample], folder: Path) -> None:
-    files = [path for sample in samples for path in (sample.path, sample.mask) if path]
-    missing = [path for path in files if not path.is_file()]
-    if missing:
-        raise UserError(
-            f"{folder}: names {missing[0]}, which is not there ({len(missing)} of {len(files)} files missing);"
-            " check data.images"
-        )

@@ -9,6 +9,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_fedad.data.input_files import require_files
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
@@ -62,7 +63,7 @@ def visa(
             raise UserError(
                 f"{table}: {sample.path} is anomalous, but for training; use split_csv/1cls.csv, where none is"
             )
-    _require_files([*train, *test], table)
+    require_files([*train, *test], table, "unpack the archive again")
     return subset(ImageSet(name, tuple(train), tuple(test)), train_per_product, test_per_product, seed)
 
 
@@ -91,13 +92,3 @@ def _sample(root: Path, row: dict[str, str]) -> Sample:
     if row["label"] == "normal":
         return Sample(root / row["image"], row["object"])
     return Sample(root / row["image"], row["object"], "anomaly", root / row["mask"] if row["mask"] else None)
-
-
-def _require_files(samples: Sequence[Sample], table: Path) -> None:
-    files = [path for sample in samples for path in (sample.path, sample.mask) if path]
-    missing = [path for path in files if not path.is_file()]
-    if missing:
-        raise UserError(
-            f"{table}: names {missing[0]}, which is not there ({len(missing)} of {len(files)} files missing);"
-            " unpack the archive again"
-        )
