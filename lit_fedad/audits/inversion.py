@@ -102,10 +102,7 @@ def invert(run: FinishedRun, options: InversionOptions) -> None:
     }
     metrics["inversion/psnr"] = summaries[names[0]]["psnr"]
     delivery = amend(run.folder.path, metrics, run.folder.config()["rounds"], [path, figure], "privacy")
-    if delivery.pending:
-        run.display.warn(
-            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.folder.path}"
-        )
+    run.display.unsent(delivery.pending, run.folder.path)
     run.display.where_next([("numbers", str(path)), ("images", str(figure))])
 
 

@@ -124,7 +124,6 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         raise UserError(
             f"{folder}: no message of method {run.result['method']} says anything of single images"
         )
-    summed = run.config["federation"].get("secure_sum") is not None
     last = {found.side: found for found in findings}
     for side in last:
         display.note(f"{WHO[side]}:")
@@ -137,7 +136,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         "attack": "lira",
         **asdict(options),
         "rounds": config["rounds"],
-        "uploads": "their sum" if summed else "each client's own",
+        "uploads": "their sum" if run.federation.summing is not None else "each client's own",
         "shift": _SHIFT[options.non_members],
         **{
             f"{side}_{name}": value
@@ -156,8 +155,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         for name, value in numbers(found.report).items()
     }
     delivery = amend(folder, metrics, config["rounds"], [file, figure], "privacy")
-    if delivery.pending:
-        display.warn(f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={folder}")
+    display.unsent(delivery.pending, folder)
     display.where_next([("written", str(file)), ("curves", str(figure))])
     return findings
 

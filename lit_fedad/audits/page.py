@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import MessageSpec, TensorSpec
+from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import Block, Cell, Grid, Line, Page, Prose, Section, render_html, render_markdown
@@ -58,10 +58,7 @@ def write_page(run: FinishedRun, shown: bool) -> None:
     delivery = amend(
         run.folder.path, {"privacy/bytes_up": sent}, run.folder.config()["rounds"], files, "privacy"
     )
-    if delivery.pending:
-        run.display.warn(
-            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.folder.path}"
-        )
+    run.display.unsent(delivery.pending, run.folder.path)
     run.display.where_next([("page", str(files[0]))])
 
 
@@ -139,18 +136,28 @@ def _entries(spec: MessageSpec) -> str:
 
 
 def _findings(run: FinishedRun) -> list[Block]:
-    """Tabulates what attacks have written to the run's folder."""
-    home, blocks = run.folder.path / "privacy", list[Block]()
-    if (file := home / "lira.json").is_file():
-        blocks.append(_membership(json.loads(file.read_text())))
-    if (file := home / "inversion.json").is_file():
-        blocks += _inversion(json.loads(file.read_text()))
-    if (file := home / "dcor.json").is_file():
-        corrected = json.loads(file.read_text())
-        pairs = [(name, corrected[f"{key}_raw_corrected"]) for key, name in _CORRELATED.items()]
-        lines = [Line([Cell(name), Cell(f"{value:.3f}")]) for name, value in pairs]
-        blocks.append(Grid("Distance correlation with images", ["of", "R^2, bias-corrected"], lines))
+    """Tabulates what attacks have written to the run's folder.
+
+    Raises:
+        UserError: If a file cannot be read, or is of another form, such as that of an earlier version.
+    """
+    found, blocks = run.folder.attacks(), list[Block]()
+    for attack, table in (("lira", _membership), ("inversion", _inversion), ("dcor", _correlation)):
+        if attack in found:
+            try:
+                blocks.append(table(found[attack]))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise UserError(
+                    f"{run.folder.path / 'privacy' / attack}.json: of another form than this version's; remove it, and"
+                    " attack the run again"
+                ) from error
     return blocks
+
+
+def _correlation(found: Mapping[str, Any]) -> Grid:
+    pairs = [(name, found[f"{key}_raw_corrected"]) for key, name in _CORRELATED.items()]
+    lines = [Line([Cell(name), Cell(f"{value:.3f}")]) for name, value in pairs]
+    return Grid("Distance correlation with images", ["of", "R^2, bias-corrected"], lines)
 
 
 def _membership(found: Mapping[str, Any]) -> Grid:
@@ -166,7 +173,7 @@ def _membership(found: Mapping[str, Any]) -> Grid:
     return Grid("Membership (LiRA), 95 % intervals", ["attacked", *_MEMBERSHIP.values()], lines, notes)
 
 
-def _inversion(found: Mapping[str, Any]) -> list[Block]:
+def _inversion(found: Mapping[str, Any]) -> Grid:
     heads = ["inverted", "top-1 (chance)", "PSNR, dB", "SSIM"]
     rows = [
         (name, found["identified"][name], found["judged"][name]["psnr"], found["judged"][name]["ssim"])
@@ -182,7 +189,7 @@ def _inversion(found: Mapping[str, Any]) -> list[Block]:
         texts = [name, _interval(top1, "top1"), f"{psnr:.1f}", f"{ssim:.2f}"]
         lines.append(Line([Cell(text) for text in texts]))
     notes = [f"Judged without positions by {found['judge']}; candidates: {found['candidates']}"]
-    return [Grid(f"Inversion of {found['attacked']}", heads, lines, notes)]
+    return Grid(f"Inversion of {found['attacked']}", heads, lines, notes)
 
 
 def _interval(found: Mapping[str, Any], name: str) -> str:

@@ -40,9 +40,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 WHO = {"sent": "what clients send", "received": "what the server sends to all"}
 """The two sides of an exchange."""
 
-_OUTSIDE = (
-    0.01  # share of the variance in the directions whose residual tells most, and ridge of all directions
-)
+# Share of the variance in the directions whose residual tells most, and ridge of all directions.
+_OUTSIDE = 0.01
 _SHRINKAGE = 0.1  # of the covariance of logits, towards its mean variance
 
 Load = Callable[[Sequence[int]], Batch]

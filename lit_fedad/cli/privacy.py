@@ -40,18 +40,17 @@ def privacy(options: Sequence[str]) -> None:
     chosen, _ = read(PrivacyOptions, shared, "privacy")
     attack, overrides = _attack(chosen, others)  # wrong options end the command before any file is looked at
     from lit_fedad.audits.page import write_page
-    from lit_fedad.experiment.calibration import noised_run
     from lit_fedad.experiment.finished_run import reopen
     from lit_fedad.experiment.run_folder import RunFolder
 
     with RunFolder.find(chosen.run).locked():
         run = reopen(chosen.run, overrides)
-        if noised_run(run.config) and chosen.attack != "report":
+        if run.federation.plan is not None and chosen.attack != "report":
             raise UserError(
                 f"run={chosen.run}: its sums are noised, and these attacks look at plain uploads; attack the same run"
                 " without federation/privacy"
             )
-        if run.config["federation"].get("secure_sum") is not None and chosen.attack == "inversion":
+        if run.federation.summing is not None and chosen.attack == "inversion":
             raise UserError(
                 f"run={chosen.run}: its uploads were summed securely, and attack=inversion looks at single ones; attack"
                 " the same run without federation=secure; attack=lira attacks the sum"

@@ -109,10 +109,7 @@ def export(
     files = [*(destination / file.name for file in written), how, sheet, card]
     place = folder.place(f"export/client_{number}")
     delivery = amend(folder.home.path, {}, config["rounds"], files, place)
-    if delivery.pending:
-        display.warn(
-            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={folder.home.path}"
-        )
+    display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
             f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from client"

@@ -237,7 +237,4 @@ def _report(home: RunFolder, version: RunFolder, run: Run, new: Addition) -> Non
     files = [version.path / name for name in ("calibration.json", "result.json")]
     numbers = flat_metrics(report) | flat_summaries(run.rates)
     delivery = amend(home.path, numbers, report.round, files, f"versions/{version.path.name}")
-    if delivery.pending:
-        display.warn(
-            f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={home.path}"
-        )
+    display.unsent(delivery.pending, home.path)

@@ -323,9 +323,6 @@ class _Watcher:
         except UserError as error:
             self.display.warn(f"not tracked before the next images: {error}")
             return
-        if delivery.pending:
-            self.display.warn(
-                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={home}"
-            )
+        self.display.unsent(delivery.pending, home)
         self.log.tracked = found["images"]
         self.log.save()

@@ -44,6 +44,7 @@ _FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json"
 _FORMAT = 4
 
 _ANEW = "remove result.json and calibration.json, and the command that began the run writes them anew"
+_ATTACK = "remove it, and attack the run again"
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,15 @@ class RunFolder:
             path = self.path / "calibration.json"
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
+    def attacks(self) -> dict[str, dict[str, Any]]:
+        """Reads what attacks on the run have found, by the name of the attack.
+
+        Raises:
+            UserError: If one of their files cannot be read.
+        """
+        files = sorted((self.path / "privacy").glob("*.json"))
+        return {path.stem: _object(path, _ATTACK)[1] for path in files}
+
     def additions(self) -> list[Addition]:
         """Reads the images that came after the run was complete; none where it was not updated.
 
@@ -276,14 +286,7 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         """Reads an object from a file that the run wrote."""
-        path = self.path / name
-        try:
-            content = path.read_bytes()
-            value = json.loads(content)
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {_ANEW}") from error
-        if not isinstance(value, dict):
-            raise UserError(f"{path}: not an object of JSON; {_ANEW}")
+        content, value = _object(self.path / name, _ANEW)
         if (self.path / "config.yaml").exists():  # else artifacts of the run, from MLflow
             check(self.path, name, content, _ANEW)
         return value
@@ -300,6 +303,18 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"{self.path / name}: cannot be written ({error.strerror})") from error
         return self.path / name
+
+
+def _object(path: Path, advice: str) -> tuple[bytes, dict[str, Any]]:
+    """Reads a file of JSON that holds an object: its bytes, and what they say."""
+    try:
+        content = path.read_bytes()
+        value = json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not an object of JSON; {advice}")
+    return content, value
 
 
 def _plain(value: Any) -> Any:

@@ -62,10 +62,7 @@ class Tracking(RunCallback):
         if self._tracker is None:
             return
         delivery = self._tracker.close(status)
-        if delivery.pending:
-            run.display.warn(
-                f"{delivery.pending} tracking records are kept; send them: lit-fedad sync run={run.folder.path}"
-            )
+        run.display.unsent(delivery.pending, run.folder.path)
 
 
 def open_tracker(run: Run) -> Tracker:

@@ -263,6 +263,16 @@ class Display:
         """
         self._complain("warning", "yellow", message)
 
+    def unsent(self, records: int, run: Path) -> None:
+        """Warns of tracking records that wait in a run's folder, if there are any.
+
+        Args:
+            records: Their number.
+            run: The run's folder.
+        """
+        if records:
+            self.warn(f"{records} tracking records are kept; send them: lit-fedad sync run={run}")
+
     def error(self, message: str) -> None:
         """Prints an error as one line on standard error, also when quiet.
 

@@ -52,10 +52,7 @@ class SitesTracking(FederationCallback):
             yield
             ended = "FINISHED"
         finally:
-            if pending := self._tracker.close(ended).pending:
-                display.warn(
-                    f"{pending} tracking records are kept; send them: lit-fedad sync run={self.folder}"
-                )
+            display.unsent(self._tracker.close(ended).pending, self.folder)
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Records the round's numbers, and what is known of each site after it."""

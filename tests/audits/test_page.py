@@ -62,6 +62,20 @@ def test_findings_and_defences_follow_the_files(folder):
     assert ["differential privacy", "epsilon 3.2, delta 1e-05"] in [row[:2] for row in cells(after, 2)]
 
 
+@pytest.mark.parametrize("attack", ["lira", "inversion", "dcor"])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"auc": 0.5}'], ids=["cut", "no object", "of an earlier version"]
+)
+def test_results_of_another_form_end_in_one_line(folder, attack, content, capsys):
+    (folder / "privacy").mkdir(exist_ok=True)
+    (folder / "privacy" / f"{attack}.json").write_text(content)
+    assert cli.main(["privacy", f"run={folder}", "attack=report"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert f"privacy/{attack}.json: " in said
+    assert "remove it, and attack the run again" in said
+    assert "Traceback" not in said
+
+
 def test_page_is_written_in_both_forms(folder):
     write_page(reopen(str(folder)), shown=False)
     html, text = ((folder / "privacy" / f"privacy.{end}").read_text() for end in ("html", "md"))

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import warnings
-from typing import ClassVar
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -248,7 +248,7 @@ def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
 class Reopened(tuple):
     """What a run is opened with, in its place."""
 
-    config: ClassVar[dict] = {"federation": {}}
+    federation = SimpleNamespace(plan=None, summing=None)
 
 
 def test_options_of_an_attack_reach_it_and_the_run_is_opened_here(say, monkeypatch, tmp_path):

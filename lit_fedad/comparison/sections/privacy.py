@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.runs import CompleteRun, GroupsByData
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
 from lit_fedad.report.run_figures import sheet
 
@@ -52,8 +52,7 @@ def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     if run.result.get("privacy"):
         found["while training"] = run.result["privacy"]
-    for path in sorted((run.files / "privacy").glob("*.json")):
-        found[path.stem] = json.loads(path.read_text())
+    found |= RunFolder(run.files).attacks()
     return {
         attack: {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and k != "attack"}
         for attack, values in found.items()
