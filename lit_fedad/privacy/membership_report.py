@@ -223,9 +223,8 @@ class _Curve:
     def __init__(self, score: Floats) -> None:
         self.order = np.argsort(-score, kind="stable")
         ordered = score[self.order]
-        self.ends = np.append(
-            np.flatnonzero(np.diff(ordered)), len(ordered) - 1
-        )  # equal scores make one step
+        # Equal scores make one step.
+        self.ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)
 
     def rates(self, member: NDArray[np.bool_], weight: Floats) -> tuple[Floats, Floats]:
         inside, outside = (np.where(side, weight, 0.0)[self.order].cumsum() for side in (member, ~member))
