@@ -99,6 +99,7 @@ def test_all_groups_are_known():
     assert {"feddymem", "local"} <= set(choices("method"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option"), EVERY)
 def test_every_file_composes(group, option):
     config = compose([f"{group}={option}", *needs(group, option)])

@@ -67,6 +67,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -151,7 +151,8 @@ def test_the_clients_own_part_of_a_bank_is_matched_by_position(asked, tmp_path):
         )
 
 
-@pytest.mark.parametrize("knowledge", ["own", pytest.param("shared", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("knowledge", ["own", "shared"])
 def test_the_attackers_features_are_those_of_the_task(asked, with_heads, knowledge):
     invert(reopen(str(with_heads)), InversionOptions(knowledge=knowledge, images=3))
     assert [call["discrepancy"] for call in asked[:2]] == [as_sets, as_sets]

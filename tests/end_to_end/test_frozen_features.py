@@ -27,7 +27,7 @@ RUNS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("classifier", "whole images") else pytest.mark.slow) for n in RUNS],
+    [pytest.param(n, marks=() if n == "classifier" else pytest.mark.slow) for n in RUNS],
 )
 def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_path, outcome, name):
     """A run that fills the cache, one that reads it, and one without."""

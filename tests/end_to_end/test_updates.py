@@ -156,6 +156,7 @@ def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_pa
             predict(str(run), str(photos), version=number)
 
 
+@pytest.mark.slow
 def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15]})
     fold(run, images)
@@ -168,6 +169,7 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     assert [len(addition.images[0]) for addition in RunFolder(version).additions()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_refused_update_is_one_line_and_changes_nothing(lab, desk, tmp_path):
     run, good = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15]})
     (tmp_path / "damaged" / "1").mkdir(parents=True)

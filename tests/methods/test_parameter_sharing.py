@@ -74,6 +74,7 @@ def stop_after(last: int):
 # -------------------------------------------------------------------------------- going on where it ended
 
 
+@pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(play, make_classifier, make_points, exactly):
     """Shuffled batches, half of the clients a round, every interruption possible."""
     data = {client: make_points(4 + 2 * client, seed=client) for client in range(3)}
@@ -115,6 +116,7 @@ def test_evaluation_changes_nothing(play, make_task, make_loader, exactly):
     exactly(often.history[-1].metrics, seldom.history[-1].metrics)
 
 
+@pytest.mark.slow
 def test_evaluation_changes_nothing_of_a_classifier(play, make_classifier, make_points, exactly):
     data = {client: make_points(4 + 2 * client, seed=client) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True}

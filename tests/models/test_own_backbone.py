@@ -80,6 +80,7 @@ def test_it_finds_places_again_that_random_weights_lose(layer):
     assert found_again(own(), layer) > 0.15 + found_again(random, layer)
 
 
+@pytest.mark.slow
 def test_the_embedded_textures_are_none_of_its_training():
     """Neither module knows the other: no formula and no number of one is the other's."""
     import lit_fedad.data.painting as painting

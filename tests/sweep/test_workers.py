@@ -180,6 +180,7 @@ def test_study_whose_first_trials_all_fail_ends(options, opened):
     assert len(opened().trials) == 3
 
 
+@pytest.mark.slow
 def test_sqlite_serves_one_host_and_one_folder(options, tmp_path, monkeypatch):
     options = [*options, f"storage=sqlite:///{tmp_path}/study.db", "n_trials=1"]
     sweep(options, Display(quiet=True), neighbours)

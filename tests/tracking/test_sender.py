@@ -174,6 +174,7 @@ def test_folder_without_a_journal_is_refused(tmp_path):
         deliver(tmp_path)
 
 
+@pytest.mark.slow
 def test_interpreter_exits_while_the_sender_hangs(tmp_path, journal, hanging_server, start_python):
     process = start_python(
         """
@@ -193,6 +194,7 @@ def test_interpreter_exits_while_the_sender_hangs(tmp_path, journal, hanging_ser
     assert [record["kind"] for record in journal(tmp_path)] == ["start", "tags", "metrics"]
 
 
+@pytest.mark.slow
 def test_training_survives_a_broken_mlflow(tmp_path, start_python):
     (tmp_path / "mlflow.py").write_text("raise ImportError('mlflow is broken here')")
     modules = filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])
