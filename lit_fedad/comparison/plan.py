@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import yaml
 
+from lit_fedad.comparison.catalogue import reason_against
 from lit_fedad.config import Config, call, choices, compose, conf_folder
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
@@ -79,10 +80,12 @@ def read_table(name: str) -> tuple[str, Table]:
         Its full name, and the table.
 
     Raises:
-        UserError: If there is no such table, or its file does not describe one.
+        UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
     """
     names = table_names()
     found = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
+    if reason := reason_against(name):
+        raise UserError(f"table={name}: {reason}; table=list names what can be made")
     if len(found) != 1:
         raise UserError(f"table={name}: give one of {', '.join(found or names)}")
     where = f"conf/table/{found[0]}.yaml"

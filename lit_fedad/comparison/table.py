@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lit_fedad.comparison.catalogue import listing
 from lit_fedad.comparison.launch import launch
 from lit_fedad.comparison.plan import (
     Column,
@@ -28,7 +29,7 @@ class TableOptions:
     """Options of ``lit-fedad report table=NAME``.
 
     Attributes:
-        table: Name of a table of ``conf/table``, or an ending that no other name has.
+        table: Name of a table of ``conf/table``, or an ending that no other name has; ``list`` for all of the papers.
         experiment: Presets in place of the paper's settings: one column each.
         data: Data sets in place of the paper's: one column each.
         root: Folders of data, by the name of a column's data or preset (``root.mpdd=DIR``).
@@ -73,6 +74,9 @@ def report_table(options: Sequence[str], display: Display) -> None:
         raise UserError("a table has several seeds: give seeds=0,1,2")
     declared, common = separate(TableOptions, options, "report")
     chosen, _ = read(TableOptions, declared, "report")
+    if chosen.table == "list":
+        display.table(listing())
+        return
     name, table = read_table(chosen.table)
     if chosen.metrics:
         # The paper's numbers stand by the table's own metrics.

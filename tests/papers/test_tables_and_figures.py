@@ -1,4 +1,4 @@
-"""docs/papers.md lists every table and figure of the four papers, once, and what it names exists."""
+"""The catalogue lists every table and figure of the four papers once; each is made, or says why it is not."""
 
 import os
 import re
@@ -7,72 +7,71 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.comparison.plan import table_names
+from lit_fedad.cli import main as cli
+from lit_fedad.comparison.catalogue import ITEMS, OWN, listing
+from lit_fedad.comparison.plan import read_table, table_names
+from lit_fedad.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 ROMAN = ("I", "II", "III", "IV", "V", "VI")
 # Counted in the papers.
-ITEMS = {
+COUNTED = {
     "FedDyMem": (ROMAN[:3], 9),
     "FADngs": (ROMAN, 9),
     "GLDP": (tuple(map(str, range(1, 5))), 4),
     "FedVCK": (tuple(map(str, range(1, 15))), 5),
 }
+PARTS = {("FedVCK", "1"): ("(a)", "(b)")}  # figures whose parts are items of their own
 TEXTS = {"FedDyMem": "feddymem", "FADngs": "fadngs", "GLDP": "gldp_sthfl", "FedVCK": "fedvck"}
 
 
-def lines() -> list[list[str]]:
-    """Paper, item, where it is and remark."""
-    rows = [line.strip("|\n").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row] for row in rows[1:]]
-
-
-def listed() -> Counter:
-    """Pairs of paper and item; a range of figures is each of them."""
-    found: Counter = Counter()
-    for paper, item, *_ in lines():
-        kind, _, numbers = item.partition(" ")
-        first, _, last = numbers.replace("Fig. ", "").partition(" to ")
-        every = [first] if not last else list(map(str, range(int(first), int(last) + 1)))
-        found.update((paper, kind, number) for number in every)
-    return found
-
-
 def test_every_table_and_figure_is_listed_once():
-    expected = {
-        (paper, kind, number)
-        for paper, (tables, figures) in ITEMS.items()
+    expected = Counter(
+        (paper, " ".join([kind, number, part]).strip())
+        for paper, (tables, figures) in COUNTED.items()
         for kind, numbers in (("Table", tables), ("Fig.", map(str, range(1, figures + 1))))
         for number in numbers
-    }
-    assert listed() == Counter(expected)
+        for part in (PARTS.get((paper, number), ("",)) if kind == "Fig." else ("",))
+    )
+    assert Counter((item.paper, item.printed) for item in ITEMS) == expected
 
 
-def test_what_is_not_there_says_why():
-    assert all(remark for _, _, where, remark in lines() if where == "-")
+def test_what_report_offers_is_what_the_catalogue_says():
+    made = [item.name for item in ITEMS if not item.reason]
+    assert Counter([*made, *OWN]) == Counter(table_names())
 
 
-def test_every_table_of_a_paper_s_number_is_named_at_its_item():
-    """``fedvck_14`` at FedVCK's Table 14; ``gldp_frozen`` belongs to no table of a paper."""
-    named = {}
-    for paper, item, where, _ in lines():
-        for name in re.findall(r"TABLE=(\w+)`", where):
-            assert name in table_names(), name
-            named.setdefault(name, []).append((paper, item))
-    for name in table_names():
-        paper, _, part = name.partition("_")
-        if part == "frozen":
-            continue
-        number = part.removeprefix("fig")
-        items = [(p.lower(), item) for p, item in named.get(name, [])]
-        wanted = {f"Fig. {number}"} if part.startswith("fig") else {f"Table {number}"}
-        if not part.startswith("fig") and paper in ("feddymem", "fadngs"):
-            wanted = {f"Table {ROMAN[int(number) - 1]}"}
-        assert any(p == paper and item in wanted for p, item in items), name
+def test_a_table_s_source_names_its_item():
+    """Each description in ``conf/table`` says which table or figure of the paper it is."""
+    for item in ITEMS:
+        if not item.reason:
+            source = read_table(item.name)[1].source
+            assert re.search(rf"{re.escape(item.printed)}\b|{re.escape(item.printed)}$", source), item.name
+
+
+@pytest.mark.parametrize("item", [item for item in ITEMS if item.reason], ids=lambda item: item.name)
+def test_what_is_not_made_says_why(item):
+    with pytest.raises(UserError, match=re.escape(item.reason)):
+        read_table(item.name)
+
+
+def test_the_command_prints_the_catalogue(capsys):
+    assert cli.main(["report", "table=list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(line["made by"] in printed for line in listing())
+
+
+def test_the_page_shows_the_catalogue():
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    cells = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
+    assert cells == [
+        (item.paper, item.printed, item.shows, f"`{item.call}`" if item.call else f"- {item.reason}")
+        for item in ITEMS
+    ]
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("paper", ITEMS)
+@pytest.mark.parametrize("paper", COUNTED)
 def test_the_papers_have_no_others(paper):
     """Captions in the papers' texts."""
     file = Path(os.environ.get("LIT_FEDAD_DATA", "missing")).parent / "papers" / f"{TEXTS[paper]}.txt"
@@ -81,5 +80,5 @@ def test_the_papers_have_no_others(paper):
     text = file.read_text()
     tables = set(re.findall(r"^(?:TABLE|Table) ([IVX]+|\d+)(?:$|:)", text, re.M))
     figures = set(re.findall(r"^(?:Fig\.|Figure) (\d+)[.:] ?", text, re.M))
-    assert tables == set(ITEMS[paper][0])
-    assert figures == {str(number) for number in range(1, ITEMS[paper][1] + 1)}
+    assert tables == set(COUNTED[paper][0])
+    assert figures == {str(number) for number in range(1, COUNTED[paper][1] + 1)}
