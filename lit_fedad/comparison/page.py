@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lit_fedad.comparison.links import Links
 from lit_fedad.comparison.paper import fill
-from lit_fedad.comparison.plan import table_names
+from lit_fedad.comparison.plan import page_tables
 from lit_fedad.comparison.runs import CompleteRun, complete_runs, groups_by_data
 from lit_fedad.comparison.sections.clients import client_spread
 from lit_fedad.comparison.sections.curves import accuracy_over_bytes, accuracy_over_rounds
@@ -113,7 +113,7 @@ def build_page(
     trials = [run for run in runs if run.tracked.parent]
     data = groups_by_data([run for run in runs if not run.tracked.parent])
     grouped = [run for groups in data.values() for group in groups for run in group.runs]
-    names = table_names()
+    names = page_tables()
     filled = [table for name in names if (table := fill(name, grouped))]
     parts: dict[str, Iterator[Block]] = {
         "Runs": chain(complete_table(data, links), incomplete_table(tracked, runs, links)),

@@ -70,8 +70,13 @@ def table_names() -> list[str]:
     return choices("table")
 
 
+def page_tables() -> list[str]:
+    """Names the tables that the page of all runs has: those that compare metrics of runs."""
+    return [name for name in table_names() if read_table(name)[1].cells == "runs"]
+
+
 def read_table(name: str) -> tuple[str, Table]:
-    """Reads a table of ``conf/table``.
+    """Reads a table of ``conf/table``; rows of methods that are not built are left out.
 
     Args:
         name: Name of its file, or an ending that no other name has: ``fig8`` for ``feddymem_fig8``.
@@ -91,11 +96,18 @@ def read_table(name: str) -> tuple[str, Table]:
     where = f"conf/table/{found[0]}.yaml"
     section = yaml.safe_load((conf_folder() / "table" / f"{found[0]}.yaml").read_text())
     for key in ("rows", "beyond"):
-        section[key] = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
+        rows = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
+        section[key] = [row for row in rows if _built(row)]
     for label, column in section["columns"].items():
         if isinstance(column, Mapping):
             section["columns"][label] = call(Setting, column, f"{where}: columns: {label}")
     return found[0], call(Table, section, where)
+
+
+def _built(row: Row) -> bool:
+    """Tells whether there is a configuration of a row's method."""
+    methods = [override.partition("=")[2] for override in row.overrides if override.startswith("method=")]
+    return set(methods) <= set(choices("method"))
 
 
 def choose_rows(name: str, table: Table, labels: Sequence[str]) -> list[Row]:

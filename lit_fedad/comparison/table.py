@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lit_fedad.comparison.catalogue import listing
+from lit_fedad.comparison.forms_table import report_forms
 from lit_fedad.comparison.launch import launch
 from lit_fedad.comparison.plan import (
     Column,
@@ -18,6 +19,7 @@ from lit_fedad.comparison.plan import (
     read_table,
 )
 from lit_fedad.comparison.results import TableResults
+from lit_fedad.config import Config, compose
 from lit_fedad.errors import UserError
 from lit_fedad.options import read, separate
 from lit_fedad.report.console import Display
@@ -84,25 +86,38 @@ def report_table(options: Sequence[str], display: Display) -> None:
         table = replace(table, metrics=chosen.metrics, rows=rows)
     rows = choose_rows(name, table, chosen.rows)
     own = own_columns(chosen.experiment, chosen.data)
+    names = dict.fromkeys(name for column in own for name in column.names)
+    out = Path(chosen.out or "-".join([f"reports/{name}", *names]))
+    if table.cells != "runs":
+        if own or chosen.metrics:
+            raise UserError(
+                f"table={name}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
+            )
+        files = report_forms(name, table, rows, paper_columns(table), common, out, display)
+        _deliver(name, files, compose(common), out, display)
+        return
     columns = add_roots(own or paper_columns(table), chosen.root)
     if not own:
         columns = _with_data(columns, common, display)
     runs = plan_runs(rows, columns, common, chosen.seeds)
-    names = dict.fromkeys(name for column in own for name in column.names)
-    out = Path(chosen.out or "-".join([f"reports/{name}", *names]))
     results = TableResults(name, table, runs, out)
     results.write()
     missing, total = results.missing(), len(results.runs)
     display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
     launch(missing, chosen.jobs, out / "logs", display, results.add)
     results.show(display)
-    tracking = runs[0].config["tracking"]
-    delivery = log_files(results.files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])
-    if delivery.pending:
-        display.warn(f"{delivery.pending} tracking records are kept in {out}; the same command sends them")
+    _deliver(name, results.files, runs[0].config, out, display)
     if results.causes:
         failed = len(results.causes)
         raise UserError(f"{failed} of {total} runs failed; the same command tries them again")
+
+
+def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:
+    """Logs the files of a table to MLflow."""
+    tracking = config["tracking"]
+    delivery = log_files(files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])
+    if delivery.pending:
+        display.warn(f"{delivery.pending} tracking records are kept in {out}; the same command sends them")
 
 
 def _with_data(columns: Sequence[Column], common: Sequence[str], display: Display) -> list[Column]:

@@ -36,7 +36,7 @@ class Row:
         label: Its name.
         overrides: Overrides of its runs.
         paper: The paper's numbers, one a metric, by the name of the data, or by the column's label if columns
-            differ in settings.
+            differ in settings. In a table of declared forms the one number is MiB.
         ending: Ending of the metrics' names in results (``"_lp"``), if one run has metrics of several classifiers.
     """
 
@@ -53,10 +53,14 @@ class Setting:
     Attributes:
         data: Name of the data's configuration.
         overrides: Further overrides of its runs, which overrides for all runs do not change.
+        images: Published number of its training images; only tables made of declared forms need it.
+        classes: Number of its classes; likewise.
     """
 
     data: str
     overrides: Sequence[str]
+    images: int = 0
+    classes: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class Table:
     Attributes:
         title: Its title.
         source: Place where the paper's numbers were printed.
-        metrics: Names of metrics in results. All are shares of one, shown in per cent.
+        metrics: Names of metrics in results. All are shares of one, shown in per cent. None in a table of declared
+            forms.
         rows_are: Heading of the rows.
         columns: The paper's columns by label: the name of a data configuration, or data with settings.
         protocol: The paper's protocol, as overrides.
@@ -77,6 +82,8 @@ class Table:
             the stages (``"tasks"``) with one panel a column.
         brackets: Value in brackets beside the last round: that of the ``"best"`` round, or of the last round of the
             first stage (``"task_1"``).
+        cells: What cells are made of: results of ``"runs"``; or, without any run, declared forms of messages: the
+            ``"upload"`` of all clients in a round, in MiB, or what crosses in all ``"messages"``.
         lower_is_better: Metrics of which a lower value is better. They stand for all metrics that begin with one
             of these names and ``_``: ``fe`` for ``fe_svhn``, ``forgetting`` for ``forgetting_masked``.
     """
@@ -92,6 +99,7 @@ class Table:
     note: str = ""
     figure: Literal["none", "rows", "tasks"] = "none"
     brackets: Literal["best", "task_1"] = "best"
+    cells: Literal["runs", "upload", "messages"] = "runs"
     lower_is_better: Sequence[str] = ()
 
     def favourite(self, metric: str) -> Callable[..., float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.comparison.plan import paper_columns, plan_runs, read_table, table_names
+from lit_fedad.comparison.plan import page_tables, paper_columns, plan_runs, read_table, table_names
 from lit_fedad.config import compose
 from lit_fedad.report.tables import Setting
 
@@ -81,7 +81,7 @@ FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK 
     "STL-10": ("stl10", 32, 3, 0.05),
     "ImageNette": ("imagenette", 64, 3, 0.01),
 }
-FEDVCK_TABLES = [name for name in table_names() if name.startswith("fedvck")]
+FEDVCK_TABLES = [name for name in page_tables() if name.startswith("fedvck")]
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_every_row_trains_the_papers_epochs(name):
         assert config["partition"]["imbalance"] == int(next(iter(table.columns)).rpartition(" ")[2])
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", page_tables())
 def test_paper_numbers_have_the_tables_form(name):
     table = read_table(name)[1]
     labels = [row.label.casefold() for row in (*table.rows, *table.beyond)]

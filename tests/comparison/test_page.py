@@ -29,7 +29,7 @@ def page_of(monkeypatch, tmp_path):
     """The report of runs, with few tables and without MLflow."""
 
     def page(runs, more=(), tables=("feddymem_1",)):
-        monkeypatch.setattr(module, "table_names", lambda: list(tables))
+        monkeypatch.setattr(module, "page_tables", lambda: list(tables))
         monkeypatch.setattr(curves, "metric_history", lambda *_: [(1, 0.25), (2, 0.5)])
         tracked = [*(run.tracked for run in runs), *more]
         return build_page(tracked, runs, Links(UI, tmp_path / "reports"), None)
