@@ -25,6 +25,7 @@ def launch(
     display: Display,
     finished: Callable[[PlannedRun, str | None], None],
     command: Callable[[PlannedRun], list[str]] | None = None,
+    verb: str = "",
 ) -> None:
     """Runs each experiment in a process of its own, whose memory is free again after it.
 
@@ -38,6 +39,7 @@ def launch(
         display: Prints a line at the beginning and the end of each run.
         finished: Called with each run that ended, and the cause if it failed.
         command: Returns the command line of a run; ``lit-fedad train`` by default.
+        verb: Word that announces a run; ``runs`` or ``resumes`` by default.
     """
     command = command or (lambda run: [sys.executable, "-m", "lit_fedad.cli", "train", *run.overrides])
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
@@ -51,7 +53,7 @@ def launch(
                 run = waiting.pop(0)
                 log = logs / f"{run.folder.path.name}.log"
                 begun = any((run.folder.path / "checkpoints").glob("round_*"))
-                display.note(f"{'resumes' if begun else 'runs'}: {run.title} ({log})")
+                display.note(f"{verb or ('resumes' if begun else 'runs')}: {run.title} ({log})")
                 running[_start(command(run), log, environment)] = run, log, time.monotonic()
             time.sleep(_POLL_S)
             for process in [p for p in running if p.poll() is not None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from lit_fedad.comparison.attacks import attacked
 from lit_fedad.comparison.commands import missing_beside
 from lit_fedad.comparison.differences import shortened
 from lit_fedad.comparison.placing import Place, comparable, data_name, places_of
@@ -46,7 +47,7 @@ class FilledTable:
 
     def constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
         """Lists the rows of constant predictions, with their frame; None where no run classifies."""
-        return constant_rows(self._outcomes(), self.table.metrics)
+        return None if self.table.attack else constant_rows(self._outcomes(), self.table.metrics)
 
     def _outcomes(self) -> list[Outcome]:
         endings = {row.label: row.ending for row in (*self.table.rows, *self.table.beyond)}
@@ -73,6 +74,8 @@ def fill(name: str, runs: Sequence[CompleteRun]) -> FilledTable | None:
         UserError: If there is no such table.
     """
     _, table = read_table(name)
+    if table.attack:
+        runs = [attacked(run) for run in runs]
     places = [place for run in runs for place in places_of(table, run)]
     labels = _Labels(table)
     found: dict[tuple[str, str], dict[int, CompleteRun]] = {}

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from lit_fedad.comparison.attacks import with_attack
 from lit_fedad.comparison.plan import PlannedRun
 from lit_fedad.errors import UserError
 from lit_fedad.guards.text import csv_cell
@@ -75,6 +76,15 @@ class TableResults:
         """Lists the runs that have no result."""
         return [run for path, run in self.runs.items() if path not in self._results]
 
+    def to_attack(self) -> list[PlannedRun]:
+        """Lists the complete runs that the table's attack has not been made on."""
+        metric = self._table.metrics[0]
+        return [
+            run
+            for path, run in self.runs.items()
+            if self._table.attack and path in self._results and metric not in self._results[path]["last"]
+        ]
+
     def add(self, run: PlannedRun, cause: str | None) -> None:
         """Takes in a run that has ended, and writes the files anew.
 
@@ -92,7 +102,8 @@ class TableResults:
     def _read(self, run: PlannedRun) -> dict[str, Any] | None:
         """Reads a run's result; one that cannot be read is the run's failure, not the table's."""
         try:
-            return run.folder.result()
+            result = run.folder.result()
+            return with_attack(result, run.folder.path) if result and self._table.attack else result
         except UserError as error:
             self.causes[run.folder.path] = str(error)
             return None
@@ -127,7 +138,8 @@ class TableResults:
         ]
 
     def _constants(self) -> tuple[Sequence[Row], pd.DataFrame] | None:
-        return constant_rows(self._outcomes(), self._table.metrics)
+        # What chance gives stands beside an attack's numbers.
+        return None if self._table.attack else constant_rows(self._outcomes(), self._table.metrics)
 
     def show(self, display: Display) -> None:
         """Prints the table: one table a column if all columns side by side are wider than the terminal.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lit_fedad.comparison.catalogue import listing
@@ -11,6 +13,7 @@ from lit_fedad.comparison.forms_table import report_forms
 from lit_fedad.comparison.launch import launch
 from lit_fedad.comparison.plan import (
     Column,
+    PlannedRun,
     add_roots,
     choose_rows,
     own_columns,
@@ -105,11 +108,19 @@ def report_table(options: Sequence[str], display: Display) -> None:
     missing, total = results.missing(), len(results.runs)
     display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
     launch(missing, chosen.jobs, out / "logs", display, results.add)
+    if waiting := results.to_attack():
+        command = partial(_attack, table.attack)
+        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, command, "attacks")
     results.show(display)
     _deliver(name, results.files, runs[0].config, out, display)
     if results.causes:
         failed = len(results.causes)
         raise UserError(f"{failed} of {total} runs failed; the same command tries them again")
+
+
+def _attack(options: Sequence[str], run: PlannedRun) -> list[str]:
+    """Returns the command line of an attack on a complete run."""
+    return [sys.executable, "-m", "lit_fedad.cli", "privacy", f"run={run.folder.path}", *options]
 
 
 def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:

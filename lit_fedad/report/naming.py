@@ -14,9 +14,15 @@ METRIC_TITLES = {
 }  # fmt: skip
 """Title of each metric, by its name in results; in the order of tables."""
 
+_ATTACK_TITLES = {
+    "sent_largest_auc": "largest AUC", "sent_mean_auc": "mean AUC", "sent_defence_rate": "defence rate",
+}  # fmt: skip
+# Chance is what the same attack finds where membership is permuted.
+_ATTACK_TITLES |= {f"{name}_chance": f"{title}, chance" for name, title in _ATTACK_TITLES.items()}
+
 
 def metric_title(name: str) -> str:
-    """Returns the title of a metric; for one of a single anomaly set, its family's title and the set.
+    """Returns the title of a metric or of an attack's number; of a single anomaly set, its family's title and the set.
 
     Args:
         name: Name of the metric in results.
@@ -28,8 +34,8 @@ def metric_title(name: str) -> str:
         >>> metric_title("fe"), metric_title("fe_calibrated_svhn"), metric_title("auroc_svhn")
         ('FE', 'FE calibrated svhn', 'AUROC svhn')
     """
-    if name in METRIC_TITLES:
-        return METRIC_TITLES[name]
+    if name in METRIC_TITLES or name in _ATTACK_TITLES:
+        return METRIC_TITLES.get(name) or _ATTACK_TITLES[name]
     family = metric_family(name)
     return name if family is None else f"{METRIC_TITLES[family]} {name.removeprefix(f'{family}_')}"
 

@@ -84,6 +84,8 @@ class Table:
             first stage (``"task_1"``).
         cells: What cells are made of: results of ``"runs"``; or, without any run, declared forms of messages: the
             ``"upload"`` of all clients in a round, in MiB, or what crosses in all ``"messages"``.
+        attack: Options of ``lit-fedad privacy``, by which each complete run is attacked; empty for no attack. The
+            table's metrics are then numbers of the attack.
         lower_is_better: Metrics of which a lower value is better. They stand for all metrics that begin with one
             of these names and ``_``: ``fe`` for ``fe_svhn``, ``forgetting`` for ``forgetting_masked``.
     """
@@ -100,6 +102,7 @@ class Table:
     figure: Literal["none", "rows", "tasks"] = "none"
     brackets: Literal["best", "task_1"] = "best"
     cells: Literal["runs", "upload", "messages"] = "runs"
+    attack: Sequence[str] = ()
     lower_is_better: Sequence[str] = ()
 
     def favourite(self, metric: str) -> Callable[..., float]:
