@@ -71,8 +71,10 @@ def table_names() -> list[str]:
 
 
 def page_tables() -> list[str]:
-    """Names the tables that the page of all runs has: those that compare metrics of runs."""
-    return [name for name in table_names() if read_table(name)[1].cells == "runs"]
+    """Names the tables that the page of all runs has: not what takes no run, nor figures that it draws itself."""
+    tables = {name: read_table(name)[1] for name in table_names()}
+    drawn = ("rounds", "clients", "sheets")
+    return [name for name, table in tables.items() if table.cells == "runs" and table.figure not in drawn]
 
 
 def read_table(name: str) -> tuple[str, Table]:

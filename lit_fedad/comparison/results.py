@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from lit_fedad.comparison.attacks import with_attack
 from lit_fedad.comparison.plan import PlannedRun
@@ -18,6 +19,8 @@ from lit_fedad.report.constant_rows import constant_rows
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.files import whole_file
 from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.rounds_figure import rounds_figure, rounds_frame
+from lit_fedad.report.sheets_figure import sheets_figure
 from lit_fedad.report.table_figure import rows_figure, tasks_figure
 from lit_fedad.report.tables import (
     Outcome,
@@ -31,8 +34,6 @@ from lit_fedad.report.tables import (
     runs_frame,
 )
 
-_FIGURES = {"rows": rows_figure, "tasks": tasks_figure}
-
 
 class TableResults:
     """A table with the results of its runs so far.
@@ -45,7 +46,7 @@ class TableResults:
 
     Attributes:
         runs: One run for each folder: rows may share runs, since one run may hold several classifiers.
-        files: Paths of the Markdown file, the CSV file and, if the table has one, the figure.
+        files: Paths of the Markdown file, the CSV file and, if the table has one, the figure, and its values by round.
         causes: Why runs failed, by folder.
     """
 
@@ -61,8 +62,10 @@ class TableResults:
             for run in runs
         }
         self.files = [out / f"{name}.md", out / f"{name}.csv"]
-        if table.figure in _FIGURES:
+        if table.figure != "none":
             self.files.append(out / f"{name}.png")
+        if table.quantities:
+            self.files.append(out / f"{name}-rounds.csv")
         self.runs: dict[Path, PlannedRun] = {}
         for run in runs:
             self.runs.setdefault(run.folder.path, run)
@@ -116,8 +119,32 @@ class TableResults:
         with whole_file(self.files[1]) as part:
             lines = frame if constants is None else pd.concat([frame, constants[1]])
             lines.map(csv_cell).to_csv(part, index=False)
-        if draw := _FIGURES.get(self._table.figure):
-            save_figure(draw(self._table, list(self._columns), frame), self.files[2])
+        if self._table.figure != "none":
+            save_figure(self._figure(frame), self.files[2])
+
+    def _figure(self, frame: pd.DataFrame) -> Figure:
+        """Draws the table's figure; that over rounds also as a CSV file."""
+        table, columns = self._table, list(self._columns)
+        match table.figure:
+            case "rows":
+                return rows_figure(table, columns, frame)
+            case "tasks":
+                return tasks_figure(table, columns, frame)
+            case "sheets":
+                return sheets_figure(self._rows, columns, self._pictures())
+        values = rounds_frame(table, self._outcomes())
+        with whole_file(self.files[3]) as part:
+            values.map(csv_cell).to_csv(part, index=False)
+        return rounds_figure(table, columns, values)
+
+    def _pictures(self) -> dict[tuple[str, str], Path]:
+        """Finds the picture of each row and column: that of the first seed which has one."""
+        found: dict[tuple[str, str], Path] = {}
+        for run in self._cells:
+            file = run.folder.path / "figures" / f"{self._table.sheet}.png"
+            if run.folder.path in self._results and file.is_file():
+                found.setdefault((run.row, run.column), file)
+        return found
 
     def frame(self) -> pd.DataFrame:
         """Builds a frame with one line for each row, column and seed."""

@@ -68,6 +68,10 @@ def summarise_history(federation: Federation, rates: Mapping[str, Any]) -> dict[
         "elements_up": [sum(r.elements_up.values()) for r in history],
         "seconds_per_round": [r.seconds for r in history],
         "scalars": [r.scalars for r in history],
+        "client_losses": [
+            {str(client): own["loss"] for client, own in r.per_client.items() if "loss" in own}
+            for r in history
+        ],
         "metrics": {
             r.round: {name: r.metrics[name]["mean"] for name in r.metrics} for r in evaluated if r.metrics
         },

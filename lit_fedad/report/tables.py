@@ -79,7 +79,10 @@ class Table:
         beyond: Rows that the paper does not have.
         note: Remark for the reader.
         figure: Figure of the first metric: one line a column over the paper's ``"rows"``, or one line a row over
-            the stages (``"tasks"``) with one panel a column.
+            the stages (``"tasks"``) with one panel a column. Or one line a row over the rounds, of all clients
+            (``"rounds"``) or of each (``"clients"``). Or pictures that runs drew themselves (``"sheets"``).
+        quantities: Metrics and scalars of training that a figure over rounds draws; ``loss`` of each client.
+        sheet: Name of the picture of a run that a figure of sheets shows.
         brackets: Value in brackets beside the last round: that of the ``"best"`` round, or of the last round of the
             first stage (``"task_1"``).
         cells: What cells are made of: results of ``"runs"``; or, without any run, declared forms of messages: the
@@ -99,7 +102,9 @@ class Table:
     rows: Sequence[Row]
     beyond: Sequence[Row] = ()
     note: str = ""
-    figure: Literal["none", "rows", "tasks"] = "none"
+    figure: Literal["none", "rows", "tasks", "rounds", "clients", "sheets"] = "none"
+    quantities: Sequence[str] = ()
+    sheet: str = ""
     brackets: Literal["best", "task_1"] = "best"
     cells: Literal["runs", "upload", "messages"] = "runs"
     attack: Sequence[str] = ()
@@ -241,9 +246,17 @@ def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[st
     Returns:
         Sentences, one a line.
     """
-    lines = [
+    ours = (
         "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
-        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}.",
+        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}."
+    )
+    if table.attack:
+        ours = (
+            "Per cent. Ours: what membership inference finds in what clients send, mean over the attacked shadow runs; "
+            "mean ± sample standard deviation over seeds."
+        )
+    lines = [
+        ours,
         "Bytes: of one client, mean over clients; a round is the last training round, set-up exchanges count in "
         "all. Time: median of the training rounds.",
     ]

@@ -1,0 +1,109 @@
+"""Metrics and scalars of a table's runs over the rounds: as one line a value, and as a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
+from lit_fedad.report.style import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.tables import Outcome, Table
+
+_TITLES = {
+    "loss": "training loss",
+    "last_loss": "loss of the last step",
+    "knowledge_mmd": "change of the knowledge (squared MMD)",
+}
+_COLUMNS = ("row", "column", "seed", "quantity", "client", "round", "value")
+_WIDTH, _HEIGHT = 2.4, 1.8  # inches of a panel
+
+
+def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """Lists the table's quantities by round.
+
+    Args:
+        table: The table; with the figure ``"clients"`` losses are listed by client.
+        outcomes: Its runs.
+
+    Returns:
+        One line for each run, quantity, client and round; ``client`` is empty for a mean over clients.
+    """
+    values = {"clients": _losses, "rounds": _means}[table.figure]
+    lines = [
+        (one.row, one.column, one.seed, quantity, client, round, value)
+        for one in outcomes
+        if one.result
+        for quantity in table.quantities
+        for client, round, value in values(one.result, quantity, one.ending)
+    ]
+    return pd.DataFrame(lines, columns=list(_COLUMNS))
+
+
+def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> Figure:
+    """Draws one line a row over the rounds: means over seeds.
+
+    Args:
+        table: The table; its rows are the lines, without those that no run belongs to.
+        columns: Label of each column.
+        frame: Values, from `rounds_frame`.
+
+    Returns:
+        The figure, with a line of panels for each quantity and one panel a column; with the figure ``"clients"`` a
+        line of panels for each column and one panel a client.
+    """
+    labels = [row.label for row in (*table.rows, *table.beyond) if row.label in set(frame["row"])]
+    if table.figure == "clients":
+        clients = sorted(frame["client"].unique(), key=int) or ["0"]
+        panels = [[("loss", column, client) for client in clients] for column in columns]
+    else:
+        panels = [[(quantity, column, "") for column in columns] for quantity in table.quantities]
+    high, wide = len(panels), len(panels[0])
+    figure = blank_figure(max(3.5, _WIDTH * wide), _HEIGHT * high + 0.5)
+    for place, (quantity, column, client) in enumerate((p for line in panels for p in line), start=1):
+        axes = labelled_axes(figure, "round", _title(quantity), (high, wide, place))
+        axes.set_title(f"{column}, client {client}" if client else column, fontsize=FONT_SIZE + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        of_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
+        _draw(axes, frame[of_panel], labels, 100 if quantity in METRIC_TITLES else 1)
+    axes = figure.axes[0]
+    if labels:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
+    return figure
+
+
+def _draw(axes: Axes, frame: pd.DataFrame, labels: Sequence[str], scale: float) -> None:
+    for index, label in enumerate(labels):
+        means = scale * frame[frame["row"] == label].groupby("round")["value"].mean()
+        axes.plot(means.index, means, label=label, **line_style(index, len(means)))
+
+
+def _title(quantity: str) -> str:
+    return f"{metric_title(quantity)} (%)" if quantity in METRIC_TITLES else _TITLES.get(quantity, quantity)
+
+
+def _means(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[tuple[str, int, float]]:
+    """Yields a metric of each evaluation, or a scalar of each round, that is known."""
+    metrics = {int(round): values.get(f"{quantity}{ending}") for round, values in result["metrics"].items()}
+    scalars = {
+        round: values.get(quantity)
+        for round, values in zip(result["exchanges"], result["scalars"], strict=True)
+    }
+    known = metrics if any(value is not None for value in metrics.values()) else scalars
+    for round, value in sorted(known.items()):
+        if value is not None and math.isfinite(value):
+            yield "", round, value
+
+
+def _losses(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[tuple[str, int, float]]:
+    """Yields each client's loss of each round in which it trained."""
+    by_round = zip(result["exchanges"], result.get("client_losses", ()), strict=False)
+    for round, losses in by_round:
+        for client, value in losses.items():
+            if value is not None and math.isfinite(value):
+                yield client, round, value
