@@ -6,6 +6,7 @@ import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import yaml
 
@@ -81,7 +82,7 @@ def read_table(name: str) -> tuple[str, Table]:
     """Reads a table of ``conf/table``; rows of methods that are not built are left out.
 
     Args:
-        name: Name of its file, or an ending that no other name has: ``fig8`` for ``feddymem_fig8``.
+        name: Name of its file, or an ending that no other name has: ``fig1a`` for ``fedvck_fig1a``.
 
     Returns:
         Its full name, and the table.
@@ -95,15 +96,21 @@ def read_table(name: str) -> tuple[str, Table]:
         raise UserError(f"table={name}: {reason}; table=list names what can be made")
     if len(found) != 1:
         raise UserError(f"table={name}: give one of {', '.join(found or names)}")
-    where = f"conf/table/{found[0]}.yaml"
-    section = yaml.safe_load((conf_folder() / "table" / f"{found[0]}.yaml").read_text())
+    return found[0], _described(found[0])
+
+
+@cache
+def _described(name: str) -> Table:
+    where = f"conf/table/{name}.yaml"
+    section = yaml.safe_load((conf_folder() / "table" / f"{name}.yaml").read_text())
     for key in ("rows", "beyond"):
         rows = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
         section[key] = [row for row in rows if _built(row)]
     for label, column in section["columns"].items():
         if isinstance(column, Mapping):
             section["columns"][label] = call(Setting, column, f"{where}: columns: {label}")
-    return found[0], call(Table, section, where)
+    table: Table = call(Table, section, where)
+    return table
 
 
 def _built(row: Row) -> bool:

@@ -157,7 +157,7 @@ def test_paper_numbers_have_the_tables_form(name):
 def test_the_papers_tables_agree_with_each_other():
     """FedDyMem with all its parts stands in three tables, with one local epoch in a fourth place."""
     detection, localisation, ablation, epochs = (
-        read_table(name)[1] for name in ("feddymem_1", "feddymem_2", "feddymem_3", "fig8")
+        read_table(name)[1] for name in ("feddymem_1", "feddymem_2", "feddymem_3", "feddymem_fig8")
     )
     assert [row.label for row in detection.rows] == [row.label for row in localisation.rows]
     full, whole = detection.rows[-1].paper, ablation.rows[-1].paper

@@ -215,13 +215,13 @@ def test_own_experiment_in_place_of_the_papers_settings(quick_runs):
 @pytest.mark.slow
 def test_rows_that_are_the_same_run_are_run_once(quick_runs):
     report_table(
-        ["table=fig8", "data=textures", "tracking=off", "seeds=0,1", "rows=1,2"], Display(quiet=True)
+        ["table=feddymem_fig8", "data=textures", "tracking=off", "seeds=0,1", "rows=1,2"], Display(quiet=True)
     )
     assert len(quick_runs[0]) == 4
     quick_runs[0].clear()
-    rows = read_table("fig8")[1].rows[:1] * 2
+    rows = read_table("feddymem_fig8")[1].rows[:1] * 2
     runs = plan_runs(rows, [Column("t", ("textures",), ("data=textures",))], ["tracking=off"], [0, 1])
-    results = TableResults("x", read_table("fig8")[1], runs, Path("x"))
+    results = TableResults("x", read_table("feddymem_fig8")[1], runs, Path("x"))
     assert (len(runs), len(results.runs), len(results.missing())) == (4, 2, 0)
     assert (Path("reports/feddymem_fig8-textures") / "feddymem_fig8.png").read_bytes()[1:4] == b"PNG"
 
