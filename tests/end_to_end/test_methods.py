@@ -56,7 +56,7 @@ def test_method_trains_and_writes_its_files(lab, method):
     assert stored["backbone"]["name"] == "resnet18"
     assert stored["backbone"]["weights"] == "random"
     assert stored["exchanges"][-3:] == [0, 1, 2]
-    for name in ("bytes_up", "bytes_down", "elements_up", "seconds_per_round", "scalars"):
+    for name in ("bytes_up", "bytes_down", "elements_up", "seconds_per_round", "scalars", "client_losses"):
         assert len(stored[name]) == len(stored["exchanges"])
     assert all(seconds > 0 for seconds in stored["seconds_per_round"])
     assert stored["peak_rss_bytes"] > 50e6
@@ -176,6 +176,10 @@ def test_image_sharing_method_trains_and_writes_its_files(lab, differences, meth
     first, last = stored["scalars"]
     assert {"loss", "last_loss", "images", "images_mib", "server_loss", "server_accuracy"} <= first.keys()
     assert last.keys() - first.keys() == {"knowledge_mmd", "knowledge_mmd_random"}
+    # The weighted mean over clients lies between the clients' own losses.
+    own = stored["client_losses"][-1]
+    assert own.keys() <= {str(client) for client in range(len(stored["partition"]["sizes"]))}
+    assert min(own.values()) - 1e-6 < last["loss"] < max(own.values()) + 1e-6
     # Images, and the names of what else is sent.
     sent = stored["bytes_up"][-1] - last["images_mib"] * 2**20
     assert 0 < sent < 3000
