@@ -106,7 +106,7 @@ class TableResults:
         """Reads a run's result; one that cannot be read is the run's failure, not the table's."""
         try:
             result = run.folder.result()
-            return with_attack(result, run.folder.path) if result and self._table.attack else result
+            return with_attack(result, run.folder) if result and self._table.attack else result
         except UserError as error:
             self.causes[run.folder.path] = str(error)
             return None

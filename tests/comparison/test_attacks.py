@@ -89,7 +89,7 @@ def test_a_damaged_file_is_one_line(steps, capsys):
     capsys.readouterr()
     assert cli.main(TOLD) == 2
     assert "1 of 2 runs failed" in capsys.readouterr().err
-    assert "lira.json: not the result of an attack" in Path("reports/fedvck_6/fedvck_6.csv").read_text()
+    assert "lira.json: cannot be read" in Path("reports/fedvck_6/fedvck_6.csv").read_text()
 
 
 def test_the_page_of_all_runs_reads_the_attack_too(make_run):
