@@ -65,7 +65,7 @@ report: $(READY) ## Write a page of all tracked runs; with TABLE=feddymem_1 ...,
 screenshots: $(READY) ## Picture the report and MLflow with headless Chromium: ARGS="out=DIR experiment=NAME"
 	@$(BIN)/python scripts/screenshots.py $(ARGS)
 
-export: $(READY) ## Write a trained detector as ONNX and torch.export: ARGS="run=DIR or id"
+export: $(READY) ## Write a trained detector as ONNX, torch.export or for OpenVINO: ARGS="run=DIR or id"
 	@$(BIN)/lit-fedad export $(ARGS)
 
 serve: $(READY) ## Answer HTTP requests with an exported detector: ARGS="run=DIR or id"

@@ -38,18 +38,43 @@ _Rows = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class DetectorFile:
-    """A file that holds an exported detector.
+class OnImages:
+    """How an exported detector differs from the live client on image files.
 
     Attributes:
-        name: Name of the file.
-        size: Size in bytes.
-        difference: Difference from the live client, as a share of the largest value of an output.
+        images: Number of the images.
+        median: Median over the images of the difference of scores, as a share of the live score; of classifiers that
+            of the likeliest class's probability.
+        largest: Largest such difference.
+        changed: Number of images with another decision or class.
     """
 
-    name: str
+    images: int
+    median: float
+    largest: float
+    changed: int
+
+
+@dataclass(frozen=True)
+class DetectorFile:
+    """An exported detector.
+
+    Attributes:
+        files: Names of its files; the first is read, the others belong beside it.
+        size: Size of all in bytes.
+        difference: Difference from the live client, as a share of the largest value of an output.
+        on_images: Difference on image files, if there were any.
+    """
+
+    files: tuple[str, ...]
     size: int
     difference: float
+    on_images: OnImages | None
+
+    @property
+    def name(self) -> str:
+        """Name of the file that is read."""
+        return self.files[0]
 
 
 @dataclass(frozen=True)
@@ -65,6 +90,7 @@ class Facts:
         outputs: Shape of each output, without the number of images.
         files: The exported detectors.
         compared: Numbers of random images and of image files that they were compared with the client on.
+        normal: Number of normal images that chose the ranges of eight-bit numbers; 0 if there are none.
     """
 
     result: Mapping[str, Any]
@@ -75,6 +101,7 @@ class Facts:
     outputs: Mapping[str, tuple[int, ...]]
     files: Sequence[DetectorFile]
     compared: tuple[int, int]
+    normal: int = 0
 
     @property
     def classifies(self) -> bool:
@@ -129,11 +156,9 @@ def model_card(facts: Facts) -> str:
         signature=_signature(facts),
         geometry=_geometry(facts),
         tile=facts.config["image"].get("tile"),
-        files=[
-            (f"`{file.name}`", f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}")
-            for file in facts.files
-        ],
+        files=[_file(file) for file in facts.files],
         names=[file.name for file in facts.files],
+        quantised=facts.normal,
         compared=facts.compared_images,
         data=result["data"],
         strategy=partition["strategy"],
@@ -186,6 +211,14 @@ def _signature(facts: Facts) -> _Rows:
     for name, shape in facts.outputs.items():
         rows.append((f"`{name}`", f"[{', '.join(map(str, ('B', *shape)))}]", _MEANINGS[name]))
     return rows
+
+
+def _file(file: DetectorFile) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in file.files)
+    cells = ("-", "-")
+    if (seen := file.on_images) is not None:
+        cells = (f"{seen.median:.1e} / {seen.largest:.1e}", f"{seen.changed} of {seen.images}")
+    return names, f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}", *cells
 
 
 def _geometry(facts: Facts) -> str:
