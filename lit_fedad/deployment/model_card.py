@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lit_fedad.config import Config
@@ -134,6 +135,7 @@ def model_card(facts: Facts) -> str:
     result, partition = facts.result, facts.result["partition"]
     kind = "classifier" if facts.classifies else "anomaly detector"
     return _template().render(
+        metadata=_metadata(facts),
         title=f"{result['method']} {kind}, {result['data']}, client {facts.client}{named_version(result)}",
         summary=_summary(facts),
         classifies=facts.classifies,
@@ -172,6 +174,28 @@ def model_card(facts: Facts) -> str:
             *(f"{package} {version(package)}" for package in _PACKAGES),
         ],
     )
+
+
+def _metadata(facts: Facts) -> str:
+    """Writes what a hub reads of a card: library, kind of task, metrics of the run's last round (means of clients)."""
+    result = facts.result
+    task = "image-classification" if facts.classifies else "image-anomaly-detection"
+    data = {"dataset_type": result["data"], "dataset_name": result["data"]}
+    results = [
+        EvalResult(
+            task, **data, metric_type=name, metric_name=metric_title(name), metric_value=values["mean"]
+        )
+        for name, values in result["last"].items()
+        if name != "round" and values["mean"] is not None
+    ]
+    metadata = ModelCardData(
+        library_name="lit_fedad",
+        tags=["anomaly-detection", "federated-learning", result["method"]],
+        pipeline_tag=task if facts.classifies else None,
+        model_name=f"{result['method']}, client {facts.client}",
+        eval_results=results,
+    )
+    return metadata.to_yaml()
 
 
 def _summary(facts: Facts) -> _Rows:

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from lit_fedad.deployment import formats as module
@@ -86,6 +87,16 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
     ):
         assert line in card
     assert "onnx" not in card
+
+
+def test_a_hub_reads_the_cards_metadata(exported, tiny_run):
+    card, last = ModelCard.load(exported / "model_card.md"), RunFolder(tiny_run).result()["last"]
+    assert card.data.library_name == "lit_fedad"
+    assert card.data.tags == ["anomaly-detection", "federated-learning", "feddymem"]
+    means = {found.metric_type: found.metric_value for found in card.data.eval_results}
+    assert means["i_auroc"] == last["i_auroc"]["mean"]
+    assert means.keys() == {name for name in last if name != "round" and last[name]["mean"] is not None}
+    assert card.text.lstrip().startswith("# feddymem anomaly detector")
 
 
 def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
