@@ -8,9 +8,10 @@ JOBS    ?= 2
 ARGS    ?=
 PYTHON  ?= python3
 VENV    ?= .venv
+LOCK    ?= requirements-dev.lock
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-TASKS   := help install train evaluate predict watch update export serve sweep report screenshots privacy pretrain docs test coverage test-slow test-matrix lint format ui bench clean
+TASKS   := help install lock train evaluate predict watch update export serve sweep report screenshots privacy pretrain docs test coverage test-slow test-matrix lint format ui bench clean
 
 .PHONY: $(TASKS)
 .DEFAULT_GOAL := help
@@ -25,13 +26,20 @@ help: ## Show this help
 install: $(READY) ## Make the environment (done by every other target when needed)
 
 # The environment is marked ready only when everything is in it, so that an interrupted install is done again.
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lit_fedad needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Making the environment in $(VENV) (once, some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet $(LOCK:%=--constraint %) --editable ".[dev]"
 	@touch $(READY)
+
+# Without the environment's packages, which a lock that lacks a new dependency may not allow.
+lock: ## Write the versions that the environment is made of, for every Python and system: ARGS=--upgrade for the newest
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet uv
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 \
+	  --extra dev --no-annotate --output-file requirements-dev.lock $(ARGS) pyproject.toml
 
 train: $(READY) ## Run an experiment: METHOD=, DATA=, ARGS="key=value ..."
 	@$(BIN)/lit-fedad train method=$(METHOD) $(if $(DATA),data=$(DATA)) $(ARGS)
@@ -57,7 +65,7 @@ report: $(READY) ## Write a page of all tracked runs; with TABLE=feddymem_1 ...,
 screenshots: $(READY) ## Picture the report and MLflow with headless Chromium: ARGS="out=DIR experiment=NAME"
 	@$(BIN)/python scripts/screenshots.py $(ARGS)
 
-export: $(READY) ## Write a trained detector as ONNX and torch.export: ARGS="run=DIR or id"
+export: $(READY) ## Write a trained detector as ONNX, torch.export or for OpenVINO: ARGS="run=DIR or id"
 	@$(BIN)/lit-fedad export $(ARGS)
 
 serve: $(READY) ## Answer HTTP requests with an exported detector: ARGS="run=DIR or id"

@@ -31,7 +31,7 @@ apidoc_modules = [
     }
 ]
 napoleon_use_ivar = True  # attributes are fields of their class, which describes them once
-autodoc_mock_imports = ["flwr", "gradio", "httpx", "medmnist", "pydicom"]
+autodoc_mock_imports = ["flwr", "gradio", "httpx", "medmnist", "nncf", "openvino", "pydicom"]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 # What `lit_fedad.contracts` hands on from its modules has two places; a name leads to either.

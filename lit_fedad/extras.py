@@ -10,6 +10,7 @@ EXTRAS = {
     "train": ("mlflow", "optuna", "matplotlib", "pandas", "sklearn", "skimage"),
     "flower": ("flwr",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino", "nncf", "onnx", "onnxscript"),
     "serve": ("fastapi", "uvicorn", "onnxruntime"),
     "ui": ("gradio", "onnxruntime"),
     "dicom": ("pydicom",),

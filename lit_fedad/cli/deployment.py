@@ -51,11 +51,12 @@ class ExportOptions:
     Attributes:
         run: MLflow run id, or the run's folder.
         client: Whose detector is written; None for the client with most training images.
-        format: ``onnx``, ``pt2`` (`torch.export`), or both.
+        format: One or several of ``onnx``, ``pt2`` (`torch.export`), ``openvino`` and ``openvino_int8``.
         images: Folder of images that live and exported detector are compared on; None for random ones alone.
         out: Folder of the files; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known.
         version: As for `EvaluateOptions`.
+        normal: Folder of the client's normal images, which choose the ranges of ``openvino_int8``.
     """
 
     run: str
@@ -65,6 +66,7 @@ class ExportOptions:
     out: str | None = None
     product: str | None = None
     version: int | None = None
+    normal: str | None = None
 
 
 def evaluate(options: Sequence[str]) -> None:
@@ -126,6 +128,7 @@ def export(options: Sequence[str]) -> None:
         chosen.out,
         chosen.product,
         chosen.version,
+        chosen.normal,
         overrides,
     )
 

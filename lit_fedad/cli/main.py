@@ -218,8 +218,10 @@ COMMANDS = {
     "export": Command(
         export,
         {
-            f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [version=N] [images=FOLDER] [out=DIR]": (
-                "write a trained detector with its decision rule and model card, and check it against the live one"
+            f"{_RUN} [client=N] [format=onnx,pt2] [product=NAME] [version=N] [images=FOLDER] [normal=FOLDER]"
+            " [out=DIR]": (
+                "write a trained detector with its decision rule and model card, and check it against the live one;"
+                " also format=openvino and, by normal images, openvino_int8"
             )
         },
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,18 +13,33 @@ from torch.export import ExportedProgram
 
 from lit_fedad.deployment.detector import Outputs
 from lit_fedad.deployment.formats import FORMATS
-from lit_fedad.deployment.model_card import DetectorFile
+from lit_fedad.deployment.model_card import DetectorFile, OnImages
 from lit_fedad.errors import UserError
 
 TOLERANCE = 1e-4
-"""Largest difference of an exported detector from the live one, as a share of the largest value of an output."""
+"""Largest difference of an exact format's file from the live detector, as a share of the largest value of an output."""
+
+
+class Compared(NamedTuple):
+    """A batch that files are compared on.
+
+    Attributes:
+        pixels: Float32 in 0 .. 1 [B, C, H, W].
+        live: The live detector's outputs.
+        real: Whether they are images, not random numbers.
+    """
+
+    pixels: Tensor
+    live: Outputs
+    real: bool
 
 
 def write_checked(
     program: ExportedProgram,
     formats: Sequence[str],
     folder: Path,
-    compared: Iterable[tuple[Tensor, Outputs]],
+    compared: Iterable[Compared],
+    normal: Sequence[Tensor] = (),
 ) -> list[DetectorFile]:
     """Writes a detector in each format; keeps no file if one of them differs from the live detector.
 
@@ -30,34 +47,81 @@ def write_checked(
         program: The graph, from `lit_fedad.deployment.detector.trace`.
         formats: Keys of `FORMATS`.
         folder: Folder to write to.
-        compared: Pairs of pixels [B, C, S, S] and the live detector's outputs, at least one.
+        compared: Batches, at least one.
+        normal: Pixels of normal images, each [1, C, H, W], for formats that need them.
 
     Returns:
-        The files ``detector.FORMAT``.
+        What was written.
 
     Raises:
-        UserError: If a file differs by more than `TOLERANCE`, or ONNX lacks an operation.
+        UserError: If a file of an exact format differs by more than `TOLERANCE`, one gives no numbers, or ONNX lacks
+            an operation.
     """
     drafts = {name: folder / f".partial.{name}" for name in formats}
     try:
         for name, draft in drafts.items():
-            FORMATS[name].save(program, draft)
-        exported = {name: FORMATS[name].load(draft) for name, draft in drafts.items()}
-        found = [[difference(live, run(pixels)) for run in exported.values()] for pixels, live in compared]
-        largest = torch.tensor(found).amax(0).tolist()  # NaN where there is any
-        for name, share in zip(formats, largest, strict=True):
-            if not share <= TOLERANCE:
+            draft.mkdir(parents=True, exist_ok=True)
+            form = FORMATS[name]
+            form.save(program, draft / form.files[0], *([normal] if form.by_images else []))
+        exported = {
+            name: FORMATS[name].load(draft / FORMATS[name].files[0]) for name, draft in drafts.items()
+        }
+        shares: dict[str, list[float]] = {name: [] for name in formats}
+        said: dict[str, list[tuple[Outputs, Outputs]]] = {name: [] for name in formats}
+        for one in compared:
+            for name, run in exported.items():
+                outputs = run(one.pixels)
+                shares[name].append(difference(one.live, outputs))
+                if one.real:
+                    said[name].append((_of_images(one.live), _of_images(outputs)))
+        written = []
+        for name, draft in drafts.items():
+            form, share = FORMATS[name], float(torch.tensor(shares[name]).max())  # NaN if any is
+            limit = TOLERANCE if form.exact else float("inf")
+            if not share <= limit:
                 raise UserError(
                     f"format={name}: the exported detector differs from the live one by {share:.1e}, more than"
-                    f" {TOLERANCE:g}; it is not kept"
+                    f" {limit:g}; it is not kept"
                 )
-        kept = [draft.replace(folder / f"detector.{name}") for name, draft in drafts.items()]
+            size = sum((draft / file).stat().st_size for file in form.files)
+            written.append(DetectorFile(form.files, size, share, on_images(said[name])))
+        for name, draft in drafts.items():
+            for file in FORMATS[name].files:
+                (draft / file).replace(folder / file)
     finally:
         for draft in drafts.values():
-            draft.unlink(missing_ok=True)
-    return [
-        DetectorFile(path.name, path.stat().st_size, share) for path, share in zip(kept, largest, strict=True)
-    ]
+            shutil.rmtree(draft, ignore_errors=True)
+    return written
+
+
+def on_images(pairs: Sequence[tuple[Outputs, Outputs]]) -> OnImages | None:
+    """Compares what detectors say of images.
+
+    Args:
+        pairs: Outputs of the live and of the exported detector.
+
+    Returns:
+        Differences and changed decisions; None without images.
+
+    Example:
+        >>> live = {"image_score": torch.tensor([4.0, 2.0]), "decision": torch.tensor([True, False])}
+        >>> on_images([(live, {**live, "image_score": torch.tensor([4.0, 2.5])})])
+        OnImages(images=2, median=0.0, largest=0.25, changed=0)
+    """
+    if not pairs:
+        return None
+    score, said = ("probabilities", "class") if "class" in pairs[0][0] else ("image_score", "decision")
+    one, other = (torch.cat([pair[side][score] for pair in pairs]) for side in (0, 1))
+    one, other = one.view(len(one), -1), other.view(len(other), -1)
+    tiny = torch.finfo(one.dtype).tiny
+    shares = (other - one).abs().amax(1) / one.abs().amax(1).clamp(min=tiny)
+    changed = sum(int((live[said] != exported[said]).sum()) for live, exported in pairs)
+    return OnImages(len(one), float(shares.median()), float(shares.max()), changed)
+
+
+def _of_images(outputs: Outputs) -> Outputs:
+    """Leaves out what is large."""
+    return {name: output for name, output in outputs.items() if name != "anomaly_map"}
 
 
 def difference(live: Mapping[str, Tensor], exported: Mapping[str, Tensor]) -> float:

@@ -81,7 +81,7 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
     """
     result, rule = facts.result, facts.rules.get(facts.client)
     version = f", version {result['version']}" if "version" in result else ""
-    files = [*(file.name for file in facts.files), "preprocessing.json"]
+    files = [*(name for file in facts.files for name in file.files), "preprocessing.json"]
     sheet = DetectorSheet(
         name=f"{result['method']}, {result['data']}, client {facts.client}{version}",
         alpha=rule.alpha if rule else None,

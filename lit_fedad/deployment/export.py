@@ -14,12 +14,13 @@ from torch import Tensor
 
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.checked_files import write_checked
+from lit_fedad.deployment.checked_files import Compared, write_checked
 from lit_fedad.deployment.decision_rule import decision_rule
 from lit_fedad.deployment.detector import Detector, Outputs, output_shapes, trace
 from lit_fedad.deployment.detector_sheet import write_sheet
-from lit_fedad.deployment.formats import check_formats
-from lit_fedad.deployment.model_card import Facts, model_card
+from lit_fedad.deployment.formats import FORMATS, check_formats
+from lit_fedad.deployment.model_card import DetectorFile, Facts, model_card
+from lit_fedad.deployment.openvino_files import MOST_IMAGES
 from lit_fedad.deployment.predict import choose_client, image_files, named_version
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
@@ -47,6 +48,7 @@ def export(
     out: str | None = None,
     product: str | None = None,
     version: int | None = None,
+    normal: str | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a trained client's detector, its preprocessing and its model card, and checks what it wrote.
@@ -56,11 +58,12 @@ def export(
     Args:
         run: MLflow run id, or the run's folder.
         client: Number of the client; None for the client with most training images.
-        formats: ``onnx``, ``pt2`` (`torch.export`), or both.
+        formats: Keys of `FORMATS`.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known: it chooses the calibration scores.
         version: Number of the detector's version: 0 as it was trained, None for the newest.
+        normal: Folder of the client's normal images, which choose the ranges of ``openvino_int8``.
         overrides: Values that differ on this machine, such as ``backbone.weights``.
 
     Returns:
@@ -79,6 +82,7 @@ def export(
     rules = {n: decision_rule(calibration, n, alphas(config)[0], product) for n in calibration.clients}
     destination = Path(out) if out else folder.path / "export" / f"client_{number}"
     paths = image_files(Path(images), destination) if images else []
+    normal_paths = _normal_images(chosen, normal, destination)
     fabric = one_process({**config, "fabric": _ANYWHERE})
     model.restore(folder.path, folder.config(), number, fabric)
     transform = image_transform(config, model.task)
@@ -87,9 +91,13 @@ def export(
     display = Display()
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        batches = chain(_random_pixels(transform, config["seed"]), _pixels(paths, transform))
-        compared = ((pixels, _live(detector, pixels, fabric)) for pixels in batches)
-        written = write_checked(program, chosen, destination, compared)
+        batches = chain(
+            ((pixels, False) for pixels in _random_pixels(transform, config["seed"])),
+            ((pixels, True) for pixels in _pixels(paths, transform, _BATCH)),
+        )
+        compared = (Compared(pixels, _live(detector, pixels, fabric), real) for pixels, real in batches)
+        ranges = list(_pixels(normal_paths, transform, 1))
+        written = write_checked(program, chosen, destination, compared, ranges)
         facts = Facts(
             result=result,
             config=config,
@@ -99,6 +107,7 @@ def export(
             outputs=output_shapes(program),
             files=written,
             compared=(sum(_RANDOM_BATCHES), len(paths)),
+            normal=len(normal_paths),
         )
         how = RunFolder(destination).save_json("preprocessing.json", facts.preprocessing)
         sheet = write_sheet(destination, facts)
@@ -106,14 +115,14 @@ def export(
         card.write_text(model_card(facts))
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
-    files = [*(destination / file.name for file in written), how, sheet, card]
+    files = [*(destination / name for file in written for name in file.files), how, sheet, card]
     place = folder.place(f"export/client_{number}")
     delivery = amend(folder.home.path, {}, config["rounds"], files, place)
     display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
             f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from client"
-            f" {number}{named_version(result)} on {facts.compared_images}"
+            f" {number}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])
     return destination
@@ -151,8 +160,30 @@ def _random_pixels(transform: ImageTransform, seed: int) -> Iterator[Tensor]:
         yield torch.rand(size, transform.channels, *transform.shape, generator=draw)
 
 
-def _pixels(paths: Sequence[Path], transform: ImageTransform) -> Iterator[Tensor]:
+def _pixels(paths: Sequence[Path], transform: ImageTransform, batch: int) -> Iterator[Tensor]:
     """Reads image files in batches, without normalising them."""
     plain = replace(transform, mean=(0,), std=(1,))
-    for start in range(0, len(paths), _BATCH):
-        yield torch.stack([plain.image(path) for path in paths[start : start + _BATCH]])
+    for start in range(0, len(paths), batch):
+        yield torch.stack([plain.image(path) for path in paths[start : start + batch]])
+
+
+def _normal_images(formats: Sequence[str], folder: str | None, out: Path) -> list[Path]:
+    """Lists normal images for the formats that need some, evenly over all where they are many."""
+    if not any(FORMATS[name].by_images for name in formats):
+        if folder is not None:
+            raise UserError(f"normal={folder}: only format=openvino_int8 looks at normal images")
+        return []
+    if folder is None:
+        raise UserError("format=openvino_int8 needs normal=FOLDER, normal images of the client")
+    paths = image_files(Path(folder), out)
+    return paths[:: -(-len(paths) // MOST_IMAGES)]
+
+
+def _on_images(file: DetectorFile) -> str:
+    seen = file.on_images
+    if seen is None:
+        return ""
+    return (
+        f"; image scores of files differ by {seen.median:.1e} (median; at most {seen.largest:.1e}), decisions by"
+        f" {seen.changed} of {seen.images}"
+    )

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.deployment.detector_sheet import SHEET, read_sheet
+from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.registry import SCHEME, fetch_version, register_files
 
 _CARD = "model_card.md"
-_FILES = frozenset({SHEET, _CARD, "preprocessing.json", "detector.onnx", "detector.pt2"})
+_FILES = frozenset(
+    {SHEET, _CARD, "preprocessing.json", *(name for form in FORMATS.values() for name in form.files)}
+)
 
 
 @dataclass(frozen=True)

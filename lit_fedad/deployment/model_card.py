@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from lit_fedad.config import Config
@@ -38,18 +39,43 @@ _Rows = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class DetectorFile:
-    """A file that holds an exported detector.
+class OnImages:
+    """How an exported detector differs from the live client on image files.
 
     Attributes:
-        name: Name of the file.
-        size: Size in bytes.
-        difference: Difference from the live client, as a share of the largest value of an output.
+        images: Number of the images.
+        median: Median over the images of the difference of scores, as a share of the live score; of classifiers that
+            of the likeliest class's probability.
+        largest: Largest such difference.
+        changed: Number of images with another decision or class.
     """
 
-    name: str
+    images: int
+    median: float
+    largest: float
+    changed: int
+
+
+@dataclass(frozen=True)
+class DetectorFile:
+    """An exported detector.
+
+    Attributes:
+        files: Names of its files; the first is read, the others belong beside it.
+        size: Size of all in bytes.
+        difference: Difference from the live client, as a share of the largest value of an output.
+        on_images: Difference on image files, if there were any.
+    """
+
+    files: tuple[str, ...]
     size: int
     difference: float
+    on_images: OnImages | None
+
+    @property
+    def name(self) -> str:
+        """Name of the file that is read."""
+        return self.files[0]
 
 
 @dataclass(frozen=True)
@@ -65,6 +91,7 @@ class Facts:
         outputs: Shape of each output, without the number of images.
         files: The exported detectors.
         compared: Numbers of random images and of image files that they were compared with the client on.
+        normal: Number of normal images that chose the ranges of eight-bit numbers; 0 if there are none.
     """
 
     result: Mapping[str, Any]
@@ -75,6 +102,7 @@ class Facts:
     outputs: Mapping[str, tuple[int, ...]]
     files: Sequence[DetectorFile]
     compared: tuple[int, int]
+    normal: int = 0
 
     @property
     def classifies(self) -> bool:
@@ -107,6 +135,7 @@ def model_card(facts: Facts) -> str:
     result, partition = facts.result, facts.result["partition"]
     kind = "classifier" if facts.classifies else "anomaly detector"
     return _template().render(
+        metadata=_metadata(facts),
         title=f"{result['method']} {kind}, {result['data']}, client {facts.client}{named_version(result)}",
         summary=_summary(facts),
         classifies=facts.classifies,
@@ -129,11 +158,9 @@ def model_card(facts: Facts) -> str:
         signature=_signature(facts),
         geometry=_geometry(facts),
         tile=facts.config["image"].get("tile"),
-        files=[
-            (f"`{file.name}`", f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}")
-            for file in facts.files
-        ],
+        files=[_file(file) for file in facts.files],
         names=[file.name for file in facts.files],
+        quantised=facts.normal,
         compared=facts.compared_images,
         data=result["data"],
         strategy=partition["strategy"],
@@ -147,6 +174,28 @@ def model_card(facts: Facts) -> str:
             *(f"{package} {version(package)}" for package in _PACKAGES),
         ],
     )
+
+
+def _metadata(facts: Facts) -> str:
+    """Writes what a hub reads of a card: library, kind of task, metrics of the run's last round (means of clients)."""
+    result = facts.result
+    task = "image-classification" if facts.classifies else "image-anomaly-detection"
+    data = {"dataset_type": result["data"], "dataset_name": result["data"]}
+    results = [
+        EvalResult(
+            task, **data, metric_type=name, metric_name=metric_title(name), metric_value=values["mean"]
+        )
+        for name, values in result["last"].items()
+        if name != "round" and values["mean"] is not None
+    ]
+    metadata = ModelCardData(
+        library_name="lit_fedad",
+        tags=["anomaly-detection", "federated-learning", result["method"]],
+        pipeline_tag=task if facts.classifies else None,
+        model_name=f"{result['method']}, client {facts.client}",
+        eval_results=results,
+    )
+    return metadata.to_yaml()
 
 
 def _summary(facts: Facts) -> _Rows:
@@ -186,6 +235,14 @@ def _signature(facts: Facts) -> _Rows:
     for name, shape in facts.outputs.items():
         rows.append((f"`{name}`", f"[{', '.join(map(str, ('B', *shape)))}]", _MEANINGS[name]))
     return rows
+
+
+def _file(file: DetectorFile) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in file.files)
+    cells = ("-", "-")
+    if (seen := file.on_images) is not None:
+        cells = (f"{seen.median:.1e} / {seen.largest:.1e}", f"{seen.changed} of {seen.images}")
+    return names, f"{file.size} ({human_bytes(file.size)})", f"{file.difference:.1e}", *cells
 
 
 def _geometry(facts: Facts) -> str:

@@ -19,6 +19,7 @@ from optuna.distributions import (
 )
 from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
+from optuna.trial import create_trial
 
 from lit_fedad.config import Config, build, call, compose, identity, takes
 from lit_fedad.errors import UserError
@@ -205,12 +206,13 @@ def _firsts(plan: Plan) -> dict[str, Any]:
 
 
 def _holds(distribution: BaseDistribution, value: Any) -> bool:
-    """Tells whether a distribution can draw a value.
-
-    Optuna has no public name for this check. Should a new version rename `_contains`, every study ends here with an
-    AttributeError; comparing with ``low``, ``high`` and ``step`` replaces it.
-    """
+    """Tells whether a distribution can draw a value."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and distribution._contains(distribution.to_internal_repr(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        create_trial(value=0.0, params={"key": value}, distributions={"key": distribution})
+    except ValueError:  # Optuna's own check of what a trial was given
+        return False
+    return True

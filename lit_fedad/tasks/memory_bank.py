@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
@@ -20,6 +21,8 @@ from lit_fedad.memory.subspace import Share, check_share, fit_subspace, folds_of
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
+
+Distance = Literal["euclidean", "cosine"]
 
 QUANTILES = 257
 """Number of equally spaced quantiles that represent a client's distances to the nearest slots."""
@@ -45,6 +48,8 @@ class MemoryBank(PatchTask):
         subspace: Share of the variance of frozen normal features that a linear subspace holds, or ``"likelihood"``
             (`fit_basis`); image scores are then distances from it. None for distances to the bank.
         reduce: Compresses local patches to a bank, where the task builds its own.
+        distance: ``"euclidean"``, or ``"cosine"``: memory features have length 1, and their distance to a slot m is
+            1 - cos(f, m), as in AnomalyDINO (Damm et al., WACV 2025), for features of vision transformers.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
         slots: Size of the bank; None for grid * grid.
         patches_per_image: Random patches of each image per training step; None for all.
@@ -88,6 +93,7 @@ class MemoryBank(PatchTask):
         rim: int = 0,
         top: float = 0.0,
         tile: int | None = None,
+        distance: Distance = "euclidean",
     ) -> None:
         super().__init__(
             backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
@@ -95,6 +101,8 @@ class MemoryBank(PatchTask):
         at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
         check_share("task", subspace=subspace)
+        if distance not in get_args(Distance):
+            raise UserError(f"task.distance={distance}: give {' or '.join(get_args(Distance))}")
         reach = max(loss.reach, score.neighbours)
         if (slots or grid * grid) < reach:
             raise UserError(
@@ -103,7 +111,7 @@ class MemoryBank(PatchTask):
             )
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
-        self.subspace = subspace
+        self.subspace, self.cosine = subspace, distance == "cosine"
         self.slots = slots or grid * grid
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
@@ -118,7 +126,7 @@ class MemoryBank(PatchTask):
     # ---------------------------------------------------------------------------------------------- features
 
     def generate(self, patches: Tensor, places: Tensor) -> Tensor:
-        """Computes memory features of single patches: standardised, then mapped by the head.
+        """Computes memory features of single patches: standardised, mapped by the head, and of length 1 for cosines.
 
         Args:
             patches: Frozen patch features [n, C].
@@ -128,7 +136,8 @@ class MemoryBank(PatchTask):
             Memory features [n, C].
         """
         patches = self.standardised(patches)
-        return patches if self.head is None else self.head(patches, places)
+        features = patches if self.head is None else self.head(patches, places)
+        return F.normalize(features, dim=1) if self.cosine else features
 
     def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Draws frozen features of random patches: ``patches`` [B, n, C] and their ``places`` [B, n, 2]."""
@@ -163,8 +172,8 @@ class MemoryBank(PatchTask):
             ``loss``, and ``nn_distance``: the mean distance to the nearest slot.
         """
         generated = features.flatten(0, 1).float()
-        _, neighbours = nearest(generated.detach(), self.memory, self.loss.reach)
-        distances = neighbour_distances(generated, self.memory, neighbours)
+        _, neighbours = nearest(generated.detach(), self.bank, self.loss.reach)
+        distances = self.measured(neighbour_distances(generated, self.bank, neighbours))
         loss = self.loss(distances, self.threshold)
         return {"loss": loss, "nn_distance": distances[:, 0].detach().mean()}
 
@@ -182,6 +191,15 @@ class MemoryBank(PatchTask):
         self.memory = memory.to(self.memory)
         if radii is not None:
             self.radii = radii.to(self.radii)
+
+    @property
+    def bank(self) -> Tensor:
+        """The slots as patches are compared with them: of length 1 for cosines, which means of slots are not."""
+        return F.normalize(self.memory, dim=1) if self.cosine else self.memory
+
+    def measured(self, distances: Tensor) -> Tensor:
+        """Computes the task's distances from Euclidean ones: ``|u - v|^2 / 2 = 1 - cos(u, v)`` of unit vectors."""
+        return distances.square() / 2 if self.cosine else distances
 
     @property
     def measures(self) -> bool:
@@ -220,7 +238,8 @@ class MemoryBank(PatchTask):
         assert self.subspace is not None
         folds = moments[-folds_of(self.subspace) :]
         centre, basis = fit_subspace(folds, self.subspace, self.shrinkage if self.standardise else None)
-        return {"centre": centre, "basis": basis, "norm": typical_norm(moments[0], statistics)}
+        norm = torch.ones(()) if self.cosine else typical_norm(moments[0], statistics)
+        return {"centre": centre, "basis": basis, "norm": norm}
 
     def load_subspace(self, centre: Tensor, basis: Tensor, norm: Tensor) -> None:
         """Loads the subspace of normal features.
@@ -270,7 +289,9 @@ class MemoryBank(PatchTask):
     def neighbour_quantiles(self, loader: DataLoader) -> tuple[Tensor, int]:
         """Computes `QUANTILES` quantiles of the distances to the K nearest slots, and the number of distances."""
         distances = (
-            nearest(features.flatten(0, 1).float(), self.memory, self.loss.neighbours)[0].flatten().cpu()
+            self.measured(nearest(features.flatten(0, 1).float(), self.bank, self.loss.neighbours)[0])
+            .flatten()
+            .cpu()
             for features in map_batches(self, loader, self)
         )
         ordered = torch.cat(list(distances)).sort().values
@@ -315,12 +336,16 @@ class MemoryBank(PatchTask):
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by their distance to the bank, or to the subspace of normal features."""
-        distances, slots = nearest(features.flatten(0, 1).float(), self.memory, self.score.neighbours)
+        lengths, slots = nearest(features.flatten(0, 1).float(), self.bank, self.score.neighbours)
+        distances = self.measured(lengths)
         scores = self.score(distances)
         judged = scores if self.subspace is None else self.outside(batch)
         if self.image_score is not None:
-            near = distances[:, 0] if self.subspace is None else judged
-            judged = self.image_score(near, self.radii, slots[:, 0])
+            if self.subspace is None:
+                near, radii = distances[:, 0], self.measured(self.radii)
+            else:
+                near, radii = judged, self.radii
+            judged = self.image_score(near, radii, slots[:, 0])
         if self.subspace is not None:
             judged = judged * (self.norm / self.radii.mean())  # one unit for image scores and maps
         return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))

@@ -241,7 +241,7 @@ def test_options_reach_evaluate_predict_and_export(say, monkeypatch):
         ("r", {"data.root": "/a=b"}, None),
         ("r", "i", 2, None, None, None, None, {"backbone.weights": "w"}),
         ("r", "i", None, None, 0.05, "screw", 3, {}),
-        ("r", None, ("pt2",), None, None, "screw", 0, {}),
+        ("r", None, ("pt2",), None, None, "screw", 0, None, {}),
     ]
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from lit_fedad.deployment.checked_files import difference, write_checked
+from lit_fedad.deployment.checked_files import Compared, difference, on_images, write_checked
+from lit_fedad.deployment.formats import FORMATS, Format
 from lit_fedad.errors import UserError
 
 
@@ -20,14 +21,63 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path):
     same = Mean()(pixels)
     for wrong in (1.001, math.nan):
         other = {"image_score": same["image_score"] * wrong}
+        batches = [Compared(pixels, same, False), Compared(pixels, other, False)]
         with pytest.raises(
             UserError, match=r"format=pt2: the exported detector differs from the live one by"
         ):
-            write_checked(program, ["pt2"], tmp_path, [(pixels, same), (pixels, other)])
+            write_checked(program, ["pt2"], tmp_path, batches)
         assert not [*tmp_path.iterdir()]
-    (file,) = write_checked(program, ["pt2"], tmp_path, [(pixels, same)])
+    (file,) = write_checked(program, ["pt2"], tmp_path, [Compared(pixels, same, False)])
     assert (file.name, file.difference) == ("detector.pt2", 0)
     assert file.size == (tmp_path / "detector.pt2").stat().st_size
+    assert file.on_images is None
+    assert [path.name for path in tmp_path.iterdir()] == ["detector.pt2"]
+
+
+def coarse(program, path, normal):
+    """Writes a detector whose scores are the true ones, rounded to the mean of the normal images."""
+    path.write_text(str(float(torch.cat(normal).mean())))
+    path.with_suffix(".bin").write_text("weights")
+
+
+def load_coarse(path):
+    step = float(path.read_text())
+
+    def run(pixels):
+        score = (pixels.mean((1, 2, 3)) / step).round() * step
+        return {"image_score": score, "decision": score > 0.5}
+
+    return run
+
+
+def test_a_coarse_format_is_kept_and_its_changes_are_counted(tmp_path, monkeypatch):
+    """Scores 0.49, 0.9 and 0.2 become 0.6, 0.9 and 0.3: one of two images is decided otherwise."""
+    files = ("detector.coarse", "detector.bin")
+    monkeypatch.setitem(FORMATS, "coarse", Format(files, coarse, load_coarse, exact=False, by_images=True))
+
+    def batch(values, real):
+        score = torch.tensor(values)
+        live = {"image_score": score, "decision": score > 0.5}
+        return Compared(score[:, None, None, None].expand(-1, 3, 4, 4), live, real)
+
+    program = torch.export.export(Mean(), (torch.rand(2, 3, 4, 4),))
+    batches = [batch([0.2], False), batch([0.49, 0.9], True)]
+    (file,) = write_checked(program, ["coarse"], tmp_path, batches, [torch.full((1, 3, 4, 4), 0.3)])
+    assert file.files == files
+    assert (file.on_images.images, file.on_images.changed) == (2, 1)
+    assert file.on_images.largest == pytest.approx(0.11 / 0.49, rel=1e-4)
+    assert file.on_images.median == pytest.approx(0, abs=1e-4)
+    assert file.difference == pytest.approx(0.1 / 0.2, rel=1e-4)
+    assert file.size == sum((tmp_path / name).stat().st_size for name in files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
+
+
+def test_of_classifiers_classes_are_counted():
+    one, other = torch.tensor([[0.6, 0.4], [0.1, 0.9]]), torch.tensor([[0.4, 0.6], [0.1, 0.9]])
+    pair = tuple({"probabilities": p, "class": p.argmax(1)} for p in (one, other))
+    found = on_images([pair])
+    assert (found.images, found.changed) == (2, 1)
+    assert found.largest == pytest.approx(0.2 / 0.6)
 
 
 def test_difference_is_a_share_of_the_largest_value():

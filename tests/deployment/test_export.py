@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from lit_fedad.deployment import formats as module
@@ -79,12 +80,23 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
         "| `anomaly_map` | [B, 32, 32] |",
         f"| `detector.pt2` | {(exported / 'detector.pt2').stat().st_size} (",
         "on 4 random images and 1 image files",
+        "| 0.0e+00 / 0.0e+00 | 0 of 1 |",
         f"| 0 | {sizes[0]} | ",
         "licence CC0",
         f"torch {torch.__version__}",
     ):
         assert line in card
     assert "onnx" not in card
+
+
+def test_a_hub_reads_the_cards_metadata(exported, tiny_run):
+    card, last = ModelCard.load(exported / "model_card.md"), RunFolder(tiny_run).result()["last"]
+    assert card.data.library_name == "lit_fedad"
+    assert card.data.tags == ["anomaly-detection", "federated-learning", "feddymem"]
+    means = {found.metric_type: found.metric_value for found in card.data.eval_results}
+    assert means["i_auroc"] == last["i_auroc"]["mean"]
+    assert means.keys() == {name for name in last if name != "round" and last[name]["mean"] is not None}
+    assert card.text.lstrip().startswith("# feddymem anomaly detector")
 
 
 def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
@@ -125,8 +137,12 @@ def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     ("given", "message"),
     [
         ({"client": 7}, "client=7: the run has clients 0, 1"),
-        ({"formats": ("pt2", "tflite")}, "format=pt2,tflite: 'tflite' is none of onnx, pt2"),
-        ({"formats": ()}, "format=: '' is none of onnx, pt2"),
+        (
+            {"formats": ("pt2", "tflite")},
+            "format=pt2,tflite: 'tflite' is none of onnx, pt2, openvino, openvino_int8",
+        ),
+        ({"formats": ()}, "format=: '' is none of onnx, pt2, openvino, openvino_int8"),
+        ({"normal": "."}, "normal=.: only format=openvino_int8 looks at normal images"),
         ({"images": "nowhere"}, "images=nowhere: no such file or folder"),
         ({"overrides": {"form": "x"}}, "'form' cannot be given for a trained run"),
     ],

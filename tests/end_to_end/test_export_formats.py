@@ -34,6 +34,7 @@ STREAM = (
 )  # fmt: skip
 RUNS = {
     "feddymem": ("method=feddymem",),
+    "feddymem_cosine": ("method=feddymem", "task.distance=cosine"),
     "feddymem_close": ("method=feddymem_close",),
     "feddymem_literal": ("method=feddymem_literal",),
     "federated_patchcore": ("method=federated_patchcore",),
