@@ -68,7 +68,11 @@ class HoldsNoised(Protocol):
 
 @dataclass(frozen=True)
 class _Projected(Exchange[ProjectsFeatures, HoldsNoised]):
-    """An exchange in which clients receive a frame of features; it sends only what noise is added to."""
+    """An exchange in which clients receive a frame of features; it sends only what noise is added to.
+
+    Attributes:
+        name: Name in reports.
+    """
 
     name: str
 
@@ -97,8 +101,6 @@ class _Projected(Exchange[ProjectsFeatures, HoldsNoised]):
 class NoisedMean(_Projected):
     """The exchange that moves the centre to the images' mean."""
 
-    name: str = "mean"
-
     def image_sums(self, client: ProjectsFeatures) -> ImageSums:
         """Declares means."""
         return ImageMeans(client.task, client.directions, client.frame)
@@ -115,12 +117,10 @@ class NoisedProducts(_Projected):
     """The exchange that finds out in which directions features vary.
 
     Attributes:
-        name: Name in reports.
         last: Whether a subspace is fitted, rather than the frame rescaled.
     """
 
-    name: str
-    last: bool
+    last: bool = False
 
     def image_sums(self, client: ProjectsFeatures) -> ImageSums:
         """Declares products."""
@@ -170,5 +170,9 @@ def _sent(updates: Mapping[int, Update]) -> Message:
     return update.message
 
 
-NOISED_SUBSPACE = (NoisedMean(), NoisedProducts("spread", last=False), NoisedProducts("subspace", last=True))
+NOISED_SUBSPACE = (
+    NoisedMean("mean"),
+    NoisedProducts("spread"),
+    NoisedProducts("subspace", last=True),
+)
 """The exchanges, before round 1."""
