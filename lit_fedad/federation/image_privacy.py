@@ -33,7 +33,7 @@ class ImagePrivacy:
         delta: Probability with which the promise may fail.
         where: Who adds the noise: ``central``, the server to the sum; ``distributed``, each client a share of it, under
             secure sums.
-        clip: Largest norm of what one image adds, in units in which its feature vectors have length 1.
+        clip: Largest norm of what one image adds, in the units of `ImageSums`.
         noise: Noise multiplier sigma of every sum; None for the least that the run's sums need for the budget.
         unit_images: Most images of what is protected together: 1 for an image, more for a patient or an object.
         seed: Seed of the noise, for experiments that are to be repeated: whoever knows it can take the noise away. None
