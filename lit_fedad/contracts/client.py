@@ -100,6 +100,11 @@ class Client(L.LightningModule):
         raise NotImplementedError
 
     @property
+    def noised_exchanges(self) -> Exchanges:
+        """The exchanges under differential privacy; by default the same, each with noise."""
+        return self.exchanges
+
+    @property
     def predictors(self) -> Predictors:
         """The models that predict; by default each client has its own."""
         return Predictors()

@@ -14,7 +14,7 @@ from lit_fedad.contracts.message import Message
 class ImageSums(Protocol):
     """The sums over all clients' images that the server's side of an exchange follows from.
 
-    The parts are in public units, in which vectors of usual images have length 1. They depend on one image alone, and
+    The parts are in public units, in which those of usual images have length 1. They depend on one image alone, and
     on what is public: the server's messages, the configuration, the backbone.
     """
 

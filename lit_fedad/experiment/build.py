@@ -308,8 +308,19 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
     return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit)
 
 
-def build_federation(config: Config, folder: Path, model: Model, data: Data, fabric: Fabric) -> Federation:
-    """Builds the federation of server, client, data and evaluator."""
+def build_federation(
+    config: Config, folder: Path, model: Model, data: Data, fabric: Fabric, finished: bool = False
+) -> Federation:
+    """Builds the federation of server, client, data and evaluator.
+
+    Args:
+        config: The configuration.
+        folder: The run's folder.
+        model: The two sides of the method.
+        data: Loaders.
+        fabric: Device and processes.
+        finished: Whether no round is to come: no secret is then made to draw noise from.
+    """
     privacy = build(config["federation"].get("privacy"))
     return Federation(
         server=model.server,
@@ -327,7 +338,7 @@ def build_federation(config: Config, folder: Path, model: Model, data: Data, fab
         robust=build(config["federation"].get("robust")),
         secure_sum=build(config["federation"].get("secure_sum")),
         privacy=privacy,
-        noise_key=shared_key(folder, privacy, data.digest, fabric),
+        noise_key=b"" if finished else shared_key(folder, privacy, data.digest, fabric),
     )
 
 

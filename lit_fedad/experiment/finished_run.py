@@ -92,7 +92,7 @@ def reopen(
         raise UserError(
             f"{data.images.name}: not the images that the run was made with; give their data.root=DIR"
         )
-    federation = build_federation(folder.config(), folder.path, model, data, fabric)
+    federation = build_federation(folder.config(), folder.path, model, data, fabric, finished=True)
     federation.resume()
     return FinishedRun(folder, result, config, model, data, federation, fabric, display)
 

@@ -33,7 +33,7 @@ class ImagePrivacy:
         delta: Probability with which the promise may fail.
         where: Who adds the noise: ``central``, the server to the sum; ``distributed``, each client a share of it, under
             secure sums.
-        clip: Largest norm of what one image adds, in units in which its feature vectors have length 1.
+        clip: Largest norm of what one image adds, in the units of `ImageSums`.
         noise: Noise multiplier sigma of every sum; None for the least that the run's sums need for the budget.
         unit_images: Most images of what is protected together: 1 for an image, more for a patient or an object.
         seed: Seed of the noise, for experiments that are to be repeated: whoever knows it can take the noise away. None
@@ -87,7 +87,7 @@ class ImagePrivacy:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
         """
         assert self.epsilon is not None
-        for exchange in sending(client.exchanges, client):
+        for exchange in sending(client.noised_exchanges, client):
             if exchange.image_sums(client) is None or not exchange.takes_sums(server):
                 raise UserError(
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
@@ -105,7 +105,7 @@ class ImagePrivacy:
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
             carriers = secure_sum.quorum_of(len(stages))
-        releases = count_releases(client.exchanges, client, rounds)
+        releases = count_releases(client.noised_exchanges, client, rounds)
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)

@@ -121,7 +121,7 @@ class Federation:
         if privacy is not None and privacy.epsilon is not None:
             stages = {client: data.at(rounds).stages[client] for client in self.clients}
             self.plan = privacy.plan(client, server, rounds, stages, sampler, secure_sum)
-            self.exchanges = noised(self.exchanges, client, self.plan, noise_key)
+            self.exchanges = noised(client.noised_exchanges, client, self.plan, noise_key)
         self.summing = secure_sum and Summing(
             secure_sum, client, self.outbox, self.transport, sampler, fabric
         )

@@ -75,7 +75,12 @@ def gaussian(
 
     Returns:
         Noise by name, float64.
+
+    Raises:
+        ValueError: If there is no secret: everybody could take such noise away.
     """
+    if not key:
+        raise ValueError("no secret to draw noise from")
     place = f"{context.round}/{context.exchange}/{context.client}".encode()
     drawn = np.random.default_rng(int.from_bytes(blake2b(place, key=key, digest_size=32).digest(), "big"))
     return {

@@ -28,6 +28,7 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least, within
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
 from lit_fedad.methods.parts.feature_sums import ClusterSums
@@ -37,6 +38,7 @@ from lit_fedad.methods.parts.model_sums import (
     packed_moments_spec,
     remaining_moments,
 )
+from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
 from lit_fedad.methods.parts.pooled_moments import (
     MeasuresOnce,
     PooledMoments,
@@ -53,16 +55,26 @@ class FederatedSubspaceClient(Client):
 
     Args:
         task: Features and subspace.
+        noised_directions: Number of directions of features that are looked at under differential privacy.
+        noised_share: Share of the variance along these that the subspace holds then.
+
+    Raises:
+        UserError: If a number is out of range.
     """
 
     needs = Subspace
     kept = ("measured",)
     task: Subspace
 
-    def __init__(self, task: Subspace) -> None:
+    def __init__(self, task: Subspace, noised_directions: int = 48, noised_share: float = 0.95) -> None:
         super().__init__(task)
+        at_least("method.client", 2, noised_directions=noised_directions)
+        above("method.client", 0, noised_share=noised_share)
+        within("method.client", 0, 1, noised_share=noised_share)
         self.sets, self.measured = task.moment_sets, 0
+        self.directions, self.noised_share = min(noised_directions, task.num_features), noised_share
         self.sums: Message = {}
+        self.frame: Message = {}
 
     @property
     def exchanges(self) -> Exchanges:
@@ -73,6 +85,12 @@ class FederatedSubspaceClient(Client):
         known = isinstance(self.task.share, float) and not self.task.clusters
         sums = ModelSums() if known else None
         return Exchanges((PooledMoments(*sizes), *clusters), (NewMoments(*sizes),), sums)
+
+    @property
+    def noised_exchanges(self) -> Exchanges:
+        """Three noised sums before round 1; the plain exchanges, which are refused, where no sum is all there is."""
+        plain = self.exchanges
+        return plain if plain.sums is None else Exchanges(NOISED_SUBSPACE, plain.rounds)
 
     @property
     def predictors(self) -> Predictors:
@@ -109,6 +127,9 @@ class FederatedSubspaceServer(Server):
 
     Args:
         client: A client, for sizes.
+
+    Attributes:
+        moments: Those of all features; under differential privacy what is known of them (`HoldsNoised`).
     """
 
     kept = ("moments", "measured", "subspace", "clusters")
@@ -117,6 +138,7 @@ class FederatedSubspaceServer(Server):
         super().__init__()
         self.task, self.sets, self.rows = client.task, client.sets, client.task.clusters
         self.vectors_per_image = client.task.vectors_per_image
+        self.directions, self.held_share = client.directions, client.noised_share
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
         self.subspace: Message = {}
@@ -140,6 +162,8 @@ class FederatedSubspaceServer(Server):
         if not self.subspace:
             return {}
         channels, outside = self.subspace["basis"].shape
+        if "frame" in self.moments:
+            channels = self.directions
         return {"dimensions": float(channels - outside), "residual_dimensions": float(outside)}
 
 

@@ -222,12 +222,6 @@ class MemoryBank(PatchTask):
         own, folds = self._sets
         return [*self.second_moments(loader, own), *self.second_moments(loader, folds, average_pool=True)]
 
-    @property
-    def moment_poolings(self) -> list[bool | str | None]:
-        """The bank's features, and those of the subspace, averaged in every layer."""
-        own, folds = self._sets
-        return [*[None] * own, *[True] * folds]
-
     def fit_subspace(self, moments: Sequence[Moments], statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes what `load_subspace` loads.
 

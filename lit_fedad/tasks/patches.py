@@ -145,11 +145,6 @@ class PatchTask(StandardisedTask):
         """Computes the moments of local features that standardisation and subspace depend on."""
         raise NotImplementedError
 
-    @property
-    def moment_poolings(self) -> list[bool | str | None]:
-        """What is averaged (see `embed`) in the features of each set of `moments`."""
-        raise NotImplementedError
-
     @torch.no_grad()
     def channel_moments(self, loader: DataLoader) -> tuple[int, Tensor, Tensor]:
         """Computes number, mean [C] and variance [C] of all local frozen patch features, in one pass."""

@@ -96,11 +96,6 @@ class Subspace(PatchTask):
         """Computes the moments of frozen features by fold."""
         return self.second_moments(loader, folds_of(self.share))
 
-    @property
-    def moment_poolings(self) -> list[bool | str | None]:
-        """One for each fold: the features are those of scores."""
-        return [None] * self.moment_sets
-
     def fit_subspace(self, moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
         """Computes what `load_subspace` loads from the moments of all clients; see `fit_subspace`."""
         return fit_subspace(moments, self.share, self.shrinkage if self.standardise else None)

@@ -7,13 +7,14 @@ import pytest
 from lit_fedad.config import compose
 from lit_fedad.deployment.model_card import Facts, _summary
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 from lit_fedad.sites.enrolment import check_crosses
 from lit_fedad.tracking.tracker import Tracker
 
 SETTINGS = [
     "method=federated_subspace", "debug=seconds", "data.train_per_product=8", "evaluation.pictures=0",
-    "cache.enabled=false", "federation/privacy=central", "federation.privacy.epsilon=50", "federation.privacy.clip=5.0",
+    "cache.enabled=false", "federation/privacy=central", "federation.privacy.epsilon=50",
 ]  # fmt: skip
 
 
@@ -27,8 +28,11 @@ def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch):
     result = train(config)
     spent = result["differential_privacy"]
     assert spent["epsilon"] == pytest.approx(50, rel=1e-6)
-    assert (spent["delta"], spent["unit"], spent["sums"], spent["secret"]) == (1e-5, "image", 1, True)
+    assert (spent["delta"], spent["unit"], spent["sums"], spent["secret"]) == (1e-5, "image", 3, True)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["differential_privacy"] == spent
+    # With the secret the noise could be taken away; who reads the run again makes no new one.
+    assert not (tmp_path / "run" / "noise.key").exists()
+    assert reopen(str(tmp_path / "run")).federation.privacy == spent
     assert not (tmp_path / "run" / "noise.key").exists()
     assert "epsilon 50 at delta 1e-05, unit: image" in capsys.readouterr().out
     assert any(values.get("epsilon") == pytest.approx(50, rel=1e-6) for values in recorded)

@@ -67,6 +67,8 @@ def test_noise_has_the_stated_variance_and_depends_on_secret_and_place():
     ]
     for other in others:
         assert abs(float((other["a"] * drawn).mean())) < 0.25  # eight deviations
+    with pytest.raises(ValueError, match="no secret"):
+        gaussian(b"", context, shapes, 2.5)
 
 
 class Sends(Exchange):
@@ -83,7 +85,7 @@ class Sends(Exchange):
 class Method:
     """A method with one noised sum before round 1 and one in every round, beside one that brings nothing."""
 
-    exchanges = Exchanges((Sends(Rows()),), (Sends(Rows()), Sends(NothingNew({}))))
+    noised_exchanges = Exchanges((Sends(Rows()),), (Sends(Rows()), Sends(NothingNew({}))))
 
 
 def plan(client=Method, rounds=3, sampler=None, secure_sum=None, stage=0, **settings):
@@ -94,7 +96,7 @@ def plan(client=Method, rounds=3, sampler=None, secure_sum=None, stage=0, **sett
 
 
 def test_the_noise_is_the_least_that_the_budget_asks_for():
-    assert count_releases(Method.exchanges, Method, 3) == 4
+    assert count_releases(Method.noised_exchanges, Method, 3) == 4
     found = plan()
     assert found.releases == 4
     assert found.epsilon(4) == pytest.approx(4.0, rel=1e-6)
@@ -133,8 +135,14 @@ def test_distributed_shares_add_up_to_the_central_noise():
             "fraction=1",
         ),
         ({"stage": 1}, "data that come in stages"),
-        ({"rounds": 0, "client": type("Silent", (), {"exchanges": Exchanges((), ())})}, "nothing is sent"),
-        ({"client": type("Other", (), {"exchanges": Exchanges((Sends(None),))})}, "no sum over images"),
+        (
+            {"rounds": 0, "client": type("Silent", (), {"noised_exchanges": Exchanges((), ())})},
+            "nothing is sent",
+        ),
+        (
+            {"client": type("Other", (), {"noised_exchanges": Exchanges((Sends(None),))})},
+            "no sum over images",
+        ),
         ({"delta": 0.5}, "federation.privacy.delta"),
         ({"clip": 0.0}, "federation.privacy.clip"),
         ({"epsilon": None, "noise": 1.0}, "needs a budget"),

@@ -1,4 +1,4 @@
-"""Second moments under differential privacy: exact without noise, bounded per image, resumed, audited by canaries."""
+"""The subspace under differential privacy: what an image adds, the three sums, resumed runs, an audit by canaries."""
 
 import math
 
@@ -10,14 +10,16 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
 from lit_fedad.federation.image_privacy import ImagePrivacy
 from lit_fedad.federation.noised_sums import clipped_sum, gaussian
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.secure_sum import SecureSum
-from lit_fedad.memory.moments import Moments, symmetric
+from lit_fedad.memory.moments import symmetric
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
-from lit_fedad.methods.parts.image_moments import ImageMoments, without_negative
+from lit_fedad.methods.parts.image_moments import ImageMeans, ImageProducts, without_negative
+from lit_fedad.methods.parts.public_frame import _moments, public_frame
 from lit_fedad.privacy.gaussian_dp import mu_of
 from lit_fedad.tasks.subspace import Subspace
 
@@ -39,7 +41,7 @@ def play(federate, data, rounds=0, epsilon=1e4, folder=None, secure_sum=None, ta
         folder=folder,
         secure_sum=secure_sum,
         sampler=ClientSampler(on_failure="skip"),
-        privacy=ImagePrivacy(epsilon=epsilon, **{"clip": 100.0, **privacy}),
+        privacy=ImagePrivacy(epsilon=epsilon, **privacy),
         noise_key=KEY,
     )
 
@@ -49,33 +51,71 @@ def data(make_loader):
     return {client: make_loader(size, client) for client, size in enumerate((6, 5, 9))}
 
 
-def features(task, data):
-    return torch.cat([task.embed(batch).flatten(0, 1) for loader in data.values() for batch in loader])
+def patches(task, data):
+    """Features by image [n, P, C], float64."""
+    return torch.cat([task.embed(batch) for loader in data.values() for batch in loader]).double()
 
 
-def test_sums_without_noise_and_clipping_are_the_moments_of_all_features(data):
+def public(task, directions):
+    centre, frame = public_frame(task, directions)
+    return {"centre": centre.float(), "frame": frame.float()}
+
+
+def test_the_public_frame_has_uncorrelated_directions_in_which_usual_features_have_length_one():
     task = subspace()
-    sums = ImageMoments(task)
-    parts = [clipped_sum(sums, loader, 1e9) for loader in data.values()]
-    message = sums.joined(None, {name: sum(part[name] for part in parts) for name in sums.form()}, 0.0)
-    expected = Moments.of([features(task, data).double()], 8)
-    assert message["count"].tolist() == [expected.count]
-    torch.testing.assert_close(message["mean"][0].double(), expected.mean, rtol=1e-5, atol=1e-5)
-    covariance = symmetric(message["covariance"][0], 8).double()
-    torch.testing.assert_close(covariance, expected.covariance, rtol=1e-3, atol=1e-5)
+    moments = _moments(task)
+    frame = public_frame(task, 5)[1]
+    covariance = frame.T @ moments.covariance @ frame
+    variances = covariance.diagonal()
+    assert float(variances.sum()) == pytest.approx(1)
+    assert variances.tolist() == sorted(variances.tolist(), reverse=True)
+    torch.testing.assert_close(covariance, variances.diag(), rtol=0, atol=1e-9)
+    # All are directions of scaled features; those of the most variance are kept.
+    scale = channel_scale(moments.variance, 1.0)
+    largest = torch.linalg.eigvalsh(moments.scaled(scale).covariance).flip(0)[:5]
+    torch.testing.assert_close(variances, largest / largest.sum())
 
 
+def test_every_image_adds_its_mean_or_products_at_length_one(data):
+    task = subspace()
+    frame = public(task, 4)
+    projected = (patches(task, data) - frame["centre"].double()) @ frame["frame"].double()
+    loader = DataLoader([row for held in data.values() for row in held.dataset], batch_size=3)
+    means = torch.cat([torch.full((20, 1), 0.5, dtype=torch.float64), projected.mean(1)], dim=1)
+    expected = (means / means.norm(dim=1, keepdim=True)).sum(0)
+    found = clipped_sum(ImageMeans(task, 4, frame), loader, 1.0)
+    torch.testing.assert_close(torch.cat([found["weight"], found["mean"]]), expected, rtol=1e-4, atol=1e-4)
+    sums = ImageProducts(task, 4, frame)
+    products = torch.stack([one.T @ one for one in projected])
+    expected = sum(one / one.norm() for one in products)
+    joined = sums.joined(None, clipped_sum(sums, loader, 1.0), 0.0)
+    torch.testing.assert_close(joined["product"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_products_are_unpacked_with_half_the_variance_beside_the_diagonal():
+    sums = ImageProducts(subspace(), 60, {})
+    noise = gaussian(KEY, Context(0, 0), sums.form(), 1.0)["product"]
+    # Far above the noise, so that nothing is negative or hidden.
+    mean = torch.eye(60, dtype=torch.float64)[*torch.triu_indices(60, 60)] * 1e3
+    found = sums.joined(None, {"product": mean + noise}, 1.0)
+    assert float(found["noise"]) == pytest.approx(math.sqrt(120))
+    matrix = found["product"] - 1e3 * torch.eye(60)
+    torch.testing.assert_close(matrix.diagonal(), symmetric(noise, 60).diagonal(), rtol=1e-9, atol=1e-9)
+    beside = matrix[*torch.triu_indices(60, 60, 1)]
+    assert float(beside.var()) == pytest.approx(0.5, abs=0.14)  # eight deviations of 1,770 draws
+
+
+@pytest.mark.parametrize("kind", [ImageMeans, ImageProducts])
 @pytest.mark.parametrize("factor", [0.0, 1.0, 1e6, -1e6])
-def test_one_image_changes_the_sum_by_at_most_the_clip(factor):
+def test_one_image_changes_the_sum_by_at_most_the_clip(kind, factor):
     draw = torch.Generator().manual_seed(0)
     images = [{"image": torch.randn(3, 32, 32, generator=draw)} for _ in range(4)]
     more = [*images[:2], {"image": factor * torch.randn(3, 32, 32, generator=draw)}, *images[2:]]
-    sums = ImageMoments(subspace())
+    task = subspace()
+    sums = kind(task, 6, public(task, 6))
     one, other = (clipped_sum(sums, DataLoader(held, batch_size=2), 0.5) for held in (images, more))
     change = math.sqrt(sum(float((one[name] - other[name]).square().sum()) for name in one))
-    assert change <= 0.5 * (1 + 1e-9)
-    if abs(factor) > 1:
-        assert change == pytest.approx(0.5)
+    assert change == pytest.approx(0.5, rel=1e-5)
 
 
 def test_an_infinite_budget_is_the_plain_run(federate, data):
@@ -86,34 +126,74 @@ def test_an_infinite_budget_is_the_plain_run(federate, data):
         assert endless.server.broadcast(0)[name].equal(entry)
 
 
+def expected_subspace(task, data, directions, share):
+    """The subspace of three sums without noise: centre in the frame's coordinates, and the projection outside it."""
+    centre, frame = public_frame(task, directions)
+    projected = (patches(task, data) - centre) @ frame
+    weights = 1 / (projected.mean(1).square().sum(1) + 0.25).sqrt()
+    mean = (weights[:, None] * projected.mean(1)).sum(0) / weights.sum()
+    centred = projected - mean
+
+    def products(rows):
+        held = torch.stack([one.T @ one for one in rows])
+        return (held / held.flatten(1).norm(dim=1)[:, None, None]).sum(0)
+
+    first = products(centred)
+    variances, axes = torch.linalg.eigh(first)
+    rescaling = axes @ (variances.clamp(min=0) + 1e-4 * variances.mean()).rsqrt().diag() @ axes.T
+    back = torch.linalg.inv(rescaling)
+    variances, axes = torch.linalg.eigh(back @ products(centred @ rescaling) @ back)
+    held = variances.flip(0).cumsum(0)
+    outside = axes[:, : directions - 1 - int((held < share * held[-1]).sum())]
+    return mean, frame, outside @ outside.T
+
+
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_large_budget_comes_close_to_the_plain_run(federate, data, secure):
+def test_a_large_budget_gives_the_subspace_of_three_sums(federate, data, secure):
     given = {"where": "distributed", "secure_sum": SecureSum()} if secure else {}
-    found = play(federate, data, epsilon=1e9, **given)
-    expected = Moments.of([features(subspace(), data).double()], 8)
-    torch.testing.assert_close(found.server.moments["mean"][0], expected.mean, rtol=0.01, atol=0.01)
-    torch.testing.assert_close(
-        found.server.moments["covariance"][0], expected.covariance, rtol=0.05, atol=0.05
+    found = play(federate, data, epsilon=1e14, **given)
+    mean, frame, outside = expected_subspace(subspace(), data, 8, 0.95)
+    centre, basis = (found.server.subspace[name].double() for name in ("centre", "basis"))
+    torch.testing.assert_close((centre - public_frame(subspace(), 8)[0]) @ frame, mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(basis @ basis.T, frame @ outside @ frame.T, rtol=0.01, atol=0.01)
+    assert found.privacy["sums"] == 3
+    assert found.server.diagnostics()["dimensions"] == 8 - basis.shape[1]
+
+
+def test_fewer_directions_leave_the_others_out_of_scores(federate, data):
+    found = federate(
+        FederatedSubspaceClient,
+        FederatedSubspaceServer,
+        task=subspace(),
+        data=data,
+        rounds=0,
+        privacy=ImagePrivacy(epsilon=1e9),
+        noise_key=KEY,
+        client={"noised_directions": 3},
     )
-    assert found.privacy["epsilon"] == pytest.approx(1e9, rel=1e-6)
-    assert found.privacy["sums"] == 1
+    directions = public_frame(subspace(), 3)[1].float()
+    basis = found.server.subspace["basis"]
+    beside = basis - directions @ torch.linalg.lstsq(directions, basis).solution
+    assert float(beside.abs().max()) < 1e-4 * float(basis.abs().max())
+    assert found.server.subspace["basis"].shape[1] < 3
 
 
 def test_rounds_bring_no_further_sum_and_cost_nothing(federate, data):
-    found = play(federate, data, rounds=2, epsilon=8.0, clip=0.01, noise=None, seed=None)
-    assert [report.noised_sums for report in found.history] == [1, 0, 0]
-    assert [sum(report.elements_up.values()) > 0 for report in found.history] == [True, False, False]
-    assert found.privacy["epsilon"] == pytest.approx(8.0, rel=1e-6)
+    found = play(federate, data, rounds=2, epsilon=1e3)
+    assert [report.noised_sums for report in found.history] == [1, 1, 1, 0, 0]
+    assert [sum(report.elements_up.values()) > 0 for report in found.history] == [True] * 3 + [False] * 2
+    assert found.privacy["epsilon"] == pytest.approx(1e3, rel=1e-6)
+    assert found.privacy["noise"] == pytest.approx(math.sqrt(3) / mu_of(1e3, 1e-5), rel=1e-6)
 
 
 def test_a_resumed_run_keeps_what_was_spent_and_replays_the_same_noise(federate, data):
-    first = play(federate, data, rounds=1, folder="one", epsilon=1e4)
-    again = play(federate, data, rounds=1, folder="two", epsilon=1e4)
-    assert again.server.moments["covariance"].equal(first.server.moments["covariance"])
-    resumed = play(federate, data, rounds=1, folder="one", epsilon=1e4)
+    first = play(federate, data, rounds=1, folder="one")
+    again = play(federate, data, rounds=1, folder="two")
+    assert again.server.subspace["basis"].equal(first.server.subspace["basis"])
+    resumed = play(federate, data, rounds=1, folder="one")
     assert resumed.privacy == first.privacy
-    assert resumed.released == 1
-    assert resumed.server.moments["covariance"].equal(first.server.moments["covariance"])
+    assert resumed.released == 3
+    assert resumed.server.subspace["basis"].equal(first.server.subspace["basis"])
 
 
 def test_a_round_that_would_overdraw_is_not_played(federate, data):
@@ -130,6 +210,8 @@ def test_what_folds_and_noise_forbid_is_refused_in_one_line(federate, data):
         play(federate, data, task=subspace(share="likelihood"))
     with pytest.raises(UserError, match="hides the images"):
         play(federate, data, epsilon=0.01)
+    with pytest.raises(UserError, match=r"method\.client\.noised_directions"):
+        FederatedSubspaceClient(subspace(), noised_directions=1)
 
 
 def test_what_noise_made_negative_is_taken_for_no_variance():
@@ -184,7 +266,8 @@ def test_canaries_in_one_run_refute_no_smaller_epsilon_than_was_stated():
     images = 1e3 * torch.randn(canaries, 3, 8, 8, generator=draw)
     inside = torch.rand(canaries, generator=draw) < 0.5
     honest = torch.randn(50, 3, 8, 8, generator=draw)
-    sums = ImageMoments(subspace(Projection(), grid=1, image_size=8, rim=0, average_pool=False))
+    task = subspace(Projection(), grid=1, image_size=8, rim=0, average_pool=False)
+    sums = ImageProducts(task, 48, {"centre": torch.zeros(48), "frame": torch.eye(48)})
 
     def vectors(held):
         """What each image adds, clipped [n, sizes]."""

@@ -15,7 +15,6 @@ from lit_fedad.contracts import (
     Context,
     Exchange,
     Free,
-    ImageSums,
     Message,
     MessageSpec,
     TensorSpec,
@@ -24,7 +23,6 @@ from lit_fedad.contracts import (
 from lit_fedad.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import MomentSums
-from lit_fedad.methods.parts.image_moments import ImageMoments
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.patches import PatchTask
 
@@ -177,11 +175,6 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     def additive(self, client: MeasuresOnce) -> Additive:
         """Declares sums over all feature vectors."""
         return MomentSums(self.vectors_per_image)
-
-    def image_sums(self, client: MeasuresOnce) -> ImageSums | None:
-        """Declares the moments of single images, if all images are in one set: folds depend on other images."""
-        poolings = client.task.moment_poolings
-        return ImageMoments(client.task) if len(set(poolings)) == len(poolings) else None
 
     def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""
