@@ -21,7 +21,13 @@ RUNS = {
     "classifier": ("method=fedavg", "task=classifier", "features=frozen", "data=motif_classes", *MOTIFS),
     "patches": ("method=fedavg", "task=autoencoder", "features=frozen"),
     "whole images": ("method=fedavg", "task=autoencoder", "features=frozen", "grid=1", "features.size=32"),
-    "turned, of files": ("method=fedavg", "task=csi", "features=frozen", "features.size=32", "features.views=8"),
+    "turned, of files": (
+        "method=fedavg",
+        "task=csi",
+        "features=frozen",
+        "features.size=32",
+        "features.views=8",
+    ),
     "contrastive, of files": ("method=fedavg", "task=contrastive", "features=frozen", "features.size=32"),
 }
 
