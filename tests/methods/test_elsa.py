@@ -102,6 +102,7 @@ class Stop(Exception):  # noqa: N818
     """The end of a process."""
 
 
+@pytest.mark.slow
 def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
     data = {client: images(3 + client, seed=client) for client in range(3)}
     settings = {"fraction": 0.67, "shuffle": True, "rounds": 3}
