@@ -23,6 +23,8 @@ class Batch(TypedDict, total=False):
             features, float32 ``[B, C]``.
         views: Features of random views of the images and of their rotations, float32 ``[B, V, C]``; only where a loss
             needs them.
+        turned: Features of the images turned by 0, 90, 180 and 270 degrees, float32 ``[B, 4, C]``; only where scores
+            look at them.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, H, W]``; absent unless asked for.
@@ -33,6 +35,7 @@ class Batch(TypedDict, total=False):
 
     image: Tensor
     views: Tensor
+    turned: Tensor
     pyramid: tuple[Tensor, ...]
     label: Tensor
     mask: Tensor

@@ -29,7 +29,7 @@ class FrozenFeatures(NamedTuple):
 
     Attributes:
         plain: Of the images as they are, float16 [N, C].
-        views: Of random views of the images, float16 [N, V, C]; None where there are none.
+        views: Of views of the images, drawn at random or turned, float16 [N, V, C]; None where there are none.
     """
 
     plain: Tensor
@@ -124,18 +124,25 @@ class FrozenDataset(Dataset):
     Args:
         features: Features of N images.
         targets: Labels and, where there are any, masks and categories of these images, by a list of positions.
+        turned: Features of the images turned by 90, 180 and 270 degrees, float16 [N, 3, C]; None where no score looks
+            at them.
     """
 
-    def __init__(self, features: FrozenFeatures, targets: Targets | LabelledTargets) -> None:
-        self._features, self._targets = features, targets
+    def __init__(
+        self, features: FrozenFeatures, targets: Targets | LabelledTargets, turned: Tensor | None = None
+    ) -> None:
+        self._features, self._targets, self._turned = features, targets, turned
 
     def __len__(self) -> int:
         return len(self._features.plain)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Returns a whole batch; ``views`` only where there are some."""
+        """Returns a whole batch; ``views`` and ``turned`` [B, 4, C], all four rotations, only where there are some."""
         batch = self._targets[indices]
         batch["image"] = self._features.plain[batch["index"]].float()
+        if self._turned is not None:
+            others = self._turned[batch["index"]].float()
+            batch["turned"] = torch.cat([batch["image"][:, None], others], dim=1)
         if self._features.views is not None:
             batch["views"] = self._features.views[batch["index"]].float()
         return batch

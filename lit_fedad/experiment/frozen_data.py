@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -26,11 +27,28 @@ from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.federation.processes import all_cores
+from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
+from lit_fedad.tasks.representation import Representation
 
 Progress = Callable[[int, int], None]
+
+
+class _Views(NamedTuple):
+    """Views of an image whose features are kept beside those of the image itself.
+
+    Attributes:
+        turns: Rotation of each, in quarter turns.
+        draw: Draws a random view of each image of a batch; None for the images as they are.
+    """
+
+    turns: tuple[int, ...] = ()
+    draw: ContrastiveViews | None = None
+
+
+_TURNED = _Views((1, 2, 3))
 
 
 def frozen_encoder(task: Task) -> FrozenEncoder | None:
@@ -64,17 +82,16 @@ class _Extractor:
         encoder = frozen_encoder(task)
         assert encoder is not None
         self.encoder, self.folder = encoder, folder
-        self.draw = task.draw if isinstance(task, Contrastive) else None
         self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
 
-    def of_arrays(self, images: Tensor, with_views: bool, progress: Progress) -> FrozenFeatures:
+    def of_arrays(self, images: Tensor, views: _Views, progress: Progress) -> FrozenFeatures:
         """Returns the features of images uint8 [N, C, S, S]."""
         return self._find(
-            images, (), lambda places: images[places.start : places.stop] / 255, with_views, progress
+            images, (), lambda places: images[places.start : places.stop] / 255, views, progress
         )
 
     def of_files(
-        self, samples: Sequence[Sample], transform: ImageTransform, with_views: bool, progress: Progress
+        self, samples: Sequence[Sample], transform: ImageTransform, views: _Views, progress: Progress
     ) -> FrozenFeatures:
         """Returns the features of image files."""
         images = ImageDataset(samples, transform)
@@ -85,7 +102,7 @@ class _Extractor:
             [digests[path] for path in paths],
             (transform.fingerprint,),
             lambda places: (images.__getitems__(places)["image"] * self.std + self.mean).clamp(0, 1),
-            with_views,
+            views,
             progress,
         )
 
@@ -94,17 +111,16 @@ class _Extractor:
         images: Tensor | Sequence[bytes],
         settings: tuple[object, ...],
         read: Callable[[range], Tensor],
-        with_views: bool,
+        views: _Views,
         progress: Progress,
     ) -> FrozenFeatures:
-        turns = self.encoder.turns if with_views else ()
-        draw = self.draw or torch.nn.Identity()
         # A frozen encoder undoes the normalisation: it decides nothing but last digits.
         settings = (*settings, self.encoder.backbone.fingerprint, self.encoder.size)
-        if turns:
-            settings = (*settings, turns, vars(draw))
+        if views.turns:
+            settings = (*settings, views.turns, vars(views.draw) if views.draw else "as they are")
         file = self.folder and self.folder / f"{features_key(images, *map(str, settings))}.safetensors"
-        return frozen_features(len(images), read, self._encode, draw, turns, file or None, progress)
+        draw = views.draw or torch.nn.Identity()
+        return frozen_features(len(images), read, self._encode, draw, views.turns, file or None, progress)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         """Computes features on the encoder's device; they come back to the CPU."""
@@ -133,32 +149,37 @@ def frozen_datasets(
     given = images if isinstance(images, LabelledSet) else transform
     extract = _Extractor(task, given.mean, given.std, folder)
     extract.encoder.to(fabric.device)
-    views = isinstance(task, Contrastive)
+    learner = task if isinstance(task, Representation) else None
+    scores_turned = learner is not None and learner.scores_turned
 
-    def compute(part: str) -> FrozenFeatures:
-        with all_cores(fabric), display.progress(f"Frozen features, {part}") as progress:
-            with_views = views and part == "training"
+    def find(part: str, views: _Views) -> FrozenFeatures:
+        of = "" if not views.turns else ", random views" if views.draw else ", turned"
+        with all_cores(fabric), display.progress(f"Frozen features, {part}{of}") as progress:
             if isinstance(images, LabelledSet):
                 arrays = images.train_images if part == "training" else images.test_images
-                return extract.of_arrays(arrays, with_views, progress)
+                return extract.of_arrays(arrays, views, progress)
             samples = images.train if part == "training" else images.test
-            return extract.of_files(samples, transform, with_views, progress)
+            return extract.of_files(samples, transform, views, progress)
 
-    def both() -> tuple[FrozenFeatures, FrozenFeatures]:
+    def compute(part: str) -> tuple[FrozenFeatures, Tensor | None]:
+        random = _Views(extract.encoder.turns, learner.draw) if learner and part == "training" else _Views()
+        return find(part, random), find(part, _TURNED).views if scores_turned else None
+
+    def both() -> tuple[tuple[FrozenFeatures, Tensor | None], ...]:
         return compute("training"), compute("test")
 
     found = both() if fabric.is_global_zero or folder is None else None
     fabric.barrier()
-    train, test = found or both()
+    (train, train_turned), (test, test_turned) = found or both()
     if isinstance(images, ImageSet):
         return (
-            FrozenDataset(train, Targets(images.train, transform, with_masks=False)),
-            FrozenDataset(test, Targets(images.test, transform, images.has_masks)),
+            FrozenDataset(train, Targets(images.train, transform, with_masks=False), train_turned),
+            FrozenDataset(test, Targets(images.test, transform, images.has_masks), test_turned),
         )
     normal = images.normal_classes if isinstance(images, SemanticSet) else None
     return (
-        FrozenDataset(train, LabelledTargets(images.train_labels, normal)),
-        FrozenDataset(test, LabelledTargets(images.test_labels, normal)),
+        FrozenDataset(train, LabelledTargets(images.train_labels, normal), train_turned),
+        FrozenDataset(test, LabelledTargets(images.test_labels, normal), test_turned),
     )
 
 
@@ -172,4 +193,4 @@ def frozen_public(public: Tensor, task: Contrastive, folder: Path | None) -> Ten
     """
     mean, std = (values.flatten().tolist() for values in (task.mean, task.std))
     extract = _Extractor(task, mean, std, folder)
-    return extract.of_arrays(public, False, lambda done, total: None).plain.float()
+    return extract.of_arrays(public, _Views(), lambda done, total: None).plain.float()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts import Context, Prediction
 from lit_fedad.contracts.batches import map_batches
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
@@ -19,9 +19,10 @@ from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
+from lit_fedad.tasks.representation import Representation
 
 
-class Contrastive(Task):
+class Contrastive(Representation):
     """A contrastive representation z = h(f(x)); an image's score is its distance to densities of z.
 
     The task of FADngs. z is normalised to length 1. By itself (for example under FedAvg) a client scores with densities
@@ -54,11 +55,9 @@ class Contrastive(Task):
         UserError: If a share or the number of clusters is out of range.
     """
 
+    scores_projections = False
     prepares = True
     local_buffers = ("densities.mean", "densities.covariance", "_anomalous")
-    output_modules = ("projection",)
-    mean: Tensor
-    std: Tensor
     _anomalous: Tensor
 
     def __init__(
@@ -81,26 +80,17 @@ class Contrastive(Task):
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
     ) -> None:
-        super().__init__()
+        super().__init__(encoder, views, projection, mean, std)
         if clusters < 1 or not 0 <= shrinkage <= 1 or not 0 < normal_share <= 1:
             raise UserError(
                 f"task clusters={clusters}, shrinkage={shrinkage}, normal_share={normal_share}:"
                 " clusters >= 1, shrinkage in [0, 1], normal_share above 0 and at most 1"
             )
-        at_least("task", 1, projection=projection)
         at_least(
             "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
         )
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
-        self.encoder = encoder
-        self.num_features: int = encoder.num_features  # type: ignore[assignment]
-        self.projected = projection
-        self.projection = nn.Sequential(
-            nn.Linear(self.num_features, self.num_features),
-            nn.ReLU(),
-            nn.Linear(self.num_features, projection),
-        )
-        self.loss, self.warmup_loss, self.draw = loss, warmup_loss, views
+        self.loss, self.warmup_loss = loss, warmup_loss
         self.warmup, self.rounds = warmup, rounds
         if score_from == "auto":
             score_from = "encoder" if isinstance(encoder, FrozenEncoder) else "projection"
@@ -109,8 +99,6 @@ class Contrastive(Task):
         self.clusters, self.shrinkage, self.normal_share = clusters, shrinkage, normal_share
         self.learning_rate, self.final_learning_rate = learning_rate, final_learning_rate
         self.momentum, self.weight_decay = momentum, weight_decay
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
         # Part of the state, so that it is personal to a client and checkpointed.
         self.register_buffer("_anomalous", torch.empty(0, dtype=torch.int64))
 
@@ -126,24 +114,15 @@ class Contrastive(Task):
         done = min(max(self.round - self.warmup - 1, 0) / max(rounds, 1), 1.0)
         return 0.5 * (1 + math.cos(math.pi * done))
 
+    @property
+    def current_loss(self) -> RepresentationLoss:
+        """The loss of the warm-up, or of the rounds after it."""
+        return self.warmup_loss if self.warming_up else self.loss
+
     def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Draws the views for the loss of this round, as one batch of V B images, with predictions of normal images."""
         normal = ~torch.isin(batch["index"], self._anomalous.to(batch["index"].device))
-        if "views" in batch:
-            views = self._loss.drawn_views(batch["views"])
-            return {**batch, "image": views.flatten(0, 1), "views": views, "normal": normal}
-        images = self._images(batch) * self.std + self.mean
-        views = self._loss.views(images, self.draw)
-        return {
-            **batch,
-            "image": (views.flatten(0, 1) - self.mean) / self.std,
-            "views": views,
-            "normal": normal,
-        }
-
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes the features f(x) [B, C]."""
-        return self.encoder(self._images(batch))
+        return {**super().view(batch), "normal": normal}
 
     def project(self, features: Tensor) -> Tensor:
         """Computes the normalised projection z = h(f(x)) [B, D]."""
@@ -160,7 +139,7 @@ class Contrastive(Task):
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss of this round."""
         views = batch["views"]
-        return self._loss(self.projection(features).view(*views.shape[:2], -1), batch)
+        return self.current_loss(self.projection(features).view(*views.shape[:2], -1), batch)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Computes each image's Mahalanobis distance to the nearest density (FADngs Eq. 6)."""
@@ -184,7 +163,10 @@ class Contrastive(Task):
             map_batches(
                 self,
                 loader,
-                lambda batch: (self.represent(self({**batch, "image": self._images(batch)})), batch["index"]),
+                lambda batch: (
+                    self.represent(self({**batch, "image": self.images_of(batch)})),
+                    batch["index"],
+                ),
             )
         )
         return torch.cat([z for z, _ in found]), torch.cat([index.cpu() for _, index in found])
@@ -221,12 +203,3 @@ class Contrastive(Task):
         if (anomalous := state_dict.get(f"{prefix}_anomalous")) is not None:
             self._anomalous = torch.empty_like(anomalous, device=self._anomalous.device)
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    @property
-    def _loss(self) -> RepresentationLoss:
-        return self.warmup_loss if self.warming_up else self.loss
-
-    def _images(self, batch: Mapping[str, Any]) -> Tensor:
-        if "image" not in batch:
-            raise UserError("task contrastive needs images, not cached features; set cache.enabled=false")
-        return batch["image"]

@@ -98,3 +98,15 @@ def test_batches_have_features_in_the_place_of_images():
     assert int(plain["label"]) == 2
     assert "views" not in plain
     assert "category" not in plain
+
+
+def test_turned_images_come_with_the_image_itself_first():
+    found = compute(Encoder(), turns=(1, 2, 3))
+    data = FrozenDataset(
+        found._replace(views=None), LabelledTargets(torch.zeros(5, dtype=torch.int64)), found.views
+    )
+    batch = data.__getitems__([3, 1])
+    assert batch["turned"].shape == (2, 4, 3)
+    assert torch.equal(batch["turned"][:, 0], batch["image"])
+    assert torch.equal(batch["turned"][:, 1:], found.views[[3, 1]].float())
+    assert "views" not in batch

@@ -21,6 +21,13 @@ RUNS = {
     "classifier": ("method=fedavg", "task=classifier", "features=frozen", "data=motif_classes", *MOTIFS),
     "patches": ("method=fedavg", "task=autoencoder", "features=frozen"),
     "whole images": ("method=fedavg", "task=autoencoder", "features=frozen", "grid=1", "features.size=32"),
+    "turned, of files": (
+        "method=fedavg",
+        "task=csi",
+        "features=frozen",
+        "features.size=32",
+        "features.views=8",
+    ),
     "contrastive, of files": ("method=fedavg", "task=contrastive", "features=frozen", "features.size=32"),
 }
 
@@ -52,6 +59,7 @@ def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_pa
         pytest.param("patches", marks=pytest.mark.slow),
         "whole images",
         pytest.param("contrastive, of files", marks=pytest.mark.slow),
+        pytest.param("turned, of files", marks=pytest.mark.slow),
     ],
 )
 def test_runs_on_image_files_are_judged_again_and_predict(lab, tmp_path, differences, name):

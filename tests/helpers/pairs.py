@@ -35,6 +35,10 @@ TASKS = {
             "deep_svdd",
             "one_class_svm",
             "panda",
+            "csi",
+            "elsa",
+            "feature_neighbours",
+            "feature_svm",
         )
     },
     "autoencoder": target("task/autoencoder", "train"),

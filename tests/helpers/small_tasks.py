@@ -16,6 +16,7 @@ def small_tasks(folder):
         "data=motifs", "~data.train_per_product", "~data.test_per_product", "data.train_per_class=4",
         "data.test_per_class=1", "data.train_per_set=1", "data.test_per_set=5", "data.size=16", "image.size=16",
     ]  # fmt: skip
+    untrained = ["features=frozen", "backbone=resnet18", "features.size=32", "features.hidden=0"]
     return {
         "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
@@ -42,6 +43,16 @@ def small_tasks(folder):
             "task=one_class_svm", "features=frozen", "backbone=resnet18", "features.size=32", "task.hidden=8",
             "task.width=8", "task.fourier=16", *motifs,
         ],
+        "csi": [
+            "task=csi", "features=train", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8",
+            "task.samples=1", *motifs,
+        ],
+        "elsa": [
+            "task=elsa", "features=train", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8",
+            "task.prototypes=8", "task.warmup=1", *motifs,
+        ],
+        "feature_neighbours": ["task=feature_neighbours", *untrained, *motifs],
+        "feature_svm": ["task=feature_svm", *untrained, *motifs],
         "contrastive": [
             "task=contrastive", "features=train", "encoder=resnet18_narrow", "encoder.channels=4", "task.projection=8",
             "task.warmup=1", *motifs,

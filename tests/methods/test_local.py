@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from helpers.frozen import frozen_encoder
+from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
+from lit_fedad.tasks.feature_neighbours import FeatureNeighbours
+from lit_fedad.tasks.feature_svm import FeatureSVM
 
 
 def plain_training(task, loader, epochs: int):
@@ -113,3 +117,22 @@ def test_every_client_is_scored_with_its_own_model(make_linear, make_classifier,
     assert not any(
         LocalClient(make()).predictors.shared for make in (make_linear, make_classifier, make_task)
     )
+
+
+@pytest.mark.parametrize("kind", [FeatureNeighbours, FeatureSVM])
+def test_what_a_detector_fits_stays_with_its_client(federate, kind):
+    """Nothing is sent, and each client scores by its own images."""
+    draw = torch.Generator().manual_seed(0)
+    images = [{"image": torch.randn(3, 16, 16, generator=draw)} for _ in range(30)]
+    data = {0: DataLoader(images[:14], batch_size=8), 1: DataLoader(images[14:28], batch_size=8)}
+    new = {"image": torch.stack([one["image"] for one in images[28:]])}
+
+    def scores_of(client, number):
+        return client.predict_step(new).image_score
+
+    played = federate(LocalClient, task=kind(frozen_encoder()), data=data, rounds=0, question=scores_of)
+    assert not played.server.weights
+    for client, loader in data.items():
+        alone = kind(frozen_encoder())
+        alone.prepare(loader, Context(seed=0, round=0, client=client))
+        assert torch.equal(played.history[-1].metrics[client], alone.predict_step(new).image_score)

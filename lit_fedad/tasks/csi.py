@@ -1,0 +1,203 @@
+"""CSI: contrast in which rotations repel, and a classifier of rotations; both score (Tack et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from timm.optim import Lars
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.randomness import seeded
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.models.contrastive_views import ContrastiveViews, crop_resize, draw_boxes
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks import contrastive_losses
+from lit_fedad.tasks.deep_svdd import off_zero
+from lit_fedad.tasks.representation import Representation
+
+_TURNS = 4
+_CROP = (0.54, 0.54), (3 / 4, 4 / 3)
+"""Share of the area and ratios of the sides of the crops that the original scores by."""
+_LEAST = 1e-6  # of a mean that scores are divided by
+
+
+class CSI(Representation):
+    """Contrasting shifted instances (arXiv 2007.08176); shifts are rotations by 90, 180 and 270 degrees.
+
+    The loss is NT-Xent over two views of every rotation of an image, each rotation an image of its own, plus the
+    cross-entropy of a linear classifier of the rotation on the features f(x).
+
+    With z_k the projection of x turned by k quarters, not normalised, and l_k the classifier's logit for k, both means
+    over some crops, the score is ``-1/4 sum_k [max_m <z_k(x), z_k(x_m) / |z_k(x_m)|> / mean_m |z_k(x_m)| + l_k(x) /
+    mean_m l_k(x_m)]``, over the images x_m of the client: cosine to the nearest times norm, and the classifier's
+    certainty. Sums and weights are those of the released code, which averages over rotations where the paper adds.
+
+    Mirroring comes before turning, as in the original: after it, 90 and 270 degrees would be one class.
+
+    The bank is of the client's own images, and personal. Before training the classifier says nothing, and its mean
+    logits may be negative: the score's second part is then noise.
+
+    Args:
+        encoder: See `Representation`, also for ``projection``, ``mean`` and ``std``. Of a `FrozenEncoder`, kept views
+            are never mirrored, and scores look at images as they are.
+        views: Draws augmented images, without mirroring.
+        rounds: Number of all rounds.
+        image_size: Side S of the images in pixels.
+        mirror: Probability of exchanging left and right before turning.
+        samples: Crops of 0.54 of an image's area that its score averages over, the same of every image; 0 for the image
+            as it is; None for the original's 10 from pixels, and 0 on frozen features.
+        temperature: Temperature of NT-Xent.
+        learning_rate: Learning rate of LARS after it has risen.
+        ramp: Rounds over which it rises from a tenth; then it falls to 0 as a cosine.
+        momentum: Momentum of LARS.
+        weight_decay: Weight decay of LARS.
+
+    Raises:
+        UserError: If views are mirrored, crops are asked of frozen features, or a number is out of range.
+    """
+
+    prepares = True
+    scores_turned = True
+    local_buffers = ("bank", "norms", "certainty")
+    output_modules = ("projection", "shift")
+    bank: Tensor
+    norms: Tensor
+    certainty: Tensor
+    boxes: Tensor
+    mirrored: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        views: ContrastiveViews,
+        rounds: int,
+        image_size: int,
+        projection: int = 128,
+        mirror: float = 0.5,
+        samples: int | None = None,
+        temperature: float = 0.5,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        learning_rate: float = 1.0,
+        ramp: int = 10,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-6,
+    ) -> None:
+        super().__init__(encoder, views, projection, mean, std)
+        frozen = isinstance(encoder, FrozenEncoder)
+        if views.flip:
+            raise UserError(
+                f"task.views.flip={views.flip}: mirrored after turning, 90 and 270 degrees are one; give"
+                " task.views.flip=0, and task.mirror"
+            )
+        if frozen and samples:
+            raise UserError(
+                f"task.samples={samples}: frozen features are of whole images; give task.samples=0"
+            )
+        samples = (0 if frozen else 10) if samples is None else samples
+        at_least("task", 0, samples=samples, mirror=mirror, ramp=ramp, learning_rate=learning_rate)
+        at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
+        self.shift = nn.Linear(self.num_features, _TURNS)
+        self.contrast = contrastive_losses.CSI(temperature)
+        self.rounds, self.mirror, self.ramp = rounds, mirror, ramp
+        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
+        with seeded(0, "crops that scores average over"):
+            boxes = draw_boxes(samples, (image_size, image_size), *_CROP)
+            mirrored = torch.rand(samples) < mirror
+        self.register_buffer("boxes", boxes, persistent=False)
+        self.register_buffer("mirrored", mirrored, persistent=False)
+        self.register_buffer("bank", torch.empty(_TURNS, 0, projection))
+        self.register_buffer("norms", torch.ones(_TURNS))
+        self.register_buffer("certainty", torch.ones(_TURNS))
+
+    @property
+    def current_loss(self) -> contrastive_losses.RepresentationLoss:
+        """NT-Xent over all rotations."""
+        return self.contrast
+
+    def draw_views(self, images: Tensor) -> Tensor:
+        """Draws two views of every rotation [8, B, 3, S, S] of images in [0, 1], of which some are mirrored first."""
+        pair = []
+        for _ in range(2):
+            chosen = (torch.rand(len(images)) < self.mirror).to(images.device)
+            pair.append(torch.where(chosen[:, None, None, None], images.flip(3), images))
+        turned = (torch.rot90(half, turn, (2, 3)) for turn in range(_TURNS) for half in pair)
+        return torch.stack([self.draw(half) for half in turned])
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the loss; its parts are ``contrast`` and ``rotation``."""
+        views = batch["views"]
+        contrast = self.contrast(self.projection(features).view(*views.shape[:2], -1), batch)["loss"]
+        turns = torch.tensor(self.contrast.turns, device=features.device).repeat_interleave(views.shape[1])
+        rotation = F.cross_entropy(self.shift(features).float(), turns)
+        return {"loss": contrast + rotation, "contrast": contrast.detach(), "rotation": rotation.detach()}
+
+    def look(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Computes what scores are made of: z_k [B, 4, D], and the logit l_k of each rotation [B, 4]."""
+        projections, logits = [], []
+        for copies in self._copies(batch):
+            features = self({**batch, "image": copies.flatten(0, 1)})
+            projections.append(self.projection(features).float().unflatten(0, (-1, _TURNS)))
+            all_logits = self.shift(features).float().unflatten(0, (-1, _TURNS))
+            logits.append(all_logits.diagonal(dim1=1, dim2=2))
+        return torch.stack(projections).mean(0), torch.stack(logits).mean(0)
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images against the bank."""
+        if not self.bank.shape[1]:
+            raise UserError("there is no bank to score by: the client has no images")
+        z, logits = self.look(batch)
+        nearest = torch.stack([(z[:, k] @ self.bank[k].T).amax(1) for k in range(_TURNS)], dim=1)
+        normality = nearest / self.norms + logits / self.certainty
+        return Prediction(image_score=-normality.mean(1))
+
+    @torch.no_grad()
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Fills the bank with local images, and measures their norms and logits."""
+        looks = [(z.cpu(), logits.cpu()) for z, logits in map_batches(self, loader, self.look)]
+        z, logits = torch.cat([z for z, _ in looks]), torch.cat([found for _, found in looks])
+        self.bank = F.normalize(z, dim=2).transpose(0, 1).contiguous().to(self.bank)
+        self.norms = z.norm(dim=2).mean(0).clamp(min=_LEAST).to(self.norms)
+        self.certainty = off_zero(logits.mean(0), _LEAST).to(self.certainty)
+
+    def refresh(self, loader: DataLoader, context: Context) -> None:
+        """Fills the bank under the current weights, as `prepare` does."""
+        self.prepare(loader, context)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds LARS, at this round's learning rate."""
+        done = max(self.round - 1, 0)
+        if done < self.ramp:
+            rate = self.learning_rate * (0.1 + 0.9 * done / self.ramp)
+        else:
+            share = min((done - self.ramp) / max(self.rounds - self.ramp, 1), 1.0)
+            rate = self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return Lars(trained, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def _copies(self, batch: Mapping[str, Any]) -> Iterator[Tensor]:
+        """Yields the four rotations of each image [B, 4, ...], of its every crop."""
+        if "turned" in batch:
+            yield batch["turned"]
+            return
+        images = self.images_of(batch)
+        crops = (
+            crop_resize(images, box.expand(len(images), 4), mirrored.expand(len(images)))
+            for box, mirrored in zip(self.boxes, self.mirrored, strict=True)
+        )
+        for crop in crops if len(self.boxes) else (images,):
+            yield torch.stack([torch.rot90(crop, turn, (2, 3)) for turn in range(_TURNS)], dim=1)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Loads a state with a bank of any size."""
+        if (bank := state_dict.get(f"{prefix}bank")) is not None:
+            self.bank = torch.empty_like(bank, device=self.bank.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

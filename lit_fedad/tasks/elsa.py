@@ -1,0 +1,135 @@
+"""ELSA: a contrastive representation fine-tuned towards prototypes, scored by their energy (Han et al., BMVC 2021)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction
+from lit_fedad.contracts.batches import map_batches
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.memory.kmeans import KMeansResult
+from lit_fedad.memory.spherical import spherical_kmeans
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.tasks.contrastive_losses import RepresentationLoss
+from lit_fedad.tasks.representation import Representation
+
+
+class Elsa(Representation):
+    """Energy-based learning for semi-supervised anomaly detection (arXiv 2103.15296), without labelled anomalies.
+
+    z = h(f(x)) has length 1. After rounds of SimCLR the loss is the mean of ``1 / E(x)`` over two views of each image,
+    with ``E(x) = log sum_p exp(z . p / tau)`` over prototypes p, spherical k-means centres of normal images. The score
+    is ``-log sum_p exp(z . p)``, without the temperature, as the released code has it.
+
+    The released code renews prototypes every third epoch, stops early by a made-up validation set, and scores one
+    random view. Here prototypes are renewed whenever weights arrive, all rounds are trained, and images are scored as
+    they are.
+
+    The prototypes are a buffer, which the method of the same name shares; under other methods each client has its own.
+
+    Args:
+        encoder: See `Representation`, also for ``views``, ``projection``, ``mean`` and ``std``.
+        warmup_loss: Loss of the first rounds, SimCLR.
+        warmup: Number of rounds that train ``warmup_loss``.
+        prototypes: Number of prototypes.
+        temperature: tau.
+        learning_rate: Learning rate of SGD in the warm-up.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+        finetuning_rate: Learning rate of Adam after the warm-up.
+
+    Raises:
+        UserError: If a number is out of range, or prototypes are so few that E can fall to 0.
+    """
+
+    prepares = True
+    local_buffers = ("prototypes",)
+    prototypes: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        warmup_loss: RepresentationLoss,
+        warmup: int,
+        views: ContrastiveViews,
+        projection: int = 128,
+        prototypes: int = 50,
+        temperature: float = 0.5,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        learning_rate: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        finetuning_rate: float = 1e-4,
+    ) -> None:
+        super().__init__(encoder, views, projection, mean, std)
+        above("task", 0, temperature=temperature)
+        at_least("task", 1, prototypes=prototypes)
+        at_least("task", 0, warmup=warmup, learning_rate=learning_rate, momentum=momentum)
+        at_least("task", 0, weight_decay=weight_decay, finetuning_rate=finetuning_rate)
+        if math.log(prototypes) <= 1 / temperature:
+            least = math.floor(math.exp(1 / temperature)) + 1
+            raise UserError(
+                f"task.prototypes={prototypes}: at task.temperature={temperature} the loss 1 / E has a pole; give"
+                f" task.prototypes={least} or more"
+            )
+        self.warmup_loss, self.warmup, self.temperature = warmup_loss, warmup, temperature
+        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
+        self.finetuning_rate = finetuning_rate
+        self.register_buffer("prototypes", torch.zeros(prototypes, projection))
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether this round belongs to the warm-up."""
+        return 0 < self.round <= self.warmup
+
+    @property
+    def current_loss(self) -> RepresentationLoss:
+        """SimCLR, whose two views the energy has too."""
+        return self.warmup_loss
+
+    def project(self, features: Tensor) -> Tensor:
+        """Computes z [B, D]."""
+        return F.normalize(self.projection(features).float(), dim=1)
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the loss of this round."""
+        if self.warming_up:
+            return self.warmup_loss(self.projection(features).view(*batch["views"].shape[:2], -1), batch)
+        energies = (self.project(features) @ self.prototypes.T / self.temperature).logsumexp(1)
+        return {"loss": energies.reciprocal().mean()}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images by the energy of their directions."""
+        return Prediction(image_score=-(self.project(features) @ self.prototypes.T).logsumexp(1))
+
+    @torch.no_grad()
+    def cluster(self, loader: DataLoader, context: Context) -> KMeansResult:
+        """Clusters z of local images, which are looked at as they are."""
+        z = torch.cat([self.project(features).cpu() for features in map_batches(self, loader, self)])
+        return spherical_kmeans(z, len(self.prototypes), generator=context.generator("prototypes"))
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Takes the prototypes from local images."""
+        self.prototypes = self.cluster(loader, context).centroids.to(self.prototypes)
+
+    def refresh(self, loader: DataLoader, context: Context) -> None:
+        """Takes the prototypes from local images under the current weights."""
+        self.prepare(loader, context)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds SGD in the warm-up, and Adam after it."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if self.warming_up:
+            return torch.optim.SGD(
+                trained, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        return torch.optim.Adam(trained, lr=self.finetuning_rate)

@@ -1,0 +1,102 @@
+"""A representation that is learnt from random views of images, or of their frozen features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.contracts import Task
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.contrastive_losses import RepresentationLoss
+
+
+class Representation(Task):
+    """A task with features f(x) and a projection h(f(x)) of two layers, trained on views of images.
+
+    Args:
+        encoder: Maps images [B, 3, S, S] by f to features [B, C], with C as its attribute ``num_features``: a
+            network that is trained on pixels, or a `FrozenEncoder`.
+        views: Draws augmented images.
+        projection: Dimensions D of h(f(x)).
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations by which images were normalised.
+
+    Attributes:
+        scores_turned: Whether scores look at an image in its four rotations: frozen features of these are computed
+            beside the image's own, and come as ``turned`` [B, 4, C].
+        scores_projections: Whether scores are made of projections. Then frozen features are scaled to a mean square of
+            1, as learnt ones have: at length 1 biases outweigh them, and all projections are nearly one.
+
+    Raises:
+        UserError: If the projection has no dimension.
+    """
+
+    scores_turned: ClassVar[bool] = False
+    scores_projections: ClassVar[bool] = True
+    output_modules: tuple[str, ...] = ("projection",)
+    draw: ContrastiveViews
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        views: ContrastiveViews,
+        projection: int = 128,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+    ) -> None:
+        super().__init__()
+        at_least("task", 1, projection=projection)
+        self.encoder, self.draw, self.projected = encoder, views, projection
+        self.num_features: int = encoder.num_features  # type: ignore[assignment]
+        self.scale = 1.0
+        if self.scores_projections and isinstance(encoder, FrozenEncoder):
+            self.scale = self.num_features**0.5 / encoder.length
+        self.projection = nn.Sequential(
+            nn.Linear(self.num_features, self.num_features),
+            nn.ReLU(),
+            nn.Linear(self.num_features, projection),
+        )
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    @property
+    def current_loss(self) -> RepresentationLoss:
+        """The loss of this round, which says what views are drawn."""
+        raise NotImplementedError
+
+    def view(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Draws the views for the loss of this round, as one batch of V B images; ``views`` [V, B, ...] beside it."""
+        if "views" in batch:
+            views = self.current_loss.drawn_views(batch["views"])
+            return {**batch, "image": views.flatten(0, 1), "views": views}
+        views = self.draw_views(self.images_of(batch) * self.std + self.mean)
+        return {**batch, "image": (views.flatten(0, 1) - self.mean) / self.std, "views": views}
+
+    def draw_views(self, images: Tensor) -> Tensor:
+        """Draws the views [V, B, 3, S, S] of images in [0, 1] for the loss of this round."""
+        return self.current_loss.views(images, self.draw)
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes the features f(x) [B, C]."""
+        features = self.encoder(self.images_of(batch))
+        return features if self.scale == 1 else self.scale * features
+
+    def images_of(self, batch: Mapping[str, Any]) -> Tensor:
+        """Returns the images of a batch, or their frozen features.
+
+        Raises:
+            UserError: If the batch holds cached feature maps.
+        """
+        if "image" not in batch:
+            raise UserError(
+                f"task {type(self).__name__.lower()} needs images, not cached features; set cache.enabled=false"
+            )
+        return batch["image"]

@@ -1,0 +1,127 @@
+"""Federated ELSA: prototypes of all clients, resumed runs, and what it comes down to."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.frozen import frozen_encoder
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.elsa import COUNTS, PROTOTYPES, Centres, ElsaClient, ElsaServer
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.tasks.contrastive_losses import SimCLR
+from lit_fedad.tasks.elsa import Elsa
+
+NEW = {"image": torch.randn(7, 3, 16, 16, generator=torch.Generator().manual_seed(9))}
+
+
+def task(**settings) -> Elsa:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        parts = {
+            "warmup_loss": SimCLR(),
+            "warmup": 1,
+            "views": ContrastiveViews(),
+            "projection": 3,
+            "prototypes": 8,
+        }
+        return Elsa(frozen_encoder(hidden=6), **{**parts, **settings})
+
+
+def images(count: int, seed: int = 0) -> DataLoader:
+    draw = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        [{"image": torch.randn(3, 16, 16, generator=draw), "index": i} for i in range(count)], batch_size=4
+    )
+
+
+def projections(loader, weights=None) -> np.ndarray:
+    live = task().eval()
+    live.load_state_dict(weights or {}, strict=False)
+    with torch.no_grad():
+        return torch.cat([live.project(live(batch)) for batch in loader]).numpy()
+
+
+def scores_of(client, number):
+    with torch.no_grad():
+        return client.predict_step(NEW).image_score
+
+
+@pytest.fixture
+def play(federate):
+    def run(data, live=None, rounds=2, **settings):
+        settings = {"question": scores_of, **settings}
+        return federate(ElsaClient, ElsaServer, task=live or task(), data=data, rounds=rounds, **settings)
+
+    return run
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_prototypes_are_of_all_clients_under_the_merged_weights(play, rounds):
+    """As many prototypes as images: the projections themselves, and scores made of them."""
+    data = {0: images(5), 1: images(3, seed=1)}
+    played = play(data, rounds=rounds)
+    merged = dict(played.server.weights)
+    expected = np.concatenate([projections(loader, merged) for loader in data.values()])
+    found = played.server.prototypes.numpy()
+    # Prototypes that no image has are copies of others; there are none here, as 5 + 3 = 8.
+    np.testing.assert_allclose(sorted(found.tolist()), sorted(expected.tolist()), atol=1e-4)
+    energies = np.log(np.exp(projections([NEW], merged) @ expected.T).sum(1))
+    for client in data:
+        np.testing.assert_allclose(played.history[-1].metrics[client], -energies, rtol=1e-4)
+
+
+def test_centres_weigh_as_many_images_as_they_stand_for():
+    server = ElsaServer(ElsaClient(task()))
+    along, across = torch.eye(3)[:1].repeat(8, 1), torch.eye(3)[1:2].repeat(8, 1)
+    uploads = {
+        0: Update({PROTOTYPES: along, COUNTS: torch.tensor([9, *[0] * 7])}, 9),
+        1: Update({PROTOTYPES: across, COUNTS: torch.tensor([1, *[0] * 7])}, 1),
+    }
+    server.prototypes = torch.zeros(1, 3)
+    Centres().aggregate(server, uploads)
+    np.testing.assert_allclose(server.prototypes[0].numpy(), np.array([9, 1, 0]) / 82**0.5, rtol=1e-5)
+
+
+def test_clients_that_take_no_part_keep_their_centres(play):
+    data = {client: images(4, seed=client) for client in range(3)}
+    played = play(data, fraction=0.34, rounds=1)
+    assert sorted(played.server.centres) == [0, 1, 2]
+
+
+def test_in_the_warm_up_one_client_is_fedavg(play, federate, exactly):
+    data = {0: images(6)}
+    ours = play(data, task(warmup=2))
+    plain = federate(FedAvgClient, task=task(warmup=2), data=data, rounds=2, question=scores_of)
+    exactly(ours.server.weights, plain.server.weights)
+
+
+class Stop(Exception):  # noqa: N818
+    """The end of a process."""
+
+
+@pytest.mark.slow
+def test_interrupted_runs_end_as_uninterrupted_ones(play, exactly):
+    data = {client: images(3 + client, seed=client) for client in range(3)}
+    settings = {"fraction": 0.67, "shuffle": True, "rounds": 3}
+    whole = play(data, **settings)
+
+    def stop(federation, report):
+        if report.round > 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        play(data, folder="parts", after_round=stop, **settings)
+    parts = play(data, folder="parts", **settings)
+    exactly(parts.server.weights, whole.server.weights)
+    exactly(parts.server.prototypes, whole.server.prototypes)
+    exactly(parts.history[-1].metrics, whole.history[-1].metrics)
+
+
+def test_counts_that_are_not_the_client_s_are_refused():
+    server = ElsaServer(ElsaClient(task()))
+    update = Update({PROTOTYPES: torch.zeros(8, 3), COUNTS: torch.ones(8, dtype=torch.int64)}, 4)
+    with pytest.raises(UserError, match="stand for 8 images, and it has 4"):
+        Centres().validate(server, 0, update)

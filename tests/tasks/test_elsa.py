@@ -1,0 +1,109 @@
+"""ELSA: its energy, its loss and its score by hand."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.frozen import frozen_encoder
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.models.contrastive_views import ContrastiveViews
+from lit_fedad.tasks.contrastive_losses import SimCLR
+from lit_fedad.tasks.elsa import Elsa
+
+CONTEXT = Context(seed=0, round=0, client=0)
+
+
+def make(**overrides) -> Elsa:
+    torch.manual_seed(0)
+    parts = {
+        "encoder": frozen_encoder(hidden=6),
+        "warmup_loss": SimCLR(),
+        "warmup": 1,
+        "views": ContrastiveViews(),
+        "projection": 3,
+        "prototypes": 8,
+    }
+    return Elsa(**{**parts, **overrides}).eval()
+
+
+def images(count: int = 12, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def unit(count: int, width: int = 3, seed: int = 7) -> torch.Tensor:
+    return nn.functional.normalize(
+        torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1
+    )
+
+
+def test_loss_and_score_by_hand():
+    task = make(temperature=0.5)
+    task.prototypes, task.projection = unit(8), nn.Identity()
+    z, task.round = 5 * unit(4, seed=1), 2
+    cosines = (unit(4, seed=1).double() @ unit(8).double().T).numpy()
+    batch = {"views": z.view(2, 2, 3)}
+    loss = (1 / np.log(np.exp(cosines / 0.5).sum(1))).mean()
+    assert task.objective(z, batch)["loss"].item() == pytest.approx(loss, rel=1e-5)
+    score = -np.log(np.exp(cosines).sum(1))
+    np.testing.assert_allclose(task.predict(z, batch).image_score.numpy(), score, rtol=1e-5)
+
+
+def test_the_warm_up_is_simclr_by_sgd_and_then_adam():
+    task = make()
+    features = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    batch = {"views": features.view(2, 4, 8)}
+    task.round = 1
+    expected = SimCLR()(task.projection(features).view(2, 4, 3), batch)["loss"]
+    assert torch.equal(task.objective(features, batch)["loss"], expected)
+    assert isinstance(task.configure_optimizers(), torch.optim.SGD)
+    task.round = 2
+    assert isinstance(task.configure_optimizers(), torch.optim.Adam)
+    assert not torch.equal(task.objective(features, batch)["loss"], expected)
+
+
+def test_fine_tuning_draws_projections_to_prototypes():
+    task = make(finetuning_rate=0.05, warmup=0)
+    task.prototypes, task.round = unit(1).expand(8, 3).clone(), 1
+    batch = {
+        "image": torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(4)),
+        "index": torch.arange(8),
+    }
+    optimizer, losses = task.configure_optimizers(), []
+    for _ in range(25):
+        optimizer.zero_grad()
+        losses.append(task.training_step(batch)["loss"])
+        losses[-1].backward()
+        optimizer.step()
+    # The least that 1 / E can be: all cosines 1.
+    assert losses[-1].item() == pytest.approx(1 / (np.log(8) + 2), rel=0.03)
+    assert losses[0] > 1.05 * losses[-1]
+
+
+def test_prototypes_are_renewed_under_the_current_weights():
+    task = make()
+    data = DataLoader([{"image": one} for one in images(8)], batch_size=3)
+    task.prepare(data, CONTEXT)
+    with torch.no_grad():
+        z = task.project(task({"image": images(8)}))
+    found = sorted(task.prototypes.tolist())
+    np.testing.assert_allclose(found, sorted(z.tolist()), atol=1e-5)  # as many as images: the images
+    with torch.no_grad():
+        task.projection[2].bias += 1.0
+    task.refresh(data, CONTEXT)
+    assert not np.allclose(sorted(task.prototypes.tolist()), found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"prototypes": 7}, "task.prototypes=8 or more"),
+        ({"temperature": 0}, "task.temperature="),
+        ({"warmup": -1}, "task.warmup="),
+    ],
+)
+def test_numbers_out_of_range_are_refused(settings, line):
+    with pytest.raises(UserError, match=line):
+        make(**settings)
