@@ -22,6 +22,9 @@ FORMAT = 2
 
 _LENGTH = struct.Struct(">I")
 _LONGEST_HEADER = 1 << 20
+LONGEST_START = _LENGTH.size + _LONGEST_HEADER
+"""Most bytes of a letter before its message."""
+
 _LONGEST_TEXT = 500
 _RUN = re.compile(r"[0-9a-f]{16}")
 
@@ -129,12 +132,14 @@ class Reply:
     """What a site answers.
 
     Attributes:
+        step: Number of the order that it answers.
         cause: Why it failed, in one line without a path of the site; empty where it did not.
         scalars: Loss and other scalars of training.
         facts: In answer to ``hello``.
         letter: The client's message, serialised.
     """
 
+    step: int = 0
     cause: str = ""
     scalars: dict[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)

@@ -12,17 +12,19 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.errors import UserError
-from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.letters import LONGEST_START, Order, Reply
 from lit_fedad.sites.visits import Visits
 
 T = TypeVar("T")
 _FILE = "sites.pt"
+_MASKED = 4  # words of a masked message have up to 64 bits, where it has 16
+_CONFERRED = 64 << 20  # offers and shares: some hundred bytes for each of the other sites
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,28 @@ class Lost:
 class Carrier(Protocol):
     """The way of bytes to sites and back."""
 
-    def carry(self, orders: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
+    def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
         """Brings each client its order, and yields what came back.
 
         Args:
             orders: Bytes by client.
+            most: Most bytes of a reply; of a longer one no more than that should be read.
 
         Yields:
             Every client with its reply, or why there is none, as they come. Replies are not trusted.
         """
+
+
+def too_long(length: int | None, most: int) -> Lost:
+    """Says that a reply is longer than any of its declared form.
+
+    Args:
+        length: Its number of bytes; None where it was not read to its end.
+        most: Most bytes of a reply.
+    """
+    return Lost(
+        f"sent {'' if length is None else f'{length}, '}more than {most} bytes, the most that a reply may have"
+    )
 
 
 class Sites:
@@ -62,6 +77,7 @@ class Sites:
         products: Names of all sites' products.
         names: Names of the sites, in the order of their client numbers.
         visits: Is told when sites answer; None for one of its own.
+        largest: Computes the most bytes that an exchange's uploads may have.
 
     Attributes:
         step: Number of orders that were given so far.
@@ -79,7 +95,9 @@ class Sites:
         products: Collection[str] = (),
         names: Collection[str] = (),
         visits: Visits | None = None,
+        largest: Callable[[Exchange], int] = lambda exchange: LARGEST_BLOB,
     ) -> None:
+        self.largest = largest
         self.carrier, self.run, self.words = carrier, run, list(words)
         self.products, self.names = list(products), list(names)
         self.progress = Progress(fabric, clients)
@@ -90,7 +108,7 @@ class Sites:
 
     def hello(self) -> Outcome[Reply]:
         """Asks every site who it is."""
-        return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases})
+        return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases}, 0)
 
     def play(
         self,
@@ -107,7 +125,8 @@ class Sites:
         """
         if scored:
             raise UserError("sites are not scored right after training: this data cannot be evaluated there")
-        replies = self._send("play", context, blobs, envelopes=envelopes or {})
+        most = self.largest(exchange) * (_MASKED if envelopes else 1)
+        replies = self._send("play", context, blobs, most, envelopes=envelopes or {})
         self.bases |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.letter, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
@@ -119,6 +138,7 @@ class Sites:
                 client: Order(step, self.run, self.words, client, names=self.names, letter=blob)
                 for client, blob in blobs.items()
             },
+            _CONFERRED,
             turns=False,
         )
         return Outcome({client: reply.letter for client, reply in replies.values.items()}, replies.failures)
@@ -141,11 +161,12 @@ class Sites:
                 f"{getattr(question, '__name__', type(question).__name__)}: sites answer declared questions alone, with"
                 " the model that predicts there"
             )
-        replies = self._send("ask", context, blobs, question, pose)
+        answer = Link(Plain())
+        replies = self._send("ask", context, blobs, answer.largest(question.spec()), question, pose)
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
-                message = Link(Plain()).unpack(reply.letter, question.spec(), "the client")
+                message = answer.unpack(reply.letter, question.spec(), "the client")
                 outcome.values[client] = question.unpack(message)
             except UserError as error:
                 outcome.failures[client] = str(error)
@@ -171,6 +192,7 @@ class Sites:
         kind: Literal["play", "ask"],
         context: Context,
         blobs: Mapping[int, bytes],
+        most: int,
         question: Question | None = None,
         pose: Pose | None = None,
         envelopes: Mapping[int, bytes] | None = None,
@@ -199,15 +221,25 @@ class Sites:
                     **asked,
                 )
                 for client, blob in blobs.items()
-            }
+            },
+            most,
         )
 
-    def _carry(self, orders: Mapping[int, Order], turns: bool = True) -> Outcome[Reply]:
-        """Has orders carried, and reads the replies; `turns` says whether they are turns of clients."""
+    def _carry(self, orders: Mapping[int, Order], message: int, turns: bool = True) -> Outcome[Reply]:
+        """Has orders carried, and reads the replies.
+
+        Args:
+            orders: Orders by client.
+            message: Most bytes of the message in a reply.
+            turns: Whether they are turns of clients.
+        """
+        most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
         carried: dict[int, bytes | Lost] = {}
         began = time.monotonic()
-        for client, found in self.carrier.carry({c: order.to_bytes() for c, order in orders.items()}):
+        for client, found in self.carrier.carry({c: order.to_bytes() for c, order in orders.items()}, most):
+            if not isinstance(found, Lost) and len(found) > most:
+                found = too_long(len(found), most)
             carried[client] = found
             if not isinstance(found, Lost):
                 self.visits.note(client, time.monotonic() - began)
@@ -216,11 +248,13 @@ class Sites:
         for client in sorted(orders):
             found = carried.get(client, Lost("no reply came"))
             try:
-                reply = Reply(found.cause) if isinstance(found, Lost) else Reply.from_bytes(found)
+                reply = Reply(cause=found.cause) if isinstance(found, Lost) else Reply.from_bytes(found)
             except UserError as error:
-                reply = Reply(str(error))
+                reply = Reply(cause=str(error))
             if reply.cause:
                 outcome.failures[client] = reply.cause
+            elif reply.step != orders[client].step:
+                outcome.failures[client] = f"answered order {reply.step} instead of {orders[client].step}"
             else:
                 outcome.values[client] = reply
         return outcome

@@ -82,9 +82,10 @@ class Site:
         Args:
             blob: An order; not trusted.
         """
-        began = time.monotonic()
+        began, step = time.monotonic(), 0
         try:
             order = Order.from_bytes(blob)
+            step = order.step
             reply = self._take(order).answer(order)
             self.display.note(
                 f"round {order.round}: {order.question or order.kind}, {len(order.letter)} bytes in,"
@@ -94,7 +95,7 @@ class Site:
             cause = cause_of(error)
             self.display.warn(cause)
             reply = Reply(cause=without_paths(cause)[:400])
-        return reply.to_bytes()
+        return replace(reply, step=step).to_bytes()
 
     def _take(self, order: Order) -> _Seat:
         key = (order.run, tuple(order.words), order.client)
@@ -120,7 +121,13 @@ class _Seat:
         whole = Partition.of_clients([*([()] * order.client), range(len(images.train))])
         partition = with_calibration(config, images, whole, model.client)
         initial = read_kept(model.client)
-        states = States(settings.folder / "states" / order.run, initial, data_digest(images, partition))
+        begins = digest_of([initial, model.task.learned_state()])
+        states = States(
+            settings.folder / "states" / order.run,
+            initial,
+            images=data_digest(images, partition),
+            model=f"{model.fingerprint[:16]} {begins}",
+        )
         data = build_data(config, images, partition, model, fabric, display)
         self.config, self.images, self.partition, self.states = config, images, partition, states
         self.client, self.module, self.fabric = model.client, data.module, fabric
@@ -144,7 +151,7 @@ class _Seat:
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
-            initial=digest_of([initial, model.task.learned_state()]),
+            initial=begins,
             sizes=_by_product(images, partition.clients[order.client]),
             held=_by_product(images, range(len(images.train))),
         )

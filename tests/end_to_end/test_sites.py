@@ -141,8 +141,8 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
     paint(tmp_path)
 
     class Away(Here):
-        def carry(self, orders):
-            for client, found in super().carry(orders):
+        def carry(self, orders, most):
+            for client, found in super().carry(orders, most):
                 order = Order.from_bytes(orders[client])
                 late = client == 1 and order.kind == "play" and order.round == 1
                 yield client, Lost("did not answer within 5 seconds") if late else found
@@ -169,8 +169,8 @@ def test_a_federation_is_tracked_and_reported(tmp_path):
     words = ["method=federated_subspace", *DEBUG, "federation.sampler.on_failure=skip"]
 
     class Away(Here):
-        def carry(self, orders):
-            for client, found in super().carry(orders):
+        def carry(self, orders, most):
+            for client, found in super().carry(orders, most):
                 asked = Order.from_bytes(orders[client]).question == "calibration"
                 yield client, Lost("did not answer within 5 seconds") if asked and client == 2 else found
 

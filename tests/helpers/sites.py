@@ -29,7 +29,7 @@ class Here:
         self.sites = dict(enumerate(sites))
         self.orders, self.replies = [], []
 
-    def carry(self, orders):
+    def carry(self, orders, most):
         self.orders.append(dict(orders))
         self.replies.append({})
         for client, blob in orders.items():

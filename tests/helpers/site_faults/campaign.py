@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -17,12 +18,15 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.report.console import Display
 from lit_fedad.report.markdown import markdown_table
 from lit_fedad.sites.coordinator import Plan, coordinate
-from lit_fedad.sites.letters import Order
+from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.states import digest_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 METHODS = ("federated_subspace", "fedavg", "feddymem")
+Missed = tuple[int, int]
+"""Step and client."""
+
 GIVEN = (*DEBUG, "rounds=3", "federation.sampler.on_failure=skip")
 
 
@@ -47,22 +51,27 @@ class Trial:
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        faults = "; ".join(f"{f.kind} at step {f.step}, {NAMES[f.client]}, +{f.delay:.2f} s" for f in self.faults)
+        faults = "; ".join(str(fault) for fault in self.faults)
         return f"trial {self.number}, {self.method}: {faults}: {'; '.join(self.wrong) or 'held'}"
 
 
 class Absent(Here):
-    """A carrier to sites in this process, some of whose replies do not come."""
+    """A carrier to sites in this process, some of whose replies do not come, or hold no message."""
 
-    def __init__(self, sites, lost):
+    def __init__(self, sites, lost, refused):
         super().__init__(sites)
-        self.lost = lost
+        self.lost, self.refused = lost, refused
 
-    def carry(self, orders):
+    def carry(self, orders, most):
         for client, blob in orders.items():
             self.steps = Order.from_bytes(blob).step
-            away = (self.steps, client) in self.lost
-            yield client, Lost("did not answer in time") if away else self.sites[client].answer(blob)
+            if (self.steps, client) in self.lost:
+                yield client, Lost("did not answer in time")
+            elif (self.steps, client) in self.refused:
+                reply = Reply.from_bytes(self.sites[client].answer(blob))
+                yield client, replace(reply, letter=b"no message").to_bytes()
+            else:
+                yield client, self.sites[client].answer(blob)
 
 
 class Campaign:
@@ -75,16 +84,21 @@ class Campaign:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
-        self._undisturbed: dict[Any, dict[str, str]] = {}
+        self._expected: dict[Any, dict[str, str]] = {}
         self._steps: dict[str, int] = {}
 
     def play(self, number: int, kinds: list[Kind]) -> Trial:
         """Plays a run with faults of some kinds, and compares it with the run without those who failed."""
         draw = Random(f"{self.seed}/{number}")
         method = METHODS[number % len(METHODS)]
-        self._reference(method, frozenset())
+        self._reference(method)
         faults = [
-            Fault(kind, draw.randint(1, self._steps[method]), draw.randrange(len(NAMES)), draw.uniform(0, 0.8))
+            Fault(
+                kind,
+                draw.randint(1, self._steps[method] - 1),
+                draw.randrange(len(NAMES)),
+                draw.uniform(0, 0.8),
+            )
             for kind in kinds
         ]
         folder = self.folder / f"trial{number}"
@@ -96,22 +110,25 @@ class Campaign:
         if not complete:
             trial.wrong.append(f"not complete ({office.causes[-1] if office.causes else 'killed'})")
             return trial
-        found, expected = outcome(folder), self._reference(method, frozenset(office.lost))
+        found, expected = outcome(folder), self._reference(method, office.lost, office.refused)
         trial.wrong += [f"{part} differs" for part in found if found[part] != expected[part]]
-        left = [path for path in folder.rglob("*.partial")]
+        left = list(folder.rglob("*.partial"))
         trial.wrong += [f"{path.relative_to(folder)} was left behind" for path in left]
         return trial
 
-    def _reference(self, method: str, lost: frozenset[tuple[int, int]]) -> dict[str, str]:
-        """The outcome of the run in which nothing goes wrong but that some replies do not come."""
-        if (method, lost) not in self._undisturbed:
-            folder = self.folder / f"{method}{len(self._undisturbed)}"
+    def _reference(
+        self, method: str, lost: Collection[Missed] = (), refused: Collection[Missed] = ()
+    ) -> dict[str, str]:
+        """The outcome of the run in which nothing goes wrong but that some replies are missing."""
+        key = method, frozenset(lost), frozenset(refused)
+        if key not in self._expected:
+            folder = self.folder / f"{method}{len(self._expected)}"
             paint(folder)
-            carrier = Absent(three_sites(folder), lost)
+            carrier = Absent(three_sites(folder), lost, refused)
             coordinate(_plan(method, folder), carrier, Display(quiet=True))
             self._steps.setdefault(method, carrier.steps)
-            self._undisturbed[method, lost] = outcome(folder)
-        return self._undisturbed[method, lost]
+            self._expected[key] = outcome(folder)
+        return self._expected[key]
 
 
 def outcome(folder: Path) -> dict[str, str]:
@@ -161,7 +178,9 @@ def tabulated(trials: list[Trial]) -> str:
             counts[fault.kind, "complete"] += not any("not complete" in line for line in trial.wrong)
             counts[fault.kind, "equal"] += not trial.wrong
     rows = [[kind, *(str(counts[kind, what]) for what in ("faults", "complete", "equal"))] for kind in KINDS]
-    return markdown_table(["fault", "faults", "in runs that completed", "in runs with the expected digits"], rows)
+    return markdown_table(
+        ["fault", "faults", "in runs that completed", "in runs with the expected digits"], rows
+    )
 
 
 def _plan(method: str, folder: Path) -> Plan:

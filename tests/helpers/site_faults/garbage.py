@@ -1,8 +1,9 @@
-"""Replies that no site sends: bytes that hold no letter, or letters that hold no message."""
+"""Replies that no site sends: bytes that hold no letter, letters that hold no message, answers to another order."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from random import Random
 
 from lit_fedad.sites.letters import Reply
@@ -20,13 +21,14 @@ def garbled(blob: bytes, draw: Random) -> bytes:
         draw: Draws what happens.
     """
     (length,) = _LENGTH.unpack_from(blob)
+    reply = Reply.from_bytes(blob)
     header, message = blob[: _LENGTH.size + length], blob[_LENGTH.size + length :]
     ways = [
         lambda: draw.randbytes(len(blob)),
         lambda: blob[: draw.randrange(len(header))],
         lambda: _overwritten(blob, draw, _LENGTH.size, length),
         lambda: header + message + draw.randbytes(draw.randint(1, 1000)),
-        lambda: Reply(letter=message).to_bytes() + b"{" * 9,
+        lambda: replace(reply, step=reply.step - 1).to_bytes(),
         lambda: struct.pack(">I", 0xFFFFFFFF) + blob[4:],
     ]
     if message:

@@ -16,8 +16,9 @@ from typing import Any, Literal
 from helpers.site_faults.garbage import garbled
 from helpers.site_faults.processes import Event, Life, play_coordinator, play_site
 from helpers.sites import NAMES
+from lit_fedad.errors import UserError
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import Order
+from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.remote import Lost
 
 Kind = Literal[
@@ -30,7 +31,7 @@ Kind = Literal[
 ]
 
 _PATIENCE_S = 0.5
-"""How long others wait for a site that is away: its deadline, while that of the others has no part in a machine's load."""
+"""How long others wait for a site that is away. Only its order has a deadline: others take what the machine needs."""
 
 _MOST_S = 300.0
 _MOST_STARTS = 8
@@ -52,6 +53,10 @@ class Fault:
     client: int
     delay: float
 
+    def __str__(self) -> str:
+        where = "" if self.kind == "coordinator killed" else f", {NAMES[self.client]}"
+        return f"{self.kind}{where}, {self.delay:.2f} s after order {self.step}"
+
 
 @dataclass
 class Desk:
@@ -66,7 +71,6 @@ class Desk:
         owed: Number of the order that the coordinator waits for.
         late: Whether its reply to that comes after the deadline.
         garbled: Draws what its reply to that becomes; None where that is left alone.
-        faulty: Whether something goes wrong with this order already.
     """
 
     life: Life | None = None
@@ -77,7 +81,6 @@ class Desk:
     owed: int | None = None
     late: bool = False
     garbled: Random | None = None
-    faulty: bool = False
 
 
 @dataclass
@@ -90,6 +93,8 @@ class Office:
         faults: What goes wrong.
         draw: Draws garbage.
         lost: Step and client of the orders to which the coordinator got no reply of the site's own.
+        refused: Those to which a letter without a message came, in exchanges before round 1: such a site has played,
+            and goes on.
         causes: Why the coordinator ended early, each time that it did.
         starts: How often it was started.
         fired: Faults that came to be.
@@ -100,6 +105,7 @@ class Office:
     faults: list[Fault]
     draw: Random
     lost: set[tuple[int, int]] = field(default_factory=set)
+    refused: set[tuple[int, int]] = field(default_factory=set)
     causes: list[str] = field(default_factory=list)
     starts: int = 0
     fired: list[Fault] = field(default_factory=list)
@@ -110,6 +116,7 @@ class Office:
         self._numbers, self._ties = itertools.count(1), itertools.count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._round = self._step = 0
+        self._kind = ""
         self._head: Life | None = None
 
     def run(self) -> bool:
@@ -174,15 +181,15 @@ class Office:
         """Gives every site its order."""
         first = Order.from_bytes(next(iter(orders.values())))
         self._step, self._round = first.step, first.round
-        self.lost = {(step, client) for step, client in self.lost if step < self._step}
+        self._kind = first.kind
+        for missed in (self.lost, self.refused):
+            missed -= {(step, client) for step, client in missed if step >= self._step}
         for client in self._desks:
             self._welcome(client)
         for client, blob in orders.items():
             desk = self._desks[client]
             desk.owed = next(self._numbers)
             desk.waiting = (desk.owed, blob)
-        for desk in self._desks.values():
-            desk.faulty = False
         for fault in [fault for fault in self.faults if self._step and fault.step == self._step]:
             self.faults.remove(fault)
             self._begin(fault)
@@ -191,39 +198,42 @@ class Office:
         self._give_up()
 
     def _begin(self, fault: Fault) -> None:
-        """Has a fault come to be, unless its site is away already."""
+        """Has a fault come to be, unless something is wrong with its site already."""
         desk = self._desks[fault.client]
         if fault.kind == "coordinator killed":
-            self._after(fault.delay, self._kill_coordinator)
-        elif desk.back is not None or desk.owed is None or desk.faulty:
-            return
-        elif fault.kind == "reply after the deadline":
-            desk.late = True
-        elif fault.kind == "garbage in a reply":
-            desk.garbled = self.draw
-        else:
-            if fault.kind != "site killed, back at once":
-                desk.back = self._round + 2
-            self._after(fault.delay, lambda: self._strike(fault))
-        desk.faulty |= fault.kind != "coordinator killed"
-        self.fired.append(fault)
+            self._after(fault.delay, lambda: self._kill_coordinator(fault))
+        elif desk.back is None and desk.owed is not None and not desk.late and desk.garbled is None:
+            if fault.kind == "reply after the deadline":
+                desk.late = True
+                self.fired.append(fault)
+            elif fault.kind == "garbage in a reply":
+                desk.garbled = self.draw
+                self.fired.append(fault)
+            else:
+                self._after(fault.delay, lambda: self._strike(fault))
 
     def _strike(self, fault: Fault) -> None:
+        """Kills or stops a site, unless it is away."""
         desk = self._desks[fault.client]
-        assert desk.life is not None
+        if desk.life is None or desk.back is not None:
+            return
+        self.fired.append(fault)
         if fault.kind == "site stopped for two rounds":
             desk.life.signal(signal.SIGSTOP)
-            desk.stopped = True
+            desk.stopped, desk.back = True, self._round + 2
         else:
             desk.life.end()
-            desk.life = None
+            desk.life, desk.busy = None, None
             if fault.kind == "site killed, back at once":
                 self._start_site(fault.client)
                 self._hand(fault.client)
+            else:
+                desk.back = self._round + 2
         self._give_up()
 
-    def _kill_coordinator(self) -> None:
+    def _kill_coordinator(self, fault: Fault) -> None:
         assert self._head is not None
+        self.fired.append(fault)
         self._head.end()
 
     def _welcome(self, client: int) -> None:
@@ -257,7 +267,8 @@ class Office:
         if desk.owed == number and not desk.late:
             if desk.garbled is not None:
                 reply, desk.garbled = garbled(reply, desk.garbled), None
-                self.lost.add((self._step, client))
+                early = self._kind == "play" and self._round <= 0 and _is_letter(reply, self._step)
+                (self.refused if early else self.lost).add((self._step, client))
             self._reply(client, reply)
         self._hand(client)
 
@@ -285,3 +296,10 @@ class Office:
                 desk.late = False
                 self.lost.add((self._step, client))
                 self._reply(client, Lost("did not answer in time"))
+
+
+def _is_letter(blob: bytes, step: int) -> bool:
+    try:
+        return Reply.from_bytes(blob).step == step
+    except UserError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -52,10 +53,8 @@ class Life:
 
     def tell(self, what: Any) -> None:
         """Sends something; a process that is gone does not hear it."""
-        try:
+        with contextlib.suppress(OSError):
             self._pipe.send(what)
-        except OSError:
-            pass
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal, if the process is not gone."""
@@ -84,7 +83,7 @@ class Mail:
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
 
-    def carry(self, orders):
+    def carry(self, orders, most):
         """Hands over all orders, and yields the replies as they come."""
         self.pipe.send(("orders", dict(orders)))
         for _ in orders:
