@@ -183,7 +183,7 @@ class Office:
         self._step, self._round = first.step, first.round
         self._kind = first.kind
         for missed in (self.lost, self.refused):
-            missed -= {(step, client) for step, client in missed if step >= self._step}
+            missed -= {(step, client) for step, client in missed if 0 < self._step <= step}
         for client in self._desks:
             self._welcome(client)
         for client, blob in orders.items():
