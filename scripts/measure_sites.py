@@ -3,7 +3,8 @@
     python scripts/measure_sites.py --root DIR --weights FILE --methods feddymem,federated_subspace --rounds 3
 
 Coordinator and sites are processes of their own on this machine, each site with one product of `real_mixture`. Between
-sites and coordinator stand relays, which count the bytes on the wire: TLS, HTTP, Flower's polls and heartbeats included.
+sites and coordinator stand relays, which count the bytes on the wire: with those of TLS, HTTP, Flower's polls and
+heartbeats.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Relay:
 
 
 def free_ports(count: int) -> list[int]:
+    """Finds ports that nobody listens on."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     numbers = [one.getsockname()[1] for one in held]
     for one in held:
@@ -83,8 +85,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def start(log: Path, *words: str) -> subprocess.Popen:
+    """Starts a command of this package."""
     with log.open("ab") as file:
-        return subprocess.Popen([sys.executable, "-m", "lit_fedad.cli", *words], stdout=file, stderr=file)
+        command = [sys.executable, "-m", "lit_fedad.cli", *words]
+        return subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603
 
 
 def over_flower(folder: Path, words: list[str], root: Path, own: list[str]) -> dict:
@@ -127,6 +131,7 @@ def over_flower(folder: Path, words: list[str], root: Path, own: list[str]) -> d
 
 
 def limits() -> list[str]:
+    """The words of `real_mixture` that say how many images a product has."""
     return ["data.train_per_product=60", "data.test_per_product=60"]
 
 
