@@ -18,7 +18,7 @@ from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
-from lit_fedad.sites.letters import LONGEST_START, Order, Reply
+from lit_fedad.sites.letters import AGAIN, LONGEST_START, Order, Reply, digest
 from lit_fedad.sites.visits import Visits
 
 T = TypeVar("T")
@@ -105,6 +105,7 @@ class Sites:
         self.step = 0
         self.bases = dict.fromkeys(clients, 0)
         self.settled = dict(self.bases)
+        self._sent: dict[int, str] = {}
 
     def hello(self) -> Outcome[Reply]:
         """Asks every site who it is."""
@@ -197,33 +198,44 @@ class Sites:
         pose: Pose | None = None,
         envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[Reply]:
-        """Gives every site that a message is for the next order."""
+        """Gives every site that a message is for the next order; what it was sent in the last is not sent again."""
         self.step += 1
         asked: dict[str, Any] = {}
         sealed = envelopes or {}
         if question is not None and pose is not None:
             asked = {"question": question.name, "numbers": dict(question.numbers), "names": self.products}
             asked |= {"keep": pose.keep, "sums": pose.sums}
-        return self._carry(
-            {
-                client: Order(
-                    kind,
-                    self.run,
-                    self.words,
-                    client,
-                    round=context.round,
-                    exchange=context.exchange,
-                    step=self.step,
-                    base=self.bases[client],
-                    settled=self.settled[client],
-                    sealed=len(sealed.get(client, b"")),
-                    letter=sealed.get(client, b"") + blob,
-                    **asked,
-                )
-                for client, blob in blobs.items()
-            },
-            most,
-        )
+
+        def order(client: int, **message: Any) -> Order:
+            return Order(
+                kind,
+                self.run,
+                self.words,
+                client,
+                round=context.round,
+                exchange=context.exchange,
+                step=self.step,
+                base=self.bases[client],
+                settled=self.settled[client],
+                **message,
+                **asked,
+            )
+
+        def whole(client: int) -> Order:
+            own = sealed.get(client, b"")
+            return order(client, sealed=len(own), letter=own + blobs[client])
+
+        hashes = {client: digest(blob) for client, blob in blobs.items()}
+        known = {c for c in blobs if hashes[c] and self._sent.get(c) == hashes[c] and c not in sealed}
+        orders = {c: order(c, same=hashes[c]) if c in known else whole(c) for c in blobs}
+        outcome = self._carry(orders, most)
+        if again := [c for c, cause in outcome.failures.items() if c in known and cause == AGAIN]:
+            second = self._carry({client: whole(client) for client in again}, most)
+            failures = {c: cause for c, cause in outcome.failures.items() if c not in again} | second.failures
+            outcome = Outcome(dict(sorted((outcome.values | second.values).items())), failures)
+        for client in blobs:
+            self._sent[client] = hashes[client] if client in outcome.values else ""
+        return outcome
 
     def _carry(self, orders: Mapping[int, Order], message: int, turns: bool = True) -> Outcome[Reply]:
         """Has orders carried, and reads the replies.

@@ -32,7 +32,7 @@ from lit_fedad.federation.turns import cause_of
 from lit_fedad.report.console import Display
 from lit_fedad.secure_sum.letters import read_survivors
 from lit_fedad.secure_sum.party import Party
-from lit_fedad.sites.letters import Facts, Order, Reply
+from lit_fedad.sites.letters import AGAIN, Facts, Order, Reply, digest
 from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words
@@ -141,6 +141,7 @@ class _Seat:
             )
         self.roster = settings.roster
         self.party: Party | None = None
+        self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         pro_limit = config["evaluation"]["pro_limit"]
         loader = data.module.test_dataloader()
@@ -168,7 +169,7 @@ class _Seat:
         context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
         exchange = self._exchange(order, context)
         self.states.settle(order.settled, order.base)
-        envelopes, blob = order.letter[: order.sealed], order.letter[order.sealed :]
+        envelopes, blob = order.letter[: order.sealed], self._message(order)
         self.turn.activate(exchange, context, self.states.get(order.base), blob)
         if order.kind == "play":
             mask = self._mask(exchange, envelopes)
@@ -182,6 +183,14 @@ class _Seat:
             self.states.put(order.step, read_kept(self.client))
         message = question.pack(question(self.client, order.client))
         return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
+
+    def _message(self, order: Order) -> bytes:
+        """Returns the server's message: that of the order, or of the one before where it is the same."""
+        if not order.same:
+            self.message = order.letter[order.sealed :]
+        elif digest(self.message) != order.same:
+            raise UserError(AGAIN)
+        return self.message
 
     def _offer(self, order: Order) -> bytes:
         """Accepts the invitation to a secure sum."""

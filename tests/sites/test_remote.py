@@ -15,7 +15,7 @@ from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import sha256
 from lit_fedad.federation.transport import Pose
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
 from lit_fedad.sites.remote import Lost, Sites
 
 CONTEXT = Context(seed=0, round=2, exchange=1)
@@ -101,6 +101,41 @@ def test_an_answer_out_of_its_form_is_refused():
 
 def torch_bytes(number):
     return save({"n": torch.tensor([number])})
+
+
+def test_a_message_is_sent_once():
+    """Until it changes, or the site has failed, or has not kept it."""
+    away = {0: good(), 1: Lost("gone")}
+    replies = [
+        {0: good(), 1: good()},
+        away,
+        {0: good(), 1: good()},
+        {0: Reply(cause=AGAIN), 1: good()},
+        {0: good()},
+    ]
+    transport, carrier = sites(*replies, {0: good(), 1: good()})
+    for blob in (b"x", b"x", b"x", b"x", b"y"):
+        outcome = transport.play(Exchange(), CONTEXT, {0: blob, 1: blob}, ())
+        assert 0 in outcome.values
+    sent = [{c: order.letter or order.same for c, order in orders.items()} for orders in carrier.orders]
+    same = digest(b"x")
+    assert sent == [
+        {0: b"x", 1: b"x"},
+        {0: same, 1: same},
+        {0: same, 1: b"x"},
+        {0: same, 1: same},
+        {0: b"x"},
+        {0: b"y", 1: b"y"},
+    ]
+    assert [orders[0].step for orders in carrier.orders] == [1, 2, 3, 4, 4, 5]
+    assert transport.bases == {0: 5, 1: 5}
+
+
+def test_who_never_keeps_a_message_has_failed():
+    transport, carrier = sites({0: good()}, {0: Reply(cause=AGAIN)}, {0: Reply(cause=AGAIN)})
+    transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
+    assert transport.play(Exchange(), CONTEXT, {0: b"x"}, ()).failures == {0: AGAIN}
+    assert len(carrier.orders) == 3
 
 
 def test_a_reply_that_is_too_long_is_not_read(monkeypatch):

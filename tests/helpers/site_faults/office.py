@@ -183,7 +183,10 @@ class Office:
         self._step, self._round = first.step, first.round
         self._kind = first.kind
         for missed in (self.lost, self.refused):
-            missed -= {(step, client) for step, client in missed if 0 < self._step <= step}
+            # Of a coordinator that has gone back to its checkpoint; a message that a site had lost comes in one more
+            # order of the same step.
+            anew = {(self._step, client) for client in orders}
+            missed -= anew | {(step, client) for step, client in missed if 0 < self._step < step}
         for client in self._desks:
             self._welcome(client)
         for client, blob in orders.items():
@@ -294,7 +297,8 @@ class Office:
             desk = self._desks[client]
             if desk.owed == number:
                 desk.late = False
-                self.lost.add((self._step, client))
+                if self._step:
+                    self.lost.add((self._step, client))
                 self._reply(client, Lost("did not answer in time"))
 
 
