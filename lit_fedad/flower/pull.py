@@ -34,7 +34,8 @@ from lit_fedad.sites.remote import Lost, too_long
 GONE = {3, 4, 5, 8}
 """Flower's error codes of messages that got lost with their node: an order may be sent again."""
 
-_BESIDE = 1 << 16  # bytes of a message beside its letter: names and metadata
+# Bytes of a message beside its letter: names and metadata.
+_BESIDE = 1 << 16
 
 
 class _TooLongError(Exception):
@@ -112,7 +113,8 @@ def _letter(name: str, contents: dict[str, bytes], most: int) -> bytes | Lost | 
         return Lost(str(error))
     except _TooLongError:
         raise
-    except Exception as error:  # Flower's readers fail in many ways
+    except Exception as error:
+        # Flower's readers fail in many ways.
         return Lost(f"a message cannot be read ({type(error).__name__})")
 
 

@@ -32,7 +32,8 @@ from lit_fedad.sites.tracking import SitesTracking
 from lit_fedad.sites.visits import Visits
 from lit_fedad.sites.words import compose_words
 
-ROLL = "sites.json"  # what sites said of themselves when the run began
+ROLL = "sites.json"
+"""File in a run's folder: what sites said of themselves when it began."""
 
 
 @dataclass(frozen=True)

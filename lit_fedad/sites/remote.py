@@ -23,8 +23,10 @@ from lit_fedad.sites.visits import Visits
 
 T = TypeVar("T")
 _FILE = "sites.pt"
-_MASKED = 4  # words of a masked message have up to 64 bits, where it has 16
-_CONFERRED = 64 << 20  # offers and shares: some hundred bytes for each of the other sites
+# Words of a masked message have up to 64 bits, where the message has 16.
+_MASKED = 4
+# Offers and shares have some hundred bytes for each of the other sites.
+_CONFERRED = 64 << 20
 
 
 @dataclass(frozen=True)
