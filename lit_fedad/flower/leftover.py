@@ -5,6 +5,7 @@ They are processes of a session of their own, which goes on without who began it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -49,24 +50,36 @@ def end_leftover(folder: Path) -> bool:
         raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
     left = _session(pid, began)
     for process in left:
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
     _, alive = psutil.wait_procs(left, _GRACE_S)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, _GRACE_S)
     path.unlink()
     return bool(left)
 
 
 def _session(pid: int, began: float) -> list[psutil.Process]:
-    """Lists the processes of a session, also where its first has ended: until they have, nobody gets its number."""
+    """Lists the processes of a session, and those in sessions of their own that they have started.
+
+    Also where the first has ended: until all of the session have, nobody gets its number.
+    """
     if psutil.pid_exists(pid) and psutil.Process(pid).create_time() != began:
         return []
-    found = []
+    found: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            if os.getsid(process.pid) == pid:
+                found |= {process, *process.children(recursive=True)}
         except (OSError, psutil.Error):
             continue
-    return found
+    return [process for process in found if _lives(process)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

@@ -16,10 +16,11 @@ PROGRAM = "import subprocess; child = subprocess.Popen(['sleep', '600']); print(
 
 
 @pytest.fixture
-def session():
+def session(request):
     """A process in a session of its own, with a child; its number and that of the child."""
+    where = getattr(request, "param", "same")
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", PROGRAM, where], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     child = int(process.stdout.readline())
     yield process, child
@@ -33,7 +34,9 @@ def alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("headless", [False, True])
+@pytest.mark.parametrize(
+    ("session", "headless"), [("same", False), ("same", True), ("own", False)], indirect=["session"]
+)
 def test_a_session_ends_with_all_its_processes(tmp_path, session, headless):
     process, child = session
     remember(tmp_path, process.pid)
