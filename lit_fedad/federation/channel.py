@@ -1,7 +1,8 @@
 """The channel that every message passes: checked, optionally encoded, serialised and counted."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,9 +11,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lit_fedad.contracts import Context, Message, MessageSpec
+from lit_fedad.contracts import Context, Free, Message, MessageSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation.message_check import check
+
+LARGEST_BLOB = 2 << 30
+"""Largest message in bytes, whatever its form declares."""
+
+# What safetensors adds: a length and padding, and of each tensor, of which a codec makes at most three, its header.
+_PREFIX = 32
+_ENTRY = 3
 
 
 class Codec(Protocol):
@@ -29,6 +37,14 @@ class Codec(Protocol):
     def decode(self, message: Message) -> Message:
         """Decodes a received message."""
 
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Computes how many bytes an encoded tensor takes.
+
+        Args:
+            shape: Its shape before.
+            dtype: Its type before.
+        """
+
 
 class Plain:
     """A codec that sends tensors as they are."""
@@ -40,6 +56,10 @@ class Plain:
     def decode(self, message: Message) -> Message:
         """Returns the message itself."""
         return message
+
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Returns the size of the tensor itself."""
+        return math.prod(shape) * dtype.itemsize
 
 
 class Half:
@@ -66,6 +86,11 @@ class Half:
     def decode(self, message: Message) -> Message:
         """Converts float16 tensors back to float32."""
         return {name: t.float() if t.dtype == torch.float16 else t for name, t in message.items()}
+
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Returns two bytes an element of a matrix, the size itself of other tensors."""
+        matrix = dtype == torch.float32 and len(shape) >= 2
+        return math.prod(shape) * (torch.float16.itemsize if matrix else dtype.itemsize)
 
 
 class Byte:
@@ -104,6 +129,12 @@ class Byte:
             decoded[name] = levels.float() * step + low
         return decoded
 
+    def size(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Returns one byte an element of a matrix and eight a column, the size itself of other tensors."""
+        if dtype == torch.float32 and len(shape) >= 2:
+            return math.prod(shape) + 2 * dtype.itemsize * math.prod(shape[1:])
+        return math.prod(shape) * dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Link:
@@ -136,7 +167,9 @@ class Link:
         # Rounded, a matrix may be no longer positive definite: such are sent as they are.
         exact = {name: tensor for name, tensor in message.items() if spec[name].definite}
         coded = self.codec.encode({n: t for n, t in message.items() if n not in exact}, context) | exact
-        return save({name: tensor.contiguous() for name, tensor in coded.items()})
+        blob = save({name: tensor.contiguous() for name, tensor in coded.items()})
+        self._check_size(blob, spec, sender)
+        return blob
 
     def unpack(self, blob: bytes, spec: MessageSpec, sender: str) -> Message:
         """Builds a message from received bytes and checks it.
@@ -147,14 +180,56 @@ class Link:
             sender: Name of the sender in errors.
 
         Raises:
-            UserError: If the bytes hold no message, or one that differs from the declared form.
+            UserError: If the bytes are more than the declared form can hold, hold no message, or one that differs from
+                the declared form.
         """
+        self._check_size(blob, spec, sender)
         try:
             message = self.codec.decode(load(blob)) if blob else {}
         except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise UserError(f"{sender} sent bytes that hold no message ({type(error).__name__})") from error
         check(message, spec, sender)
         return message
+
+    def largest(self, spec: MessageSpec) -> int:
+        """Computes how many bytes a message of a declared form has at most, so that more need not be read.
+
+        Args:
+            spec: The declared form.
+
+        Returns:
+            The number of bytes; `LARGEST_BLOB` where the form leaves a size open.
+
+        Example:
+            >>> from lit_fedad.contracts import TensorSpec
+            >>> Link(Plain()).largest({"w": TensorSpec((1000, 250))})
+            1000605
+        """
+        bounds = _free_sizes(spec)
+        total = _PREFIX if spec else 0
+        for name, form in spec.items():
+            shape = [bounds[size.name] if isinstance(size, Free) else size for size in form.shape]
+            if any(size is None for size in shape):
+                return LARGEST_BLOB
+            sizes = [size for size in shape if size is not None]
+            codec = Plain() if form.definite else self.codec
+            total += codec.size(sizes, form.dtype) + _ENTRY * (len(json.dumps(name)) + 24 * len(sizes) + 140)
+        return min(total, LARGEST_BLOB)
+
+    def _check_size(self, blob: bytes, spec: MessageSpec, sender: str) -> None:
+        if len(blob) > (largest := self.largest(spec)):
+            raise UserError(
+                f"{sender} sent {len(blob)} bytes; a message of the declared form has at most {largest}"
+            )
+
+
+def _free_sizes(spec: MessageSpec) -> dict[str, int | None]:
+    """Returns the largest value of each size that the sender chooses; None of those without one."""
+    bounds: dict[str, int | None] = {}
+    for size in (size for form in spec.values() for size in form.shape if isinstance(size, Free)):
+        known = [bound for bound in (bounds.get(size.name), size.at_most) if bound is not None]
+        bounds[size.name] = min(known, default=None)
+    return bounds
 
 
 class Channel:

@@ -19,7 +19,9 @@ from typing import Any
 import yaml
 
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.lock import locked
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
+from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
@@ -192,7 +194,7 @@ def start(folder: FederationFolder, display: Display) -> None:
     folder.plan.config()
     error = folder.path / ERROR
     error.unlink(missing_ok=True)
-    with _superlink(folder, display), _open_port(folder):
+    with locked(folder.path), _superlink(folder, display), _open_port(folder):
         _register(folder, display)
         command = ["flwr", "run", str(folder.path / "app"), _LINK, "--stream"]
         command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]
@@ -216,12 +218,15 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
         "--enable-supernode-auth", "--disable-runtime-dependency-installation",
     ]  # fmt: skip
     display.note(" ".join(command))
+    if end_leftover(folder.path):
+        display.note("the SuperLink of a coordinator that was killed was still running, and has been ended")
     if _listening(folder.link):
         raise UserError(f"port {folder.link} is in use; change link in {folder.path / SETTINGS}")
     with (folder.path / "superlink.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603
             command, env=_environment(folder), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+        remember(folder.path, process.pid)
         try:
             end = time.monotonic() + _READY_S
             while not _listening(folder.link):
@@ -238,6 +243,7 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            end_leftover(folder.path)
 
 
 @contextmanager

@@ -33,7 +33,10 @@ from lit_fedad.errors import UserError, first_line
 from lit_fedad.flower.keys import read_private_key
 from lit_fedad.flower.letters import unwrapped, wrapped
 
-_POLL_S = 0.5
+_POLL_S, _LONGEST_POLL_S = 0.5, 2.0
+_POLL_SHARE = 0.05
+"""Share of the time without an order after which a site asks again: each poll is a kilobyte on the wire."""
+
 _PATIENCE_S = 150
 """How long a site that is refused tries again: one that was killed counts as online until it misses two heartbeats."""
 
@@ -62,10 +65,11 @@ def answer_orders(
         _, receive, send, _, _, pull, push, confirm,
     ):  # fmt: skip
         note(f"connected to {address}")
+        idle = time.monotonic()
         while True:
             try:
                 if (received := receive()) is None:
-                    time.sleep(_POLL_S)
+                    time.sleep(pause(time.monotonic() - idle))
                     continue
                 message, tree = received
                 run = message.metadata.run_id
@@ -79,12 +83,23 @@ def answer_orders(
                     objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
                     wanted, session = send(reply, own_tree, time.monotonic() - began)
                     push_objects(objects, partial(push, run, session), object_ids_to_push=wanted)
+                idle = time.monotonic()
             except RunNotRunningException:  # no Exception: the coordinator has ended this run
                 note("the coordinator has ended its run")
             except (UserError, httpx.HTTPError, OSError, ValueError) as error:
                 # The coordinator sends the order again.
                 note(f"an order was lost: {type(error).__name__}: {first_line(error)}")
                 time.sleep(_POLL_S)
+
+
+def pause(idle: float) -> float:
+    """Returns how many seconds a site waits until it asks again, after so many without an order.
+
+    Example:
+        >>> [pause(idle) for idle in (0, 20, 3600)]
+        [0.5, 1.0, 2.0]
+    """
+    return min(max(_POLL_S, _POLL_SHARE * idle), _LONGEST_POLL_S)
 
 
 def _knock(address: str, authority: Path, private: object, note: Callable[[str], None]) -> None:

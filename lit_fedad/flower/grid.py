@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from lit_fedad.errors import UserError
-from lit_fedad.flower.letters import KIND, unwrapped, wrapped
+from lit_fedad.flower.letters import KIND, wrapped
+from lit_fedad.flower.pull import pull
 from lit_fedad.sites.remote import Lost
 
 _POLL_S = 0.2
-_GONE = {3, 4, 5, 8}
-"""Flower's error codes of messages that got lost with their node: an order may be sent again."""
 
 
 class GridCarrier:
@@ -32,15 +30,14 @@ class GridCarrier:
     def __init__(self, grid: Grid, keys: Mapping[int, bytes], timeout: float) -> None:
         self.grid, self.keys, self.timeout = grid, dict(keys), timeout
 
-    def carry(self, orders: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
+    def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
         """Brings every client its order; see `Carrier.carry`."""
         end = time.monotonic() + self.timeout
         waiting, sent = set(orders), dict[str, int]()
         while (waiting or sent) and time.monotonic() < end:
             self._push(orders, waiting, sent)
-            for reply in self.grid.pull_messages(list(sent)) if sent else ():
-                client = sent.pop(reply.metadata.reply_to_message_id)
-                answer = _read(reply)
+            for order, answer in pull(self.grid, list(sent), most) if sent else ():
+                client = sent.pop(order)
                 if answer is None:
                     waiting.add(client)
                 else:
@@ -65,13 +62,3 @@ class GridCarrier:
             if pushed:
                 sent[pushed] = client
                 waiting.discard(client)
-
-
-def _read(reply: Message) -> bytes | Lost | None:
-    """Returns the letter of a reply, why there is none, or None where the order must be sent again."""
-    if reply.has_error():
-        return None if reply.error.code in _GONE else Lost(f"Flower: {reply.error.reason}")
-    try:
-        return unwrapped(reply)
-    except UserError as error:
-        return Lost(str(error))

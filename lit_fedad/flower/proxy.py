@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 _PREFIX = "/v1/fleet/"
-_LARGEST = 64 << 20  # bytes of a request; Flower sends larger messages in chunks of a few
+_LARGEST = 8 << 20  # bytes of a request; Flower sends messages in chunks of five
 _HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te", "trailer"}
 
 

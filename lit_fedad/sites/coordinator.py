@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_fedad.config import Config, build, identity
+from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.decisions import Rate, summarise_rates
@@ -30,6 +31,9 @@ from lit_fedad.sites.status import Status
 from lit_fedad.sites.tracking import SitesTracking
 from lit_fedad.sites.visits import Visits
 from lit_fedad.sites.words import compose_words
+
+ROLL = "sites.json"
+"""File in a run's folder: what sites said of themselves when it began."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,13 @@ def _play(
     fabric = make_fabric(**settings, callbacks=[console, status, tracking])
     model = build_model(config, ())
     run = hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16]
-    sites = Sites(carrier, run, plan.words, fabric, names, names=plan.names, visits=visits)
-    facts, warnings = enrol(sites, config, model, names)
+    up = build(config["federation"]["channel"]).up
+
+    def largest(exchange: Exchange) -> int:
+        return up.largest(exchange.upload_spec(model.client))
+
+    sites = Sites(carrier, run, plan.words, fabric, names, names=plan.names, visits=visits, largest=largest)
+    facts, warnings = enrol(sites, config, model, names, folder.path / ROLL)
     for line in warnings:
         display.warn(line)
     federation = build_federation(config, folder, model, sites, facts)

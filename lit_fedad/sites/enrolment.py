@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,26 +128,68 @@ def check_agreement(
 
 
 def enrol(
-    sites: Sites, config: Config, model: Model, names: Mapping[int, str]
+    sites: Sites, config: Config, model: Model, names: Mapping[int, str], roll: Path
 ) -> tuple[dict[int, Facts], list[str]]:
     """Asks every site who it is.
+
+    What sites say is kept. Where a run goes on and its policy skips who fails, a site that is away is the one that it
+    was at the start: it takes part again once it answers.
 
     Args:
         sites: The transport.
         config: The server's configuration.
         model: The server's model.
         names: Names of the sites by client.
+        roll: File of what they said when the run began; written here.
 
     Returns:
         What they say, by client; and warnings.
 
     Raises:
-        UserError: If a site does not answer, or works with other things than the server.
+        UserError: If a site does not answer and the run does not go on without it, or works with other things than the
+            server; or if the file cannot be read.
     """
     outcome = sites.hello()
+    answered = {client: reply.facts for client, reply in outcome.values.items()}
+    known = (
+        _read(roll, names)
+        if outcome.failures and config["federation"]["sampler"]["on_failure"] == "skip"
+        else {}
+    )
     for client, cause in outcome.failures.items():
-        raise UserError(f"site {names[client]}: {cause}")
-    facts = {client: reply.facts for client, reply in outcome.values.items()}
-    warnings = check_agreement(config, model, facts, names)
+        if client not in known or not answered:
+            raise UserError(f"site {names[client]}: {cause}")
+    warnings = check_agreement(config, model, answered, names)
+    warnings += [
+        f"site {names[client]}: {cause}; the run goes on, and it takes part again when it answers"
+        for client, cause in outcome.failures.items()
+    ]
+    facts = dict(sorted((known | answered).items()))
+    if not outcome.failures:
+        _write(roll, facts, names)
     sites.products = list(dict.fromkeys(product for own in facts.values() for product in own.held))
     return facts, warnings
+
+
+def _write(roll: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
+    partial = roll.with_name(f".{roll.name}.partial")
+    try:
+        partial.write_text(
+            json.dumps({names[client]: asdict(own) for client, own in facts.items()}, indent=1)
+        )
+        partial.replace(roll)
+    except OSError as error:
+        raise UserError(f"{roll}: cannot be written ({error.strerror})") from error
+
+
+def _read(roll: Path, names: Mapping[int, str]) -> dict[int, Facts]:
+    """Returns what sites said before; of nobody, if the run has not begun."""
+    if not roll.exists():
+        return {}
+    try:
+        said = json.loads(roll.read_text())
+        return {client: Facts(**said[name]) for client, name in names.items()}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{roll}: cannot be read; remove it, and begin again once all sites answer"
+        ) from error

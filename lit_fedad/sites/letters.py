@@ -5,6 +5,7 @@ Both are read as what anybody could have sent: every value has a type and a rang
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -22,8 +23,14 @@ FORMAT = 2
 
 _LENGTH = struct.Struct(">I")
 _LONGEST_HEADER = 1 << 20
+LONGEST_START = _LENGTH.size + _LONGEST_HEADER
+"""Most bytes of a letter before its message."""
+
 _LONGEST_TEXT = 500
 _RUN = re.compile(r"[0-9a-f]{16}")
+
+AGAIN = "the site has not kept the server's message"
+"""What a site says that was started again since the order before: it needs the message itself."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class Order:
         numbers: Its numbers.
         names: Its names: those of all clients' products; with ``offer``, those of the sites by client number.
         sealed: Number of bytes at the letter's beginning that are the envelopes of a secure sum.
+        same: Hash of the server's message, where the site should still have it from the order before; empty where the
+            letter holds it.
         letter: The server's message, serialised.
     """
 
@@ -68,6 +77,7 @@ class Order:
     numbers: dict[str, float] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     sealed: int = 0
+    same: str = ""
     letter: bytes = b""
 
     def to_bytes(self) -> bytes:
@@ -90,6 +100,7 @@ class Order:
             and abs(order.round) < 1 << 31
             and 0 <= order.exchange < 1000
             and 0 <= order.sealed <= len(order.letter)
+            and not (order.same and order.letter)
         )
         if not within:
             raise UserError("the coordinator sent an order whose numbers are out of range")
@@ -129,12 +140,14 @@ class Reply:
     """What a site answers.
 
     Attributes:
+        step: Number of the order that it answers.
         cause: Why it failed, in one line without a path of the site; empty where it did not.
         scalars: Loss and other scalars of training.
         facts: In answer to ``hello``.
         letter: The client's message, serialised.
     """
 
+    step: int = 0
     cause: str = ""
     scalars: dict[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
@@ -156,6 +169,11 @@ class Reply:
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
         return reply
+
+
+def digest(message: bytes) -> str:
+    """Computes the hash by which a message is known that is not sent again; empty for an empty one."""
+    return hashlib.sha256(message).hexdigest() if message else ""
 
 
 def _pack(letter: Order | Reply) -> bytes:

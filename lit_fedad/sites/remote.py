@@ -12,17 +12,21 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.errors import UserError
-from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.letters import AGAIN, LONGEST_START, Order, Reply, digest
 from lit_fedad.sites.visits import Visits
 
 T = TypeVar("T")
 _FILE = "sites.pt"
+# Words of a masked message have up to 64 bits, where the message has 16.
+_MASKED = 4
+# Offers and shares have some hundred bytes for each of the other sites.
+_CONFERRED = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,28 @@ class Lost:
 class Carrier(Protocol):
     """The way of bytes to sites and back."""
 
-    def carry(self, orders: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | Lost]]:
+    def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
         """Brings each client its order, and yields what came back.
 
         Args:
             orders: Bytes by client.
+            most: Most bytes of a reply; of a longer one no more than that should be read.
 
         Yields:
             Every client with its reply, or why there is none, as they come. Replies are not trusted.
         """
+
+
+def too_long(length: int | None, most: int) -> Lost:
+    """Says that a reply is longer than any of its declared form.
+
+    Args:
+        length: Its number of bytes; None where it was not read to its end.
+        most: Most bytes of a reply.
+    """
+    return Lost(
+        f"sent {'' if length is None else f'{length}, '}more than {most} bytes, the most that a reply may have"
+    )
 
 
 class Sites:
@@ -62,6 +79,7 @@ class Sites:
         products: Names of all sites' products.
         names: Names of the sites, in the order of their client numbers.
         visits: Is told when sites answer; None for one of its own.
+        largest: Computes the most bytes that an exchange's uploads may have.
 
     Attributes:
         step: Number of orders that were given so far.
@@ -79,7 +97,9 @@ class Sites:
         products: Collection[str] = (),
         names: Collection[str] = (),
         visits: Visits | None = None,
+        largest: Callable[[Exchange], int] = lambda exchange: LARGEST_BLOB,
     ) -> None:
+        self.largest = largest
         self.carrier, self.run, self.words = carrier, run, list(words)
         self.products, self.names = list(products), list(names)
         self.progress = Progress(fabric, clients)
@@ -87,10 +107,11 @@ class Sites:
         self.step = 0
         self.bases = dict.fromkeys(clients, 0)
         self.settled = dict(self.bases)
+        self._sent: dict[int, str] = {}
 
     def hello(self) -> Outcome[Reply]:
         """Asks every site who it is."""
-        return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases})
+        return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases}, 0)
 
     def play(
         self,
@@ -107,7 +128,8 @@ class Sites:
         """
         if scored:
             raise UserError("sites are not scored right after training: this data cannot be evaluated there")
-        replies = self._send("play", context, blobs, envelopes=envelopes or {})
+        most = self.largest(exchange) * (_MASKED if envelopes else 1)
+        replies = self._send("play", context, blobs, most, envelopes=envelopes or {})
         self.bases |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.letter, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
@@ -119,6 +141,7 @@ class Sites:
                 client: Order(step, self.run, self.words, client, names=self.names, letter=blob)
                 for client, blob in blobs.items()
             },
+            _CONFERRED,
             turns=False,
         )
         return Outcome({client: reply.letter for client, reply in replies.values.items()}, replies.failures)
@@ -141,11 +164,12 @@ class Sites:
                 f"{getattr(question, '__name__', type(question).__name__)}: sites answer declared questions alone, with"
                 " the model that predicts there"
             )
-        replies = self._send("ask", context, blobs, question, pose)
+        answer = Link(Plain())
+        replies = self._send("ask", context, blobs, answer.largest(question.spec()), question, pose)
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
-                message = Link(Plain()).unpack(reply.letter, question.spec(), "the client")
+                message = answer.unpack(reply.letter, question.spec(), "the client")
                 outcome.values[client] = question.unpack(message)
             except UserError as error:
                 outcome.failures[client] = str(error)
@@ -171,43 +195,65 @@ class Sites:
         kind: Literal["play", "ask"],
         context: Context,
         blobs: Mapping[int, bytes],
+        most: int,
         question: Question | None = None,
         pose: Pose | None = None,
         envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[Reply]:
-        """Gives every site that a message is for the next order."""
+        """Gives every site that a message is for the next order; what it was sent in the last is not sent again."""
         self.step += 1
         asked: dict[str, Any] = {}
         sealed = envelopes or {}
         if question is not None and pose is not None:
             asked = {"question": question.name, "numbers": dict(question.numbers), "names": self.products}
             asked |= {"keep": pose.keep, "sums": pose.sums}
-        return self._carry(
-            {
-                client: Order(
-                    kind,
-                    self.run,
-                    self.words,
-                    client,
-                    round=context.round,
-                    exchange=context.exchange,
-                    step=self.step,
-                    base=self.bases[client],
-                    settled=self.settled[client],
-                    sealed=len(sealed.get(client, b"")),
-                    letter=sealed.get(client, b"") + blob,
-                    **asked,
-                )
-                for client, blob in blobs.items()
-            }
-        )
 
-    def _carry(self, orders: Mapping[int, Order], turns: bool = True) -> Outcome[Reply]:
-        """Has orders carried, and reads the replies; `turns` says whether they are turns of clients."""
+        def order(client: int, **message: Any) -> Order:
+            return Order(
+                kind,
+                self.run,
+                self.words,
+                client,
+                round=context.round,
+                exchange=context.exchange,
+                step=self.step,
+                base=self.bases[client],
+                settled=self.settled[client],
+                **message,
+                **asked,
+            )
+
+        def whole(client: int) -> Order:
+            own = sealed.get(client, b"")
+            return order(client, sealed=len(own), letter=own + blobs[client])
+
+        hashes = {client: digest(blob) for client, blob in blobs.items()}
+        known = {c for c in blobs if hashes[c] and self._sent.get(c) == hashes[c] and c not in sealed}
+        orders = {c: order(c, same=hashes[c]) if c in known else whole(c) for c in blobs}
+        outcome = self._carry(orders, most)
+        if again := [c for c, cause in outcome.failures.items() if c in known and cause == AGAIN]:
+            second = self._carry({client: whole(client) for client in again}, most)
+            failures = {c: cause for c, cause in outcome.failures.items() if c not in again} | second.failures
+            outcome = Outcome(dict(sorted((outcome.values | second.values).items())), failures)
+        for client in blobs:
+            self._sent[client] = hashes[client] if client in outcome.values else ""
+        return outcome
+
+    def _carry(self, orders: Mapping[int, Order], message: int, turns: bool = True) -> Outcome[Reply]:
+        """Has orders carried, and reads the replies.
+
+        Args:
+            orders: Orders by client.
+            message: Most bytes of the message in a reply.
+            turns: Whether they are turns of clients.
+        """
+        most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
         carried: dict[int, bytes | Lost] = {}
         began = time.monotonic()
-        for client, found in self.carrier.carry({c: order.to_bytes() for c, order in orders.items()}):
+        for client, found in self.carrier.carry({c: order.to_bytes() for c, order in orders.items()}, most):
+            if not isinstance(found, Lost) and len(found) > most:
+                found = too_long(len(found), most)
             carried[client] = found
             if not isinstance(found, Lost):
                 self.visits.note(client, time.monotonic() - began)
@@ -216,11 +262,13 @@ class Sites:
         for client in sorted(orders):
             found = carried.get(client, Lost("no reply came"))
             try:
-                reply = Reply(found.cause) if isinstance(found, Lost) else Reply.from_bytes(found)
+                reply = Reply(cause=found.cause) if isinstance(found, Lost) else Reply.from_bytes(found)
             except UserError as error:
-                reply = Reply(str(error))
+                reply = Reply(cause=str(error))
             if reply.cause:
                 outcome.failures[client] = reply.cause
+            elif reply.step != orders[client].step:
+                outcome.failures[client] = f"answered order {reply.step} instead of {orders[client].step}"
             else:
                 outcome.values[client] = reply
         return outcome

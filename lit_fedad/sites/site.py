@@ -32,7 +32,7 @@ from lit_fedad.federation.turns import cause_of
 from lit_fedad.report.console import Display
 from lit_fedad.secure_sum.letters import read_survivors
 from lit_fedad.secure_sum.party import Party
-from lit_fedad.sites.letters import Facts, Order, Reply
+from lit_fedad.sites.letters import AGAIN, Facts, Order, Reply, digest
 from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words
@@ -82,9 +82,10 @@ class Site:
         Args:
             blob: An order; not trusted.
         """
-        began = time.monotonic()
+        began, step = time.monotonic(), 0
         try:
             order = Order.from_bytes(blob)
+            step = order.step
             reply = self._take(order).answer(order)
             self.display.note(
                 f"round {order.round}: {order.question or order.kind}, {len(order.letter)} bytes in,"
@@ -94,7 +95,7 @@ class Site:
             cause = cause_of(error)
             self.display.warn(cause)
             reply = Reply(cause=without_paths(cause)[:400])
-        return reply.to_bytes()
+        return replace(reply, step=step).to_bytes()
 
     def _take(self, order: Order) -> _Seat:
         key = (order.run, tuple(order.words), order.client)
@@ -120,7 +121,13 @@ class _Seat:
         whole = Partition.of_clients([*([()] * order.client), range(len(images.train))])
         partition = with_calibration(config, images, whole, model.client)
         initial = read_kept(model.client)
-        states = States(settings.folder / "states" / order.run, initial, data_digest(images, partition))
+        begins = digest_of([initial, model.task.learned_state()])
+        states = States(
+            settings.folder / "states" / order.run,
+            initial,
+            images=data_digest(images, partition),
+            model=f"{model.fingerprint[:16]} {begins}",
+        )
         data = build_data(config, images, partition, model, fabric, display)
         self.config, self.images, self.partition, self.states = config, images, partition, states
         self.client, self.module, self.fabric = model.client, data.module, fabric
@@ -134,6 +141,7 @@ class _Seat:
             )
         self.roster = settings.roster
         self.party: Party | None = None
+        self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         pro_limit = config["evaluation"]["pro_limit"]
         loader = data.module.test_dataloader()
@@ -144,7 +152,7 @@ class _Seat:
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
-            initial=digest_of([initial, model.task.learned_state()]),
+            initial=begins,
             sizes=_by_product(images, partition.clients[order.client]),
             held=_by_product(images, range(len(images.train))),
         )
@@ -161,7 +169,7 @@ class _Seat:
         context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
         exchange = self._exchange(order, context)
         self.states.settle(order.settled, order.base)
-        envelopes, blob = order.letter[: order.sealed], order.letter[order.sealed :]
+        envelopes, blob = order.letter[: order.sealed], self._message(order)
         self.turn.activate(exchange, context, self.states.get(order.base), blob)
         if order.kind == "play":
             mask = self._mask(exchange, envelopes)
@@ -175,6 +183,14 @@ class _Seat:
             self.states.put(order.step, read_kept(self.client))
         message = question.pack(question(self.client, order.client))
         return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
+
+    def _message(self, order: Order) -> bytes:
+        """Returns the server's message: that of the order, or of the one before where it is the same."""
+        if not order.same:
+            self.message = order.letter[order.sealed :]
+        elif digest(self.message) != order.same:
+            raise UserError(AGAIN)
+        return self.message
 
     def _offer(self, order: Order) -> bytes:
         """Accepts the invitation to a secure sum."""

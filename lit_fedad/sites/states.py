@@ -25,26 +25,25 @@ class States:
     Args:
         folder: Folder of the run, created here.
         initial: State before the first step.
-        images: Hash of the site's images: a run goes on with those that it began with.
+        **marks: Hashes of what a run goes on with as it began, by name: the site's images, its model.
 
     Raises:
-        UserError: If the run began with other images, or the folder cannot be written.
+        UserError: If the run began with another of these, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, initial: State, images: str) -> None:
+    def __init__(self, folder: Path, initial: State, **marks: str) -> None:
         self.folder, self.initial = folder, detached(initial)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            begun = folder / "images"
-            if not begun.exists():
-                _write(begun, images.encode())
-            before = begun.read_text()
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
-        if before != images:
-            raise UserError(
-                "the site's images have changed since this run began; give back those of that time"
-            )
+        for name, mark in marks.items():
+            begun = folder / name
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not begun.exists():
+                    _write(begun, mark.encode())
+                before = begun.read_text()
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
+            if before != mark:
+                raise UserError(f"the site's {name} changed since this run began; give back what it was then")
 
     def get(self, step: int) -> State:
         """Returns a copy of the state after a step; step 0 is the initial state.

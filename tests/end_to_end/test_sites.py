@@ -7,12 +7,14 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from helpers.sites import DEBUG, NAMES, Here, in_one_process, paint, three_sites
+from helpers.sites import DEBUG, HERE, NAMES, Here, in_one_process, paint, three_sites
 
 from lit_fedad.cli.main import main
 from lit_fedad.comparison.page import report_runs
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
+from lit_fedad.deployment.watch import WatchOptions, watch
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.predict import image_scores
@@ -69,10 +71,13 @@ def check_new_images(folder, run):
     images = run.data.images.test
     new = folder / "all" / images[0].category / "test" / "good"
     if not run.model.client.predictors.shared:
-        with pytest.raises(
-            UserError, match="each site predicts with a model of its own, which stays at the site"
-        ):
-            predict(str(folder / "run"), str(new))
+        there = str(folder / "run")
+        watched = WatchOptions(there, str(new), once=True)
+        for use in (lambda: predict(there, str(new)), lambda: export(there), lambda: watch(watched)):
+            with pytest.raises(
+                UserError, match="each site predicts with a model of its own, which stays at the site"
+            ):
+                use()
         return
     table = predict(str(folder / "run"), str(new), client=1)
     with table.open() as file:
@@ -135,14 +140,35 @@ def told_result(result):
 
 
 @pytest.mark.slow
+def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
+    """From the coordinator's folder, by the calibration of one of its sites: what that site's operator is given."""
+    paint(tmp_path)
+    words = ["method=federated_subspace", *DEBUG]
+    plan = Plan(words, NAMES, str(tmp_path / "run"), HERE)
+    coordinate(plan, Here(three_sites(tmp_path)), Display(quiet=True))
+    images = next((tmp_path / "south" / "images").glob("*/test/good"))
+    folder = export(str(tmp_path / "run"), client=2, formats=["pt2"], images=str(images))
+    program = torch.export.load(folder / "detector.pt2").module()
+    table = predict(str(tmp_path / "run"), str(images), client=2)
+    rows = list(csv.DictReader(table.open()))
+    size = json.loads((folder / "preprocessing.json").read_text())["size"]
+    found = program(torch.zeros(len(rows), 3, size, size))
+    assert found["image_score"].shape == (len(rows),)
+    seen = watch(WatchOptions(str(tmp_path / "run"), str(images), client=2, once=True))
+    logged = list(csv.DictReader((tmp_path / "run" / "watch" / "client_2" / "images.csv").open()))
+    assert {row["score"] for row in logged} == {row["score"] for row in rows}
+    assert seen["images"] == len(rows)
+
+
+@pytest.mark.slow
 def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
     """The others' round is the one that they would have had alone, and it is back in the next."""
     words = ["method=fedavg", *DEBUG, "federation.sampler.on_failure=skip"]
     paint(tmp_path)
 
     class Away(Here):
-        def carry(self, orders):
-            for client, found in super().carry(orders):
+        def carry(self, orders, most):
+            for client, found in super().carry(orders, most):
                 order = Order.from_bytes(orders[client])
                 late = client == 1 and order.kind == "play" and order.round == 1
                 yield client, Lost("did not answer within 5 seconds") if late else found
@@ -169,8 +195,8 @@ def test_a_federation_is_tracked_and_reported(tmp_path):
     words = ["method=federated_subspace", *DEBUG, "federation.sampler.on_failure=skip"]
 
     class Away(Here):
-        def carry(self, orders):
-            for client, found in super().carry(orders):
+        def carry(self, orders, most):
+            for client, found in super().carry(orders, most):
                 asked = Order.from_bytes(orders[client]).question == "calibration"
                 yield client, Lost("did not answer within 5 seconds") if asked and client == 2 else found
 

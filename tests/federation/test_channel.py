@@ -6,7 +6,7 @@ from safetensors.torch import save
 
 from lit_fedad.contracts import Context, Free, TensorSpec
 from lit_fedad.errors import UserError
-from lit_fedad.federation.channel import Byte, Channel, Half, Link, Plain, elements
+from lit_fedad.federation.channel import LARGEST_BLOB, Byte, Channel, Half, Link, Plain, elements
 
 CONTEXT = Context(seed=0, round=1, client=2)
 SPEC = {"memory": TensorSpec((4, 3)), "counts": TensorSpec((Free("counts"),))}
@@ -151,3 +151,41 @@ def test_positive_definite_matrices_are_sent_as_they_are(codec):
     arrived = link.unpack(link.pack(sent, spec, CONTEXT, "client 2"), spec, "client 2")
     assert torch.equal(arrived["covariance"], sent["covariance"])
     assert not torch.equal(arrived["memory"], sent["memory"])
+
+
+FREE = {
+    "bank": TensorSpec((Free("vectors", 40), 8), unordered=True),
+    'a name with "quotes" and ü': TensorSpec((Free("vectors"), 3, 2)),
+    "counts": TensorSpec((Free("vectors"),), torch.int64, low=0),
+    "covariance": TensorSpec((4, 4), definite=True),
+    "steps": TensorSpec((), torch.int64, low=0),
+}
+
+
+@pytest.mark.parametrize("codec", [Plain(), Half(), Byte()])
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_no_message_is_longer_than_its_form_says(codec, rows):
+    link, names = Link(codec), list(FREE)
+    message = {
+        names[0]: torch.randn(rows, 8),
+        names[1]: torch.randn(rows, 3, 2),
+        "counts": torch.ones(rows, dtype=torch.int64),
+        "covariance": torch.eye(4),
+        "steps": torch.tensor(3),
+    }
+    blob = link.pack(message, FREE, Context(0, 1), "client 0")
+    assert 0 < len(blob) <= link.largest(FREE) < 6000
+    assert set(link.unpack(blob, FREE, "client 0")) == set(FREE)
+
+
+def test_more_bytes_than_the_form_holds_are_not_read(monkeypatch):
+    link = Link(Plain())
+    most = link.largest(FREE)
+    monkeypatch.setattr("lit_fedad.federation.channel.load", None)
+    with pytest.raises(UserError, match=f"^client 3 sent {most + 1} bytes; .* has at most {most}$"):
+        link.unpack(bytes(most + 1), FREE, "client 3")
+
+
+def test_a_form_that_leaves_a_size_open_has_a_bound_too():
+    assert Link(Plain()).largest({"images": TensorSpec((Free("images"), 3))}) == LARGEST_BLOB
+    assert Link(Plain()).largest({}) == 0

@@ -6,7 +6,16 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
 from lit_fedad.errors import UserError
@@ -25,11 +34,15 @@ def identity(monkeypatch):
 
 
 class Grid:
-    """Nodes by number; each pull answers what was pushed, as the script says."""
+    """Nodes by number; each pull answers what was pushed, as the script says. It is the SuperLink's API, too."""
+
+    node, run = Node(node_id=1), SimpleNamespace(run_id=1)
 
     def __init__(self, nodes, *script):
         self.nodes, self.script = nodes, list(script)
         self.pushed, self.waiting = [], {}
+        self.objects, self.read, self.confirmed = {}, 0, 0
+        self._runtime_client = self
 
     def get_nodes(self):
         return [
@@ -41,31 +54,43 @@ class Grid:
         for message in messages:
             name = f"m{len(self.pushed)}"
             self.pushed.append((message.metadata.dst_node_id, unwrapped(message)))
-            self.waiting[name] = unwrapped(message)
+            message.metadata.__dict__["_message_id"] = name
+            self.waiting[name] = message
             names.append(name)
         return names
 
-    def pull_messages(self, names):
-        replies = []
-        for name in names:
+    def PullMessages(self, request):  # noqa: N802
+        headers, trees = [], []
+        for name in request.message_ids:
             what = self.script.pop(0) if self.script else "answer"
             if what == "wait":
                 continue
-            error = SimpleNamespace(code=what, reason="gone") if isinstance(what, int) else None
-            content = what if isinstance(what, RecordDict) else wrapped(self.waiting[name].upper())
-            replies.append(
-                SimpleNamespace(
-                    metadata=SimpleNamespace(reply_to_message_id=name),
-                    has_error=lambda error=error: error is not None,
-                    error=error,
-                    content=content,
+            order = self.waiting[name]
+            if isinstance(what, int):
+                reply = Message(Error(what, "gone"), reply_to=order)
+            else:
+                reply = Message(
+                    what if isinstance(what, RecordDict) else wrapped(unwrapped(order).upper()),
+                    reply_to=order,
                 )
-            )
-        return replies
+            with no_object_id_recompute():
+                reply.metadata.__dict__["_message_id"] = reply.object_id
+                self.objects |= {key: part.deflate() for key, part in get_all_nested_objects(reply).items()}
+                trees.append(get_object_tree(reply))
+                headers.append(message_to_proto(remove_content_from_message(reply)))
+        return SimpleNamespace(messages_list=headers, message_object_trees=trees)
+
+    def PullObject(self, request):  # noqa: N802
+        content = self.objects[request.object_id]
+        self.read += len(content)
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):  # noqa: N802
+        self.confirmed += 1
 
 
-def carry(grid, timeout=2.0):
-    return dict(GridCarrier(grid, KEYS, timeout).carry({0: b"to north", 1: b"to east"}))
+def carry(grid, timeout=2.0, most=1000):
+    return dict(GridCarrier(grid, KEYS, timeout).carry({0: b"to north", 1: b"to east"}, most))
 
 
 def test_orders_go_to_keys_not_to_names():
@@ -101,3 +126,26 @@ def test_a_letter_is_one_array_of_its_bytes():
     assert unwrapped(SimpleNamespace(content=content)) == b"\x00\x01letter"
     with pytest.raises(UserError, match="something else than a letter"):
         unwrapped(SimpleNamespace(content=RecordDict({})))
+
+
+def test_of_a_reply_that_is_too_long_no_more_is_read(monkeypatch):
+    monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
+    chunks = [bytes([number % 256, number // 256]) * 500 for number in range(4000)]
+    long = wrapped(b"".join(chunks))
+    grid = Grid({7: KEYS[1], 8: KEYS[0]}, long)
+    found = carry(grid, most=100_000)
+    assert found == {
+        0: Lost("sent more than 100000 bytes, the most that a reply may have"),
+        1: b"TO EAST",
+    }
+    assert grid.read < 1_000_000
+    assert grid.confirmed == 2
+
+
+def test_a_chunk_that_stands_in_many_places_counts_in_each(monkeypatch):
+    """Few bytes that would become many."""
+    monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
+    grid = Grid({7: KEYS[1], 8: KEYS[0]}, wrapped(bytes(4_000_000)))
+    found = carry(grid, most=100_000)
+    assert found[0] == Lost("sent more than 100000 bytes, the most that a reply may have")
+    assert grid.read < 100_000

@@ -29,7 +29,7 @@ class Here:
         self.sites = dict(enumerate(sites))
         self.orders, self.replies = [], []
 
-    def carry(self, orders):
+    def carry(self, orders, most):
         self.orders.append(dict(orders))
         self.replies.append({})
         for client, blob in orders.items():
@@ -83,13 +83,16 @@ class OwnHere(OwnScores):
         return self.unpack(self.pack(self.judges[number].score(client, number).state))
 
 
-def in_one_process(folder: Path, words, products, images: Path | None = None):
-    """The run of a federation whose clients hold a product each, scored on their own test images."""
+def in_one_process(folder: Path, words, products, images: Path | None = None, own=HERE):
+    """The run of a federation whose clients hold a product each, scored on their own test images.
+
+    Words of `own` come last: those of this machine, and others that sites do not take from a federation.
+    """
     images = images or folder / "all"
     config = compose([
         *words, "data=mvtec_mixture", f"data.root={images}", f"data.products=[{','.join(products)}]",
         "data.train_per_product=null", "data.test_per_product=null", "partition=by_product",
-        "partition.clients=null", "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
+        "partition.clients=null", "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *own,
     ])  # fmt: skip
     run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
     run.federation.evaluator = OwnImagesEvaluator(OwnHere(run))

@@ -39,7 +39,7 @@ def changed(**values):
         {"base": 8}, {"settled": 6}, {"step": 1 << 41}, {"words": "method=fedavg"}, {"words": [1]},
         {"words": ["x" * 501]},
         {"numbers": {"nut": "1"}}, {"keep": 1}, {"exchange": -1}, {"round": None}, {"more": 1}, {"letter": "x"},
-        {"names": ["x"] * 1001},
+        {"names": ["x"] * 1001}, {"same": 3},
     ],
 )  # fmt: skip
 def test_orders_of_another_form_are_refused(values):

@@ -1,6 +1,8 @@
 """The server's end of the way to sites, against carriers that lose, forge and repeat."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import sha256
 from lit_fedad.federation.transport import Pose
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
 from lit_fedad.sites.remote import Lost, Sites
 
 CONTEXT = Context(seed=0, round=2, exchange=1)
@@ -25,9 +27,11 @@ class Script:
     def __init__(self, *replies):
         self.replies, self.orders = list(replies), []
 
-    def carry(self, orders):
+    def carry(self, orders, most):
         self.orders.append({client: Order.from_bytes(blob) for client, blob in orders.items()})
-        return self.replies.pop(0).items()
+        for client, found in self.replies.pop(0).items():
+            step = self.orders[-1][client].step
+            yield client, replace(found, step=step).to_bytes() if isinstance(found, Reply) else found
 
 
 class Count(Question[int]):
@@ -47,7 +51,7 @@ def sites(*replies):
 
 
 def good(letter=b"", **values):
-    return Reply(letter=letter, **values).to_bytes()
+    return Reply(letter=letter, **values)
 
 
 def counted(number):
@@ -73,7 +77,8 @@ def test_a_site_starts_from_what_the_server_took_in():
     [
         (b"garbage", "the site sent bytes that hold no letter"),
         (good(b"garbage"), "the client sent bytes that hold no message"),
-        (Reply(cause="no memory").to_bytes(), "no memory"),
+        (Reply(cause="no memory"), "no memory"),
+        (Reply(step=7).to_bytes(), "answered order 7 instead of 1"),
     ],
 )
 def test_who_answers_nonsense_has_failed(forged, cause):
@@ -96,6 +101,51 @@ def test_an_answer_out_of_its_form_is_refused():
 
 def torch_bytes(number):
     return save({"n": torch.tensor([number])})
+
+
+def test_a_message_is_sent_once():
+    """Until it changes, or the site has failed, or has not kept it."""
+    away = {0: good(), 1: Lost("gone")}
+    replies = [
+        {0: good(), 1: good()},
+        away,
+        {0: good(), 1: good()},
+        {0: Reply(cause=AGAIN), 1: good()},
+        {0: good()},
+    ]
+    transport, carrier = sites(*replies, {0: good(), 1: good()})
+    for blob in (b"x", b"x", b"x", b"x", b"y"):
+        outcome = transport.play(Exchange(), CONTEXT, {0: blob, 1: blob}, ())
+        assert 0 in outcome.values
+    sent = [{c: order.letter or order.same for c, order in orders.items()} for orders in carrier.orders]
+    same = digest(b"x")
+    assert sent == [
+        {0: b"x", 1: b"x"},
+        {0: same, 1: same},
+        {0: same, 1: b"x"},
+        {0: same, 1: same},
+        {0: b"x"},
+        {0: b"y", 1: b"y"},
+    ]
+    assert [orders[0].step for orders in carrier.orders] == [1, 2, 3, 4, 4, 5]
+    assert transport.bases == {0: 5, 1: 5}
+
+
+def test_who_never_keeps_a_message_has_failed():
+    transport, carrier = sites({0: good()}, {0: Reply(cause=AGAIN)}, {0: Reply(cause=AGAIN)})
+    transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
+    assert transport.play(Exchange(), CONTEXT, {0: b"x"}, ()).failures == {0: AGAIN}
+    assert len(carrier.orders) == 3
+
+
+def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
+    transport, _ = sites({0: good(b"x" * 100), 1: good(b"x" * 101)})
+    transport.largest = lambda exchange: 100
+    monkeypatch.setattr("lit_fedad.sites.remote.LONGEST_START", len(replace(good(), step=1).to_bytes()))
+    outcome = transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
+    assert list(outcome.values) == [0]
+    assert re.fullmatch(r"sent \d+, more than \d+ bytes, the most that a reply may have", outcome.failures[1])
+    assert transport.bases == {0: 1, 1: 0}
 
 
 def test_what_cannot_cross_is_refused_before_anything_is_sent():
@@ -124,7 +174,7 @@ def test_a_checkpoint_holds_steps(tmp_path):
     (folder / "server.pt").write_bytes(b"")
     files = {path.name: sha256(path) for path in folder.iterdir()}
     (folder / "meta.json").write_text(json.dumps({"round": 1, "identity": "", "images": "", "files": files}))
-    again, carrier = sites(reply)
+    again, carrier = sites({0: good()})
     again.restore(folder)
     again.play(Exchange(), CONTEXT, {0: b""}, ())
     assert (carrier.orders[0][0].step, carrier.orders[0][0].base, carrier.orders[0][0].settled) == (2, 1, 1)

@@ -49,8 +49,8 @@ def sites(folder, secure):
 class Dropping(Here):
     """Loses a site when it is asked for its message."""
 
-    def carry(self, orders):
-        for client, found in super().carry(orders):
+    def carry(self, orders, most):
+        for client, found in super().carry(orders, most):
             dead = client == 1 and Order.from_bytes(orders[client]).kind == "play"
             yield client, Lost("the line went dead") if dead else found
 

@@ -12,7 +12,7 @@ from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.outbox import Outbox
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
 from lit_fedad.sites.site import Site, without_paths
 
 RUN = "0123456789abcdef"
@@ -65,6 +65,16 @@ def test_an_order_sent_twice_has_one_result(site, train, folder):
     again = Site(settings(folder, "north"), Display(quiet=True))
     assert ask(again, replace(train, round=2, step=2, base=1)) == later
     assert again.answer(train.to_bytes()) == first
+
+
+def test_a_message_that_it_has_kept_need_not_come_again(site, train, folder):
+    first = ask(site, train)
+    again = replace(train, letter=b"", same=digest(train.letter))
+    assert ask(site, again) == first
+    restarted = Site(settings(folder, "north"), Display(quiet=True))
+    assert ask(restarted, again).cause == AGAIN
+    assert ask(restarted, train) == first
+    assert ask(site, replace(again, same=digest(b"another"))).cause == AGAIN
 
 
 @pytest.mark.parametrize(

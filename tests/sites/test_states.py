@@ -10,17 +10,17 @@ INITIAL = {"w": torch.zeros(2), "visits": 0}
 
 
 def test_states_are_found_by_step(tmp_path):
-    states = States(tmp_path / "run", INITIAL, "images")
+    states = States(tmp_path / "run", INITIAL, images="some", model="one")
     states.put(3, {"w": torch.ones(2), "visits": 1})
     states.put(5, {"w": torch.ones(2) * 2, "visits": 2})
-    again = States(tmp_path / "run", INITIAL, "images")  # as after a restart
+    again = States(tmp_path / "run", INITIAL, images="some", model="one")  # as after a restart
     assert [again.get(step)["visits"] for step in (0, 3, 5)] == [0, 1, 2]
     again.get(0)["w"].add_(1)
     assert again.get(0)["w"].tolist() == [0, 0]
 
 
 def test_settled_states_go_but_not_the_one_to_start_from(tmp_path):
-    states = States(tmp_path, INITIAL, "images")
+    states = States(tmp_path, INITIAL, images="some", model="one")
     for step in (1, 2, 3, 4):
         states.put(step, {"visits": step})
     states.settle(settled=3, base=2)
@@ -29,14 +29,16 @@ def test_settled_states_go_but_not_the_one_to_start_from(tmp_path):
         states.get(1)
 
 
-def test_other_images_are_refused(tmp_path):
-    States(tmp_path, INITIAL, "images")
-    with pytest.raises(UserError, match="images have changed since this run began"):
-        States(tmp_path, INITIAL, "others")
+@pytest.mark.parametrize("other", ["images", "model"])
+def test_a_run_goes_on_with_what_it_began_with(tmp_path, other):
+    marks = {"images": "some", "model": "one"}
+    States(tmp_path, INITIAL, **marks)
+    with pytest.raises(UserError, match=f"the site's {other} changed since this run began; give back"):
+        States(tmp_path, INITIAL, **{**marks, other: "another"})
 
 
 def test_a_damaged_state_is_refused(tmp_path):
-    states = States(tmp_path, INITIAL, "images")
+    states = States(tmp_path, INITIAL, images="some", model="one")
     states.put(1, {"visits": 1})
     (tmp_path / f"{1:012d}.pt").write_bytes(b"half")
     with pytest.raises(UserError, match=r"cannot be read .*restore it from a copy, or begin another run"):

@@ -1,0 +1,85 @@
+"""What a coordinator leaves running where it is killed: Flower's SuperLink, and the run that this started.
+
+They are processes of a session of their own, which goes on without who began it, and holds port and run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import psutil
+
+from lit_fedad.errors import UserError
+
+_FILE = "superlink.json"
+_GRACE_S = 10
+
+
+def remember(folder: Path, pid: int) -> None:
+    """Writes down the first process of a session that was just started.
+
+    Args:
+        folder: The coordinator's folder.
+        pid: Its process id.
+    """
+    (folder / _FILE).write_text(json.dumps({"pid": pid, "began": psutil.Process(pid).create_time()}))
+
+
+def end_leftover(folder: Path) -> bool:
+    """Ends the processes of the session that `remember` wrote down, if any are left.
+
+    Args:
+        folder: The coordinator's folder.
+
+    Returns:
+        Whether any were.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
+    path = folder / _FILE
+    if not path.exists():
+        return False
+    try:
+        noted = json.loads(path.read_text())
+        pid, began = int(noted["pid"]), float(noted["began"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read; end Flower's SuperLink yourself, and remove it") from error
+    left = _session(pid, began)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(left, _GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, _GRACE_S)
+    path.unlink()
+    return bool(left)
+
+
+def _session(pid: int, began: float) -> list[psutil.Process]:
+    """Lists the processes of a session, and those in sessions of their own that they have started.
+
+    Also where the first has ended: until all of the session have, nobody gets its number.
+    """
+    if psutil.pid_exists(pid) and psutil.Process(pid).create_time() != began:
+        return []
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == pid:
+                found |= {process, *process.children(recursive=True)}
+        except (OSError, psutil.Error):
+            continue
+    return [process for process in found if _lives(process)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

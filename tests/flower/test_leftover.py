@@ -1,0 +1,66 @@
+"""What a killed coordinator left running is ended, and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower.leftover import end_leftover, remember
+
+# The parent says its child's number, and waits.
+PROGRAM = "import subprocess; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True); child.wait()"
+
+
+@pytest.fixture
+def session(request):
+    """A process in a session of its own, with a child; its number and that of the child."""
+    where = getattr(request, "param", "same")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, where], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    child = int(process.stdout.readline())
+    yield process, child
+    if psutil.pid_exists(child):
+        os.kill(child, 9)
+    process.kill()
+    process.wait()
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("session", "headless"), [("same", False), ("same", True), ("own", False)], indirect=["session"]
+)
+def test_a_session_ends_with_all_its_processes(tmp_path, session, headless):
+    process, child = session
+    remember(tmp_path, process.pid)
+    if headless:
+        process.kill()
+        process.wait()
+    assert end_leftover(tmp_path)
+    assert not alive(process.pid)
+    assert not alive(child)
+    assert not end_leftover(tmp_path)
+
+
+def test_another_process_of_that_number_is_left_alone(tmp_path, session):
+    process, child = session
+    remember(tmp_path, process.pid)
+    noted = json.loads((tmp_path / "superlink.json").read_text())
+    (tmp_path / "superlink.json").write_text(json.dumps(noted | {"began": noted["began"] - 1}))
+    assert not end_leftover(tmp_path)
+    assert alive(process.pid)
+    assert alive(child)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"pid": "x", "began": 0}'])
+def test_a_note_that_cannot_be_read_is_told(tmp_path, content):
+    (tmp_path / "superlink.json").write_text(content)
+    with pytest.raises(UserError, match="cannot be read; end Flower's SuperLink yourself"):
+        end_leftover(tmp_path)

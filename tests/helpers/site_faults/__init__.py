@@ -1,0 +1,1 @@
+"""Federations of sites in processes of their own, with faults at random moments."""
