@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def test_forty_trials_four_workers_ten_kills(study_file, tmp_path):
-    """What the issue asks for: 40 trials, none lost, none twice, killed ones continued."""
+    """No trial is lost, none is played twice, and those of killed workers are continued."""
     out, kills, draw = tmp_path / "study", 10, random.Random(0)
     command = [
         *(sys.executable, "-W", "ignore", "-m", "lit_fedad.cli", "sweep", f"study={study_file}"),
