@@ -26,7 +26,8 @@ from lit_fedad.tasks.representation import Representation
 _TURNS = 4
 _CROP = (0.54, 0.54), (3 / 4, 4 / 3)
 """Share of the area and ratios of the sides of the crops that the original scores by."""
-_LEAST = 1e-6  # of a mean that scores are divided by
+_LEAST = 1e-6
+"""Least size of a mean that scores are divided by."""
 
 
 class CSI(Representation):

@@ -89,7 +89,8 @@ def test_prototypes_are_renewed_under_the_current_weights():
     with torch.no_grad():
         z = task.project(task({"image": images(8)}))
     found = sorted(task.prototypes.tolist())
-    np.testing.assert_allclose(found, sorted(z.tolist()), atol=1e-5)  # as many as images: the images
+    # As many as images: the images.
+    np.testing.assert_allclose(found, sorted(z.tolist()), atol=1e-5)
     with torch.no_grad():
         task.projection[2].bias += 1.0
     task.refresh(data, CONTEXT)
