@@ -4,6 +4,7 @@ The steps are those of DICOM PS3.3 C.11: stored values, modality transform (resc
 values of interest, photometric interpretation. A file's words are checked before memory is taken for its pixels.
 """
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.extras import require
 
 _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
+_NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")
+_MOST_WORDS = 1_000_000  # bytes, of a file that came from anywhere
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
@@ -42,6 +45,41 @@ def read_dicom(path: Path) -> Image.Image:
     if str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
         raise ValueError("is a deflated DICOM file; save it with another transfer syntax")
     file = pydicom.dcmread(path)
+    _check(file)
+    return Image.fromarray(_eight_bits(file), "L")
+
+
+def read_native_dicom(content: bytes, most_pixels: int) -> Image.Image:
+    """Reads a DICOM file that came from anywhere: one whose pixels lie in it as they are, so that no decoder is called.
+
+    Args:
+        content: The file.
+        most_pixels: Largest number of pixels.
+
+    Returns:
+        The same as `read_dicom`.
+
+    Raises:
+        OverflowError: It has more pixels.
+        ValueError: As for `read_dicom`, or its pixels are compressed.
+        Exception: pydicom cannot read it.
+    """
+    import pydicom
+    from pydicom.filereader import read_dataset, read_preamble
+
+    start = BytesIO(content)
+    read_preamble(start, force=False)
+    meta = read_dataset(start, False, True, stop_when=lambda tag, vr, length: tag.group != 2)
+    if str(meta.get("TransferSyntaxUID", "")) not in _NATIVE:
+        raise ValueError("is a compressed DICOM file; send it with another transfer syntax")
+    # Words are read one by one, in Python: millions of empty ones would take minutes.
+    words = pydicom.dcmread(BytesIO(content[:_MOST_WORDS]), stop_before_pixels=True)
+    width, height = int(words.Columns), int(words.Rows)
+    if width * height > most_pixels:
+        raise OverflowError(f"{width}x{height} pixels, and at most {most_pixels} are read")
+    if len(content) > width * height * int(words.BitsAllocated) // 8 + _MOST_WORDS:
+        raise ValueError(f"holds more than its pixels and {_MOST_WORDS} bytes beside them")
+    file = pydicom.dcmread(BytesIO(content))
     _check(file)
     return Image.fromarray(_eight_bits(file), "L")
 

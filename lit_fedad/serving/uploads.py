@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from lit_fedad.data.dicom import read_native_dicom
 from lit_fedad.data.transform import to_rgb
 from lit_fedad.errors import UserError, first_line
+from lit_fedad.extras import install
 
 FORMATS = {
     "image/png": "PNG",
@@ -17,8 +20,9 @@ FORMATS = {
     "image/webp": "WEBP",
     "image/bmp": "BMP",
     "image/tiff": "TIFF",
+    "application/dicom": "DICOM",
 }
-"""Pillow's format of each content type. No other decoder ever sees an upload."""
+"""Format of each content type: Pillow's, or DICOM by pydicom. No other decoder ever sees an upload."""
 
 
 class RefusedError(Exception):
@@ -51,13 +55,13 @@ class Limits:
 
 
 def image_format(content_type: str | None) -> str:
-    """Finds Pillow's format of a content type.
+    """Finds the format of a content type.
 
     Args:
         content_type: Value of the request's header.
 
     Raises:
-        RefusedError: 415, if it is no type of image that is read here.
+        RefusedError: 415, if it is no type of image that is read here, or DICOM without pydicom.
 
     Example:
         >>> image_format("image/png; charset=binary")
@@ -66,6 +70,8 @@ def image_format(content_type: str | None) -> str:
     named = (content_type or "").partition(";")[0].strip().lower()
     if named not in FORMATS:
         raise RefusedError(415, f"give a Content-Type of {', '.join(FORMATS)}")
+    if FORMATS[named] == "DICOM" and find_spec("pydicom") is None:
+        raise RefusedError(415, f"DICOM is not read here: {install('dicom')}")
     return FORMATS[named]
 
 
@@ -74,7 +80,7 @@ def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
 
     Args:
         content: The bytes.
-        form: Pillow's format, the only one that is tried.
+        form: A value of `FORMATS`, the only one that is tried.
         most_pixels: Largest width times height.
 
     Returns:
@@ -84,6 +90,8 @@ def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
         RefusedError: 413, if it has more pixels; 422, if it is no image of this format.
     """
     try:
+        if form == "DICOM":
+            return to_rgb(read_native_dicom(content, most_pixels), Path("upload"))
         with Image.open(BytesIO(content), formats=(form,)) as image:
             if image.width * image.height > most_pixels:
                 raise RefusedError(
@@ -95,10 +103,12 @@ def read_upload(content: bytes, form: str, most_pixels: int) -> Image.Image:
         raise
     except Image.DecompressionBombError:  # Pillow's own limit
         raise RefusedError(413, f"far more pixels than the {most_pixels} that are read") from None
+    except OverflowError as error:
+        raise RefusedError(413, str(error)) from error
     except UnidentifiedImageError:
         raise RefusedError(422, f"is no {form} file") from None
     except UserError as error:
         raise RefusedError(422, str(error)) from error
-    # Pillow reports damage through exceptions of many kinds.
+    # Pillow and pydicom report damage through exceptions of many kinds.
     except Exception as error:
         raise RefusedError(422, f"cannot be read as {form} ({first_line(error)})") from error
