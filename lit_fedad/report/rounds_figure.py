@@ -18,7 +18,7 @@ from lit_fedad.report.tables import Outcome, Table
 _TITLES = {
     "loss": "training loss",
     "last_loss": "loss of the last step",
-    "knowledge_mmd": "change of the knowledge (squared MMD)",
+    "knowledge_mmd": "change (squared MMD)",
 }
 _COLUMNS = ("row", "column", "seed", "quantity", "client", "round", "value")
 _WIDTH, _HEIGHT = 2.4, 1.8  # inches of a panel
