@@ -62,7 +62,7 @@ sweep: $(READY) ## Join a study as a worker: STUDY=, N_TRIALS=, ARGS="storage=..
 report: $(READY) ## Write a page of all tracked runs; with TABLE=feddymem_1 ..., make a paper's table: ARGS="root.mpdd=DIR"
 	@$(BIN)/lit-fedad report $(if $(TABLE),table=$(TABLE)) $(ARGS)
 
-screenshots: $(READY) ## Picture the report and MLflow with headless Chromium: ARGS="out=DIR experiment=NAME"
+screenshots: $(READY) ## Picture the report and MLflow, or the operator's page, with headless Chromium: ARGS="out=DIR experiment=NAME ui=RUN"
 	@$(BIN)/python scripts/screenshots.py $(ARGS)
 
 export: $(READY) ## Write a trained detector as ONNX, torch.export or for OpenVINO: ARGS="run=DIR or id"

@@ -1,7 +1,7 @@
 """Pictures of the report and of MLflow's pages, from the runs that are tracked: ``python scripts/screenshots.py``.
 
 Needs Chromium or Chrome; says so and does nothing where there is none. Options: ``out=docs/images``,
-``experiment=NAME``.
+``experiment=NAME``, or ``ui=RUN`` for the operator's page of a run alone.
 """
 
 from __future__ import annotations
@@ -41,31 +41,39 @@ class Options:
     Attributes:
         out: Folder of the pictures.
         experiment: MLflow experiment of the pictured runs; None for all of them.
+        ui: Folder of a run whose operator's page is pictured, and nothing else.
     """
 
     out: str = "docs/images"
     experiment: str | None = None
+    ui: str | None = None
 
 
 def main(options: Options, display: Display) -> None:
-    """Writes ``report*.png`` and ``mlflow_*.png``.
+    """Writes ``report*.png`` and ``mlflow_*.png``, or ``ui.png``.
 
     Args:
         options: Which runs are pictured, and where the pictures go.
         display: Shows what was written.
 
     Raises:
-        UserError: If no two complete runs of different methods are tracked.
+        UserError: If no two complete runs of different methods are tracked, or a page does not answer.
     """
     out = Path(options.out).resolve()
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         display.note(f"skipped: no browser found ({', '.join(_BROWSERS)})")
         return
+    out.mkdir(parents=True, exist_ok=True)
+    if options.ui:
+        with served("lit_fedad.cli", "ui", f"run={options.ui}", "port={port}") as page:
+            shoot(browser, page, out / "ui.png", 1400, 980)
+        display.note(f"written: {out / 'ui.png'}")
+        return
     experiments = [options.experiment] if options.experiment else []
     first, second = two_methods(tracked_runs(experiments))
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, mlflow_ui() as ui:
+    mlflow = served("mlflow", "ui", "--port", "{port}", "--workers", "1", ready="health")
+    with tempfile.TemporaryDirectory() as folder, mlflow as ui:
         only = [f"experiment={options.experiment}"] if experiments else []
         page = report_runs([f"out={folder}", *only], display).resolve().as_uri()
         shots = {
@@ -142,8 +150,13 @@ def shoot(browser: str, url: str, file: Path, width: int, height: int) -> None:
 
 
 @contextmanager
-def mlflow_ui() -> Iterator[str]:
-    """A server of MLflow's pages on a free port, for as long as the block lasts.
+def served(module: str, *command: str, ready: str = "") -> Iterator[str]:
+    """A server on a free port of this machine, for as long as the block lasts.
+
+    Args:
+        module: Module that is run beside this Python.
+        command: Its arguments; ``{port}`` stands for the port.
+        ready: Path that answers once it is ready.
 
     Yields:
         Its address.
@@ -154,16 +167,17 @@ def mlflow_ui() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ui = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(  # noqa: S603 - MLflow beside this Python, without a shell
-        [sys.executable, "-m", "mlflow", "ui", "--port", str(port), "--workers", "1"],
+    address = f"http://127.0.0.1:{port}"
+    arguments = [argument.format(port=port) for argument in command]
+    server = subprocess.Popen(  # noqa: S603 - a module beside this Python, without a shell
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        _wait(f"{ui}/health", server)
-        yield ui
+        _wait(f"{address}/{ready}", server)
+        yield address
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(_PATIENCE_S)
@@ -177,7 +191,7 @@ def _wait(url: str, server: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.5)
-    raise UserError(f"mlflow ui does not answer at {url}")
+    raise UserError(f"nothing answers at {url}")
 
 
 def _phone(page: str, folder: Path) -> str:
