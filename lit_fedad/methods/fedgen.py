@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, MessageSpec, TensorSpec, Update, spec_of
-from lit_fedad.errors import UserError
+from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
 from lit_fedad.tasks.classifier import Classifier
 
-COUNTS, GENERATOR = "label_counts", "generator."
+GENERATOR = "generator."
 _BETWEEN = 20  # local epochs of a round that look at generated features, as in the released code
 _DECAY = 0.98  # a round, of the weights of both losses and of the generator's learning rate
 
@@ -106,7 +106,7 @@ class FedGenClient(FedAvgClient):
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights, generator and the classes' numbers of images."""
         own = {f"{GENERATOR}{name}": entry for name, entry in self.generator.state_dict().items()}
-        return {**super().broadcast_spec(), **spec_of(own), COUNTS: self._counts_spec()}
+        return {**super().broadcast_spec(), **spec_of(own), COUNTS: counts_spec(self.task.classes)}
 
     def on_train_start(self) -> None:
         """Resets the count of epochs."""
@@ -136,15 +136,11 @@ class FedGenClient(FedAvgClient):
 
     def send(self, loader: DataLoader) -> Message:
         """Returns weights, and the client's number of images of each class."""
-        labels = torch.cat([batch["label"] for batch in loader])
-        return {**super().send(loader), COUNTS: labels.bincount(minlength=self.task.classes)}
+        return {**super().send(loader), COUNTS: count_labels(loader, self.task.classes)}
 
     def upload_spec(self) -> MessageSpec:
         """Declares weights and counts."""
-        return {**super().upload_spec(), COUNTS: self._counts_spec()}
-
-    def _counts_spec(self) -> TensorSpec:
-        return TensorSpec((self.task.classes,), torch.int64, low=0, counted=True)
+        return {**super().upload_spec(), COUNTS: counts_spec(self.task.classes)}
 
 
 class FedGenServer(FedAvgServer):
@@ -197,10 +193,7 @@ class FedGenServer(FedAvgServer):
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks that the counts are of the client's images."""
-        if int(update.message[COUNTS].sum()) != update.num_samples:
-            raise UserError(
-                f"the client counts {int(update.message[COUNTS].sum())} images of its {update.num_samples}"
-            )
+        check_counts(update)
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Trains the generator, then averages the weights."""

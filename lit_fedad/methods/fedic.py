@@ -20,6 +20,7 @@ from lit_fedad.contracts import Context, Message, Predictors, Update
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.distillation import divergence
 from lit_fedad.methods.parts.functional import look
 from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
@@ -262,19 +263,3 @@ class Calibration(nn.Module):
         calibrated = self.scale * (weight[..., None] * logits).sum(0) + self.shift
         gate = (features @ self.v).sigmoid()[:, None]
         return gate * calibrated + (1 - gate) * tuned
-
-
-def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Computes the batch mean of ``KL(softmax(teacher / T) || softmax(student / T))``, without the usual factor T^2.
-
-    Args:
-        student: The student's logits [B, K].
-        teacher: The teacher's logits [B, K].
-        temperature: Temperature T.
-    """
-    return F.kl_div(
-        (student / temperature).log_softmax(1),
-        (teacher / temperature).log_softmax(1),
-        log_target=True,
-        reduction="batchmean",
-    )

@@ -1,0 +1,332 @@
+"""DeSA: clients align and distil on anchors, images that all of them have condensed (Huang et al., ICML 2024).
+
+arXiv 2405.11525. Before round 1 each client condenses images of its classes under random networks; their mean over
+clients is what everyone receives. The original has no server: every client keeps a model of its own. FedVCK counts it
+among the methods that send the model up and down (FedVCK Table 10), so here weights are averaged as in FedAvg, and the
+server looks at the anchors with the models that it has received. Losses and constants are those of the released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.condensation.batch_statistics import record, unconstrained
+from lit_fedad.condensation.condense import Condensation, RealBatch
+from lit_fedad.condensation.kernels import class_mmd
+from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.feddm import FedDMClient
+from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
+from lit_fedad.methods.parts.functional import look
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"
+
+
+class AnchorCondenser(FedDMClient):
+    """Condenses a client's images as FedDM does, but under the features of networks with new random weights each step.
+
+    Args:
+        task: A `Classifier`, whose encoder lends its form.
+        condensation: Steps, batches and learning rate.
+        mean: As in `FedDMClient`.
+        std: As in `FedDMClient`.
+        anchors: Images of a class.
+        least: Fewest images with which a client owns a class.
+    """
+
+    def __init__(
+        self,
+        task: Classifier,
+        condensation: Condensation,
+        mean: Sequence[float],
+        std: Sequence[float],
+        anchors: int,
+        least: int,
+    ) -> None:
+        super().__init__(
+            task, condensation, mean, std, minimum=anchors, least=least, init="noise", radius=0.0
+        )
+
+    def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Condenses under copies of the encoder; see `FedDMClient.condense`."""
+        self._random = deepcopy(self.task.encoder).to(fabric.device).requires_grad_(False)
+        report = super().condense(loader, fabric)
+        del self._random  # not a part of the client
+        return report
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Normalises images that were sent as bytes [n, C, H, W]."""
+        return (images / 255 - self.mean) / self.std
+
+    def _distance(self, real: RealBatch, synthetic: Tensor, counts: Sequence[int]) -> Tensor:
+        """Computes the squared distance of mean features, class by class."""
+        self._random.apply(_draw_anew)
+        target = record(self._random, real.images, real.times)[0]
+        return class_mmd(target, unconstrained(self._random, synthetic), real.times, real.sizes, counts)
+
+
+def _draw_anew(module: nn.Module) -> None:
+    """Draws a layer's weights as at its construction, from torch's global generators."""
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+
+
+class DESAClient(FedAvgClient):
+    """A client that trains on its images and on anchors, a batch of which takes part in each step.
+
+    ``CE(x, y) + own CE(a, y_a) + distillation KD(a, y_a) + contrast SupCon(x, a)``: KD is
+    ``0.1 CE + 0.9 T^2 mean_ik p_ik log(p_ik / q_ik)``, with p the softened mean logits of the other clients' models of
+    the last round and q the own ones, from round 2; SupCon is `supervised_contrast` of the features of images and
+    anchors, without gradient through those of anchors.
+
+    Args:
+        task: A `Classifier` of pixels.
+        condensation: Steps, batches and learning rate of the anchors.
+        mean: Mean of each channel in [0, 1], for the normalisation of images.
+        std: Standard deviation of each channel.
+        local_epochs: Passes over the client's data per round (E).
+        anchors: Anchors of a class.
+        least: Fewest images with which a client owns a class, and condenses it.
+        batch_size: Anchors of a step.
+        own: Weight of the anchors' cross-entropy.
+        distillation: Weight of KD.
+        contrast: Weight of SupCon; with all three weights 0, training is FedAvg's.
+        temperature: Temperature T of KD.
+        soft: Share of the other clients' predictions in KD; the rest is the labels'.
+        contrast_temperature: Temperature of SupCon.
+
+    Raises:
+        UserError: If the encoder is frozen, or a setting is out of range.
+    """
+
+    needs = Classifier
+    kept = ("anchors", "labels")
+    task: Classifier
+
+    def __init__(
+        self,
+        task: Classifier,
+        condensation: Condensation,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        local_epochs: int = 1,
+        anchors: int = 10,
+        least: int = 10,
+        batch_size: int = 32,
+        own: float = 1.0,
+        distillation: float = 1.0,
+        contrast: float = 1.0,
+        temperature: float = 20.0,
+        soft: float = 0.9,
+        contrast_temperature: float = 0.07,
+    ) -> None:
+        super().__init__(task, local_epochs)
+        at_least("method.client", 1, anchors=anchors, batch_size=batch_size)
+        at_least("method.client", 0, own=own, distillation=distillation, contrast=contrast)
+        above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
+        within("method.client", 0, 1, soft=soft)
+        if isinstance(task.encoder, FrozenEncoder):
+            raise UserError("method desa condenses images: give features=train")
+        self.condenser = AnchorCondenser(task, condensation, mean, std, anchors, least)
+        self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
+        self.own, self.distillation, self.contrast = own, distillation, contrast
+        self.temperature, self.soft, self.contrast_temperature = temperature, soft, contrast_temperature
+        self.anchors, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
+        self.logits = torch.empty(0, task.classes)
+        """The other clients' mean logits of the anchors, of the last round; empty before round 2."""
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """FedAvg's; before round 1 anchors go up, and their means over clients down."""
+        common = super().exchanges
+        return replace(common, setup=(*common.setup, SendAnchors(), ReceiveAnchors()))
+
+    def receive(self, message: Message) -> None:
+        """Loads weights, and the other clients' logits of the anchors."""
+        self.logits = message[LOGITS]
+        super().receive({name: entry for name, entry in message.items() if name != LOGITS})
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares weights and logits of any number of anchors."""
+        return {**super().broadcast_spec(), LOGITS: TensorSpec((Free("anchors"), self.task.classes))}
+
+    def anchors_spec(self) -> MessageSpec:
+        """Declares any number of anchors, as bytes."""
+        count = Free("anchors")
+        form = (count, Free("channels", 4), Free("height"), Free("width"))
+        return {
+            ANCHORS: TensorSpec(form, torch.uint8, unordered=True),
+            LABELS: TensorSpec((count,), torch.int64, low=0, high=self.task.classes - 1, unordered=True),
+        }
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the losses of a batch and of a batch of anchors, in one forward pass."""
+        if not len(self.anchors) or not (self.own or self.distillation or self.contrast):
+            return self.task.training_step(batch, batch_idx)
+        rows = torch.randperm(len(self.anchors))[: self.batch_size]
+        view = self.task.view(batch)
+        images, labels = view["image"], view["label"]
+        anchors = self.condenser.normalised(self.anchors[rows]).to(images)
+        known = self.labels[rows].to(labels)
+        features = self.task({"image": torch.cat([images, anchors])})
+        of_images, of_anchors = features[: len(images)], features[len(images) :]
+        outputs = self.task.objective(of_images, view)
+        logits = self.task.classifier(of_anchors).float()
+        cross = F.cross_entropy(logits, known)
+        loss = outputs["loss"] + self.own * cross
+        # A client that set-up missed, or that is alone, has no logits of its anchors.
+        if len(self.logits) == len(self.anchors):
+            teacher = self.logits[rows].to(logits)
+            loss = loss + self.distillation * self._distilled(logits, teacher, cross)
+        if self.contrast:
+            both = torch.cat([of_images, of_anchors.detach()]).float()
+            together = torch.cat([labels, known])
+            loss = loss + self.contrast * supervised_contrast(both, together, self.contrast_temperature)
+        return {**outputs, "loss": loss, "anchor_loss": cross}
+
+    def _distilled(self, logits: Tensor, teacher: Tensor, cross: Tensor) -> Tensor:
+        """Computes KD; the mean is over images and classes, as in the released code."""
+        q, p = ((part / self.temperature).log_softmax(1) for part in (logits, teacher))
+        soft = self.temperature**2 * F.kl_div(q, p, log_target=True, reduction="mean")
+        return (1 - self.soft) * cross + self.soft * soft
+
+
+class DESAServer(FedAvgServer):
+    """FedAvg's server, which averages anchors over clients, and looks at them with the clients' models.
+
+    Args:
+        client: A client, for the initial weights and the form of anchors.
+    """
+
+    kept = ("anchors", "labels", "logits")
+
+    def __init__(self, client: DESAClient) -> None:
+        super().__init__(client)
+        self.task = deepcopy(client.task)
+        self._normalised = client.condenser.normalised
+        self.per_class, self.least = client.anchors_per_class, client.least
+        self.anchors = torch.empty(0)
+        self.labels = torch.empty(0, dtype=torch.int64)
+        self.logits: dict[int, Tensor] = {}
+        """Logits [A, K] of the anchors by the model of each client of the last round."""
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns the weights, and the mean of the other clients' logits; of none, no logits."""
+        others = [logits for client, logits in self.logits.items() if client != client_id]
+        mean = torch.stack(others).mean(0) if others else torch.empty(0, self.task.classes)
+        return {**super().broadcast(client_id), LOGITS: mean}
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Averages the weights, and computes each model's logits of the anchors."""
+        super().aggregate(updates)
+        if not len(self.anchors):
+            return
+        images = self._normalised(self.anchors)
+        self.task.to(self.fabric.device if self.fabric else "cpu")
+        self.logits = {
+            client: torch.cat(look(self.task, update.message, images, self._ask))
+            for client, update in updates.items()
+        }
+        self.task.to("cpu")
+
+    def _ask(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.task.classifier(self.task({"image": images}))
+        return logits.float().cpu()
+
+    def merge_anchors(self, messages: Mapping[int, Message]) -> None:
+        """Averages the clients' anchors, the first of a class with the first, over those that own the class.
+
+        Raises:
+            UserError: If no client owns a class, or image sizes differ between clients.
+        """
+        every = joined(messages)
+        held = every.labels.unique()
+        piles = [every.images[every.labels == label] for label in held]
+        means = [pile.float().unflatten(0, (-1, self.per_class)).mean(0) for pile in piles]
+        self.anchors = torch.cat(means).round().to(torch.uint8)
+        self.labels = held.repeat_interleave(self.per_class)
+
+
+class SendAnchors(Exchange[DESAClient, DESAServer]):
+    """The set-up exchange in which clients condense anchors, whose means over clients the server keeps."""
+
+    name = "anchors"
+    trains = True
+
+    def train(self, client: DESAClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Condenses the client's images."""
+        client.condenser.begin(client.context)
+        return client.condenser.condense(loader, fabric)
+
+    def send(self, client: DESAClient, loader: DataLoader) -> Message:
+        """Returns the anchors."""
+        return client.condenser.send(loader)
+
+    def upload_spec(self, client: DESAClient) -> MessageSpec:
+        """Declares the anchors."""
+        return client.condenser.upload_spec()
+
+    def validate(self, server: DESAServer, client_id: int, update: Update) -> None:
+        """Checks the numbers of anchors and of classes."""
+        images, counts = update.message[IMAGES], update.message[COUNTS]
+        if (counts != server.per_class).any() or len(images) != int(counts.sum()):
+            raise UserError(
+                f"the client sent {len(images)} anchors of {len(counts)} classes, not {server.per_class} of each"
+            )
+        if len(counts) * server.least > update.num_samples:
+            raise UserError(f"the client sent {len(counts)} classes, and has {update.num_samples} images")
+
+    def aggregate(self, server: DESAServer, updates: Mapping[int, Update]) -> None:
+        """Averages the anchors over clients."""
+        server.merge_anchors({client: update.message for client, update in updates.items()})
+
+
+class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
+    """The set-up exchange in which clients receive the mean anchors, and keep them."""
+
+    name = "mean anchors"
+
+    def broadcast(self, server: DESAServer, client_id: int) -> Message:
+        """Returns the anchors, the same to every client."""
+        return {ANCHORS: server.anchors, LABELS: server.labels}
+
+    def broadcast_spec(self, client: DESAClient) -> MessageSpec:
+        """Declares the anchors."""
+        return client.anchors_spec()
+
+    def receive(self, client: DESAClient, message: Message) -> None:
+        """Keeps the anchors."""
+        client.anchors, client.labels = message[ANCHORS], message[LABELS]
+
+
+def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Computes the supervised contrastive loss (Khosla et al., NeurIPS 2020) of features, one view each.
+
+    ``-mean_i mean_{p of i's class} log(e^{z_i z_p / tau} / sum_{j != i} e^{z_i z_j / tau})`` with z of length 1; an
+    image that is alone in its class adds 0.
+
+    Args:
+        features: Features [B, D], B at least 2.
+        labels: Their classes [B].
+        temperature: Temperature tau.
+    """
+    unit = F.normalize(features, dim=1)
+    itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+    similar = (unit @ unit.T / temperature).masked_fill(itself, -torch.inf)
+    likelihood = similar.log_softmax(1).masked_fill(itself, 0)
+    positives = (labels[:, None] == labels) & ~itself
+    own = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)
+    return -own.mean()

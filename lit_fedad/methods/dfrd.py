@@ -1,0 +1,328 @@
+"""DFRD: the server distils the clients' models into their average, on images of a generator (Luo et al., NeurIPS 2023).
+
+arXiv 2309.13546. Clients train as in FedAvg and send their numbers of images of each class. The server trains a
+generator whose images the ensemble classifies as asked, the averaged model does not, and which differ from each other;
+then it distils the ensemble into the average on images of this generator and of its moving average. Constants are those
+of the released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Message, MessageSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.distillation import divergence
+from lit_fedad.methods.parts.functional import frozen, with_weights
+from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
+from lit_fedad.models.conditional_gan import ConditionalGenerator
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+_MOMENTS = (0.5, 0.999)  # of the generator's Adam
+
+
+class DFRDClient(FedAvgClient):
+    """A client that trains as in FedAvg, and also sends how many images of each class it has.
+
+    Args:
+        task: A `Classifier` of pixels.
+        local_epochs: Passes over the client's data per round (E).
+
+    Raises:
+        UserError: If the encoder is frozen.
+    """
+
+    needs = Classifier
+    task: Classifier
+
+    def __init__(self, task: Classifier, local_epochs: int = 1) -> None:
+        super().__init__(task, local_epochs)
+        if isinstance(task.encoder, FrozenEncoder):
+            raise UserError("method dfrd generates images: give features=train")
+
+    def send(self, loader: DataLoader) -> Message:
+        """Returns weights, and the client's number of images of each class."""
+        return {**super().send(loader), COUNTS: count_labels(loader, self.task.classes)}
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares weights and counts."""
+        return {**super().upload_spec(), COUNTS: counts_spec(self.task.classes)}
+
+
+class DFRDServer(FedAvgServer):
+    """FedAvg's server, which distils the clients' models into their average.
+
+    Each of ``steps`` times a round, Adam takes ``generator_steps`` on the generator, then SGD ``distillation_steps`` on
+    the average f; both start anew. The ensemble is ``e(x) = sum_i t_{i,y} f_i(x)`` with ``t_{i,y}`` client i's share of
+    class y's images, and labels y are drawn in proportion to the images of each class. With h the noise that knows its
+    label (`ConditionalGenerator.mixed`), x = G(h), and KL at a temperature, the generator minimises
+    ``CE(e(x), y) - transfer KL(f(x) || e(x)) + spread exp(-mean_ij d(h_i, h_j) d(x_i, x_j)) + bound L_y``,
+    the second where the ensemble is right and the average is not, and L_y the excess of the labels' embeddings over the
+    root of their length. The average minimises ``KL(e(x) || f(x)) + replay KL(e(x~) || f(x~))``, x~ from the moving
+    average of the generators of earlier rounds. Normalisation layers keep the averaged running statistics.
+
+    Args:
+        client: A client, for the initial weights.
+        image_size: S, the side of the images in pixels.
+        channels: Channels of the images.
+        mean: Mean of each channel in [0, 1], for the normalisation of images.
+        std: Standard deviation of each channel.
+        steps: Turns of both a round; 0 gives FedAvg.
+        generator_steps: Steps of the generator in a turn.
+        distillation_steps: Steps of the average in a turn.
+        batch_size: Images of a step.
+        latent: Numbers of noise.
+        width: Channels of the generator's 4 x 4 map.
+        generator_rate: Learning rate of the generator.
+        learning_rate: Learning rate of the average.
+        weight_decay: Weight decay of the average.
+        temperature: Temperature of every KL.
+        transfer: Weight of what the average gets wrong.
+        spread: Weight of the images' diversity.
+        bound: Weight of the labels' embeddings.
+        memory: Share of the moving average that a round keeps.
+        replay: Weight of images of the moving average, from round 2.
+
+    Raises:
+        UserError: If a setting is out of range.
+    """
+
+    kept = ("generator", "average")
+
+    def __init__(
+        self,
+        client: DFRDClient,
+        image_size: int,
+        channels: int = 3,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        steps: int = 10,
+        generator_steps: int = 2,
+        distillation_steps: int = 5,
+        batch_size: int = 64,
+        latent: int = 64,
+        width: int = 512,
+        generator_rate: float = 2e-4,
+        learning_rate: float = 0.01,
+        weight_decay: float = 1e-4,
+        temperature: float = 10.0,
+        transfer: float = 1.0,
+        spread: float = 1.0,
+        bound: float = 0.25,
+        memory: float = 0.5,
+        replay: float = 0.5,
+    ) -> None:
+        super().__init__(client)
+        at_least("method.server", 0, steps=steps, weight_decay=weight_decay)
+        at_least("method.server", 0, transfer=transfer, spread=spread, bound=bound, replay=replay)
+        at_least("method.server", 1, generator_steps=generator_steps, distillation_steps=distillation_steps)
+        at_least("method.server", 2, batch_size=batch_size)
+        above("method.server", 0, generator_rate=generator_rate, learning_rate=learning_rate)
+        above("method.server", 0, temperature=temperature)
+        within("method.server", 0, 1, memory=memory)
+        self.steps, self.generator_steps, self.distillation_steps = steps, generator_steps, distillation_steps
+        self.batch_size, self.temperature = batch_size, temperature
+        self.generator_rate, self.learning_rate, self.weight_decay = (
+            generator_rate,
+            learning_rate,
+            weight_decay,
+        )
+        self.transfer, self.spread, self.bound = transfer, spread, bound
+        self.memory, self.replay = memory, replay
+        self.task = deepcopy(client.task)
+        self._network = ConditionalGenerator(
+            client.task.classes, image_size, channels, latent, width, mean, std
+        )
+        self.generator: Message = _state(self._network)
+        self.average: Message = {}
+        """The generator's moving average; empty before the first round."""
+        self._report: dict[str, float] = {}
+
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks that the counts are of the client's images."""
+        check_counts(update)
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Averages the weights, then distils the clients' models into the average.
+
+        Raises:
+            UserError: If distillation diverges.
+        """
+        counts = torch.stack([update.message[COUNTS] for update in updates.values()])
+        own = [{n: w for n, w in update.message.items() if n != COUNTS} for update in updates.values()]
+        sizes = [update.num_samples for update in updates.values()]
+        super().aggregate({i: Update(w, n) for i, w, n in zip(updates, own, sizes, strict=True)})
+        if self.steps:
+            with self.context.seeded("distillation"):
+                self.distil(counts, own)
+
+    def distil(self, counts: Tensor, models: Sequence[Message]) -> None:
+        """Trains the generator and distils.
+
+        Args:
+            counts: Images of each client and class [N, K].
+            models: Each client's weights.
+        """
+        task, network = self.task.to(self._device), self._network.to(self._device)
+        task.load_state_dict(self.weights, strict=False)
+        task.eval()
+        network.load_state_dict(self.generator)
+        earlier = deepcopy(network).requires_grad_(False)
+        if self.average:
+            earlier.load_state_dict(self.average)
+        ensemble = Ensemble(counts, models, task, self._logits)
+        for _ in range(self.steps):
+            with frozen(task):
+                generating = self._train_generator(network, ensemble)
+            distilling = self._train_average(network, earlier, ensemble)
+        self._report = {"generator_loss": generating, "distillation_loss": distilling}
+        self.generator, state = _state(network), task.to("cpu").state_dict()
+        self.weights = {name: state[name].detach().clone() for name in self.weights}
+        before = self.average or self.generator
+        self.average = {
+            name: self.memory * before[name] + (1 - self.memory) * entry
+            for name, entry in self.generator.items()
+        }
+
+    def _train_generator(self, network: ConditionalGenerator, ensemble: Ensemble) -> float:
+        optimizer = torch.optim.Adam(network.parameters(), lr=self.generator_rate, betas=_MOMENTS)
+        for _ in range(self.generator_steps):
+            labels, noise = self._drawn(network, ensemble)
+            mixed = network.mixed(labels, noise)
+            images = network.decode(mixed)
+            teacher, student = ensemble(images, labels), self._logits(images)
+            loss = (
+                F.cross_entropy(teacher, labels)
+                - self.transfer * disagreement(teacher, student, labels, self.temperature)
+                + self.spread * diversity(mixed, images)
+                + self.bound * (network.embedding(labels).norm(dim=1) - network.latent**0.5).relu().mean()
+            )
+            self._step(optimizer, loss, "generator_rate")
+        return float(loss.detach())
+
+    def _train_average(
+        self, network: ConditionalGenerator, earlier: ConditionalGenerator, ensemble: Ensemble
+    ) -> float:
+        sources = [(network, 1.0), *([(earlier, self.replay)] if self.average and self.replay else [])]
+        optimizer = torch.optim.SGD(
+            self.task.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
+        )
+        for _ in range(self.distillation_steps):
+            losses = []
+            for source, weight in sources:
+                labels, noise = self._drawn(source, ensemble)
+                with torch.no_grad():
+                    images = source(labels, noise)
+                    teacher = ensemble(images, labels)
+                losses.append(weight * divergence(self._logits(images), teacher, self.temperature))
+            loss = torch.stack(losses).sum()
+            self._step(optimizer, loss, "learning_rate")
+        return float(loss.detach())
+
+    def _drawn(self, network: ConditionalGenerator, ensemble: Ensemble) -> tuple[Tensor, Tensor]:
+        """Draws labels [B] in proportion to the clients' images, and noise [B, N]."""
+        labels = torch.multinomial(ensemble.frequencies, self.batch_size, replacement=True)
+        noise = torch.randn(self.batch_size, network.latent)
+        return labels.to(self._device), noise.to(self._device)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        """Computes logits [B, K] under the task's current weights."""
+        with self.fabric.autocast() if self.fabric else nullcontext():
+            logits: Tensor = self.task.classifier(self.task({"image": images}))
+        return logits.float()
+
+    def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, rate: str) -> None:
+        if not torch.isfinite(loss):
+            raise UserError(f"distillation diverged; lower method.server.{rate}")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    @property
+    def _device(self) -> torch.device:
+        return self.fabric.device if self.fabric else torch.device("cpu")
+
+    def diagnostics(self) -> dict[str, float]:
+        """Returns the last losses of generator and distillation."""
+        return self._report
+
+
+class Ensemble:
+    """The clients' models, weighted label by label: ``e(x) = sum_i t_{i,y} f_i(x)``.
+
+    Args:
+        counts: Images of each client and class [N, K].
+        models: Each client's weights.
+        task: The task that they are weights of; its own are replaced during calls.
+        logits: Function from normalised images to the task's logits.
+
+    Attributes:
+        frequencies: Images of each class over all clients [K].
+    """
+
+    def __init__(
+        self,
+        counts: Tensor,
+        models: Sequence[Message],
+        task: Classifier,
+        logits: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.frequencies = counts.sum(0).float()
+        self._shares = (counts / counts.sum(0).clamp(min=1)).float().to(task.device)
+        self._models = [{name: entry.to(task.device) for name, entry in model.items()} for model in models]
+        self._task, self._logits = task, logits
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Computes the weighted logits [B, K] of images that were generated for labels [B]."""
+        parts = [
+            shares[labels, None] * with_weights(self._task, model, lambda _: self._logits(images))
+            for shares, model in zip(self._shares, self._models, strict=True)
+        ]
+        return torch.stack(parts).sum(0)
+
+
+def disagreement(teacher: Tensor, student: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Computes the mean of ``KL(student || teacher)`` over images that the teacher alone classifies as asked; else 0.
+
+    The student's logits are a constant.
+
+    Args:
+        teacher: The ensemble's logits [B, K].
+        student: The average's logits [B, K].
+        labels: Labels that were asked for [B].
+        temperature: Temperature T.
+    """
+    chosen = (teacher.argmax(1) == labels) & (student.argmax(1) != labels)
+    if not chosen.any():
+        return torch.zeros((), device=teacher.device)
+    return divergence(teacher[chosen], student[chosen].detach(), temperature)
+
+
+def diversity(mixed: Tensor, images: Tensor) -> Tensor:
+    """Computes ``exp(-mean_ij d(h_i, h_j) d(x_i, x_j))``, d the mean square of differences.
+
+    Args:
+        mixed: Noise that knows its label h [B, N].
+        images: Images x [B, C, H, W].
+    """
+    return (-(_mean_squares(mixed) * _mean_squares(images.flatten(1))).mean()).exp()
+
+
+def _mean_squares(rows: Tensor) -> Tensor:
+    """Computes the mean square of the differences of all pairs of rows [B, B]; no tensor of size B x B x D is made."""
+    squares = rows.square().sum(1)
+    return (squares[:, None] + squares - 2 * rows @ rows.T).clamp(min=0) / rows.shape[1]
+
+
+def _state(network: ConditionalGenerator) -> Message:
+    return {name: entry.detach().to("cpu", copy=True) for name, entry in network.state_dict().items()}

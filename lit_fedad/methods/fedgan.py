@@ -1,0 +1,196 @@
+"""FedGAN: clients average a generator of images with the model, and train on what it generates (Nguyen et al., 2021).
+
+Nguyen, Ding, Pathirana, Seneviratne and Zomaya, IEEE Internet of Things Journal 2021, arXiv 2110.07136: the GANs of all
+clients exchange their weights with a server, which averages them. Its differential privacy and its blockchain are left
+out. FedVCK compares with it as a method that sends model, generator and discriminator in both directions (FedVCK
+Table 10), and does not say how generated images enter training: here from round 2, of all classes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
+from lit_fedad.errors import UserError
+from lit_fedad.federation.local_training import Train
+from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.classifier import Classifier
+
+GENERATOR, DISCRIMINATOR = "generator.", "discriminator."
+_MOMENTS = (0.5, 0.999)  # of Adam, as in DCGAN
+
+
+class FedGANClient(FedAvgClient):
+    """A client that trains its model on local and generated images, then generator and discriminator on local ones.
+
+    The model sees images of the generator that the client received. The GAN is conditional, because generated images
+    need labels; the original does not say that its own is. Its server is FedAvg's: all three networks are averaged.
+
+    Args:
+        task: A `Classifier` of pixels.
+        image_size: S, the side of the images in pixels.
+        channels: Channels of the images.
+        mean: Mean of each channel in [0, 1], for the normalisation of images.
+        std: Standard deviation of each channel.
+        local_epochs: Passes over the client's data per round (E), of the model and then of the GAN.
+        share: Generated images over local ones in a batch, from round 2; 0 leaves the model as FedAvg has it.
+        latent: Numbers of noise.
+        width: Channels of both networks' 4 x 4 maps.
+        learning_rate: Learning rate of both networks' Adam.
+
+    Raises:
+        UserError: If the encoder is frozen, or a setting is out of range.
+    """
+
+    needs = Classifier
+    task: Classifier
+
+    def __init__(
+        self,
+        task: Classifier,
+        image_size: int,
+        channels: int = 3,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        local_epochs: int = 1,
+        share: float = 1.0,
+        latent: int = 100,
+        width: int = 512,
+        learning_rate: float = 2e-4,
+    ) -> None:
+        super().__init__(task, local_epochs)
+        at_least("method.client", 0, share=share)
+        above("method.client", 0, learning_rate=learning_rate)
+        if isinstance(task.encoder, FrozenEncoder):
+            raise UserError("method fedgan generates images: give features=train")
+        self.share, self.learning_rate = share, learning_rate
+        self.generator = ConditionalGenerator(task.classes, image_size, channels, latent, width, mean, std)
+        self.discriminator = ConditionalDiscriminator(task.classes, image_size, channels, width)
+
+    @property
+    def exchanges(self) -> Exchanges:
+        """FedAvg's, with the training of all three networks."""
+        return replace(super().exchanges, rounds=(TrainAll(),))
+
+    def shared_state(self) -> Message:
+        """Returns copies of the weights of model, generator and discriminator."""
+        own = {n: entry.detach().to("cpu", copy=True) for n, entry in self._gan_state().items()}
+        return {**super().shared_state(), **own}
+
+    def shared_spec(self) -> MessageSpec:
+        """Declares the weights of model, generator and discriminator."""
+        return {**super().shared_spec(), **spec_of(self._gan_state())}
+
+    def receive(self, message: Message) -> None:
+        """Loads all three networks."""
+        for prefix, network in ((GENERATOR, self.generator), (DISCRIMINATOR, self.discriminator)):
+            network.load_state_dict(
+                {n.removeprefix(prefix): w for n, w in message.items() if n.startswith(prefix)}
+            )
+        super().receive({n: w for n, w in message.items() if not n.startswith((GENERATOR, DISCRIMINATOR))})
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the task's loss on local and generated images together, which are augmented alike."""
+        count = round(self.share * len(batch["label"])) if self.context.round > 1 else 0
+        if not count:
+            return self.task.training_step(batch, batch_idx)
+        asked = balanced_labels(count, self.task.classes).to(batch["label"])
+        both = {
+            "image": torch.cat([batch["image"], self.generate(asked).to(batch["image"])]),
+            "label": torch.cat([batch["label"], asked]),
+        }
+        return self.task.training_step(both, batch_idx)
+
+    @torch.no_grad()
+    def generate(self, labels: Tensor) -> Tensor:
+        """Generates normalised images [B, C, S, S] of labels [B]; noise comes from torch's global CPU generator."""
+        return self.generator(labels, self._noise(labels))
+
+    def train_gan(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains discriminator and generator in turn, a step of Adam each a batch.
+
+        The discriminator minimises ``-log D(x, y) - log(1 - D(G(z, y), y))``, the generator ``-log D(G(z, y), y)``,
+        with the labels y of the batch.
+
+        Args:
+            loader: The client's batches.
+            fabric: Device and precision.
+
+        Returns:
+            Mean losses of both, over all batches.
+
+        Raises:
+            UserError: If training diverges.
+        """
+        networks: list[nn.Module] = [self.discriminator, self.generator]
+        optimizers = [self._optimizer(network.to(fabric.device), fabric) for network in networks]
+        totals, steps = [0.0, 0.0], 0
+        for _ in range(self.local_epochs):
+            for batch in loader:
+                real, labels = (fabric.to_device(batch[name]) for name in ("image", "label"))
+                with fabric.autocast():
+                    fake = self.generator(labels, self._noise(labels))
+                    judged = self.discriminator(real, labels), self.discriminator(fake.detach(), labels)
+                loss = F.softplus(-judged[0].float()).mean() + F.softplus(judged[1].float()).mean()
+                totals[0] += self._step(optimizers[0], loss, fabric)
+                with fabric.autocast():
+                    fooled = self.discriminator(fake, labels)
+                totals[1] += self._step(optimizers[1], F.softplus(-fooled.float()).mean(), fabric)
+                steps += 1
+        return {"discriminator_loss": totals[0] / steps, "generator_loss": totals[1] / steps}
+
+    def _optimizer(self, network: nn.Module, fabric: Fabric) -> torch.optim.Optimizer:
+        adam = torch.optim.Adam(network.parameters(), lr=self.learning_rate, betas=_MOMENTS)
+        optimizer = fabric.setup_optimizers(adam)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        return optimizer
+
+    def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor, fabric: Fabric) -> float:
+        if not torch.isfinite(loss):
+            raise UserError("the GAN diverged; lower method.client.learning_rate")
+        # The generator's loss leaves gradients in the discriminator too.
+        self.discriminator.zero_grad()
+        self.generator.zero_grad()
+        fabric.backward(loss)
+        optimizer.step()
+        return float(loss.detach())
+
+    def _noise(self, labels: Tensor) -> Tensor:
+        return torch.randn(len(labels), self.generator.latent).to(labels.device)
+
+    def _gan_state(self) -> Message:
+        networks = ((GENERATOR, self.generator), (DISCRIMINATOR, self.discriminator))
+        return {
+            f"{prefix}{name}": entry
+            for prefix, network in networks
+            for name, entry in network.state_dict().items()
+        }
+
+
+def balanced_labels(count: int, classes: int) -> Tensor:
+    """Returns labels [count] of all classes equally often; torch's global generator draws which class is first.
+
+    Example:
+        >>> balanced_labels(7, 3).bincount().sort().values.tolist()
+        [2, 2, 3]
+    """
+    return (torch.arange(count) + torch.randint(classes, ())) % classes
+
+
+class TrainAll(Train):
+    """The exchange of a round, in which clients train their model, then generator and discriminator."""
+
+    def train(self, client: FedGANClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
+        """Trains the model by `fit`, so that it sees what FedAvg's would, then `FedGANClient.train_gan`."""
+        return {**super().train(client, loader, fabric), **client.train_gan(loader, fabric)}
