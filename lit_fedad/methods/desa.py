@@ -200,8 +200,8 @@ class DESAClient(FedAvgClient):
     def _distilled(self, logits: Tensor, teacher: Tensor, cross: Tensor) -> Tensor:
         """Computes KD; the mean is over images and classes, as in the released code."""
         q, p = ((part / self.temperature).log_softmax(1) for part in (logits, teacher))
-        soft = self.temperature**2 * F.kl_div(q, p, log_target=True, reduction="mean")
-        return (1 - self.soft) * cross + self.soft * soft
+        soft = F.kl_div(q, p, log_target=True, reduction="batchmean") / self.task.classes
+        return (1 - self.soft) * cross + self.soft * self.temperature**2 * soft
 
 
 class DESAServer(FedAvgServer):

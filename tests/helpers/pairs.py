@@ -88,6 +88,15 @@ OWN = {
     "deep_svdd": ["method.client.pretraining=1"],
     "fedmix": ["method.client.local_epochs=1", "method.client.weight=0.3"],
     "fedgen": ["method.client.local_epochs=1", "method.client.hidden=8", "method.server.steps=2"],
+    "fedgan": ["method.client.local_epochs=1", "method.client.width=8"],
+    "dfrd": ["method.client.local_epochs=1", "method.server.width=8", "method.server.steps=1"],
+    "desa": [
+        "method.client.local_epochs=1",
+        "method.client.anchors=2",
+        "method.client.least=1",
+        "method.client.condensation.steps=2",
+        "method.client.condensation.batch=4",
+    ],
     "gldp": ["method.client.base_epochs=1", "method.client.head_epochs=2"],
     "creff": ["method.client.local_epochs=1", "method.server.retraining_epochs=2"],
     "fedic": [

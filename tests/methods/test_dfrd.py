@@ -1,0 +1,135 @@
+"""DFRD: its losses by hand, FedAvg without distillation, equal models that do not change, and resumption."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.feddm import loader, make
+
+from lit_fedad.contracts import Context, Update
+from lit_fedad.errors import UserError
+from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.parts.label_counts import COUNTS
+
+SMALL = {"image_size": 8, "latent": 4, "width": 4, "batch_size": 6, "steps": 2}
+
+
+def server_of(**settings) -> DFRDServer:
+    torch.manual_seed(0)
+    server = DFRDServer(DFRDClient(make()), **{**SMALL, **settings})
+    server.begin(Context(0, 1))
+    return server
+
+
+def data_of():
+    return {0: loader([0, 0, 0, 1, 1]), 1: loader([1, 2, 2, 2], seed=1)}
+
+
+def test_disagreement_and_diversity_by_hand():
+    teacher = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]])
+    student = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
+    # Of the labels 0, 1 and 1, the teacher alone is right about the first image.
+    p, q = (np.exp(x) / np.exp(x).sum() for x in (np.array([0.0, 0.5]), np.array([1.0, 0.0])))
+    expected = (p * np.log(p / q)).sum()
+    found = disagreement(teacher, student, torch.tensor([0, 1, 1]), 2.0)
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+    assert disagreement(teacher, teacher, torch.tensor([0, 1, 1]), 2.0) == 0
+    mixed = torch.tensor([[0.0, 0.0], [1.0, 0.5]])
+    images = torch.tensor([1.0, 3.0]).view(2, 1, 1, 1).expand(2, 1, 2, 2)
+    # Mean squares .625 and 4, of two of the four pairs.
+    assert diversity(mixed, images).item() == pytest.approx(np.exp(-0.5 * 0.625 * 4), rel=1e-6)
+
+
+def test_the_ensemble_weights_models_by_their_share_of_the_label():
+    task = make().eval()
+    models = [make(seed=seed).state_dict() for seed in (1, 2)]
+    images = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels, counts = torch.tensor([0, 1, 2]), torch.tensor([[3, 1, 0], [1, 1, 5]])
+    kept = {name: entry.clone() for name, entry in task.state_dict().items()}
+    logits = [make(seed=seed).eval() for seed in (1, 2)]
+    with torch.no_grad():
+        ensemble = Ensemble(counts, models, task, lambda x: task.classifier(task({"image": x})))
+        found = ensemble(images, labels)
+        first, second = (model.classifier(model({"image": images})) for model in logits)
+    shares = torch.tensor([0.75, 0.5, 0.0])[:, None]
+    torch.testing.assert_close(found, shares * first + (1 - shares) * second)
+    assert ensemble.frequencies.tolist() == [4, 2, 5]
+    assert all(torch.equal(kept[name], entry) for name, entry in task.state_dict().items())
+
+
+def test_without_steps_it_is_fedavg_number_for_number(federate, exactly):
+    settings = {"shuffle": True, "rounds": 2}
+    ours = federate(
+        DFRDClient, DFRDServer, task=make(), data=data_of(), server={**SMALL, "steps": 0}, **settings
+    )
+    plain = federate(FedAvgClient, task=make(), data=data_of(), **settings)
+    exactly(ours.server.weights, plain.server.weights)
+
+
+def test_equal_models_leave_their_average_alone():
+    server = server_of(weight_decay=0.0)
+    model = {name: entry.clone() for name, entry in server.weights.items()}
+    message = {**model, COUNTS: torch.tensor([2, 2, 2])}
+    server.aggregate({0: Update(message, 6), 1: Update(dict(message), 6)})
+    for name, entry in model.items():
+        torch.testing.assert_close(server.weights[name], entry, rtol=1e-5, atol=1e-6)
+
+
+def test_different_models_move_it_and_the_moving_average_follows():
+    server = server_of(memory=0.25)
+    others = [{n: e.clone() for n, e in make(seed=s).state_dict().items()} for s in (1, 2)]
+    counts = [torch.tensor([4, 2, 0]), torch.tensor([0, 2, 4])]
+    updates = {
+        i: Update({**{n: m[n] for n in server.weights}, COUNTS: c}, 6)
+        for i, (m, c) in enumerate(zip(others, counts, strict=True))
+    }
+    server.aggregate(updates)
+    mean = (others[0]["classifier.weight"] + others[1]["classifier.weight"]) / 2
+    assert not torch.equal(server.weights["classifier.weight"], mean)
+    torch.testing.assert_close(server.average["embedding.weight"], server.generator["embedding.weight"])
+    before = server.average["embedding.weight"].clone()
+    server.begin(Context(0, 2))
+    server.aggregate(updates)
+    expected = 0.25 * before + 0.75 * server.generator["embedding.weight"]
+    torch.testing.assert_close(server.average["embedding.weight"], expected)
+    assert set(server.diagnostics()) == {"generator_loss", "distillation_loss"}
+
+
+class Stop(Exception):  # noqa: N818
+    """The end of a process."""
+
+
+def test_interrupted_runs_end_as_uninterrupted_ones(federate, exactly):
+    def stop(federation, report):
+        if report.round > 1:
+            raise Stop
+
+    def play(**more):
+        return federate(
+            DFRDClient, DFRDServer, task=make(), data=data_of(), server=SMALL, shuffle=True, rounds=3, **more
+        )
+
+    whole = play()
+    with pytest.raises(Stop):
+        play(folder="parts", after_round=stop)
+    parts = play(folder="parts")
+    exactly(parts.server.weights, whole.server.weights)
+    exactly(parts.server.average, whole.server.average)
+
+
+def test_weights_alone_come_down(federate):
+    played = federate(DFRDClient, DFRDServer, task=make(), data=data_of(), server=SMALL, rounds=1)
+    assert COUNTS not in played.client.broadcast_spec()
+    assert set(played.client.upload_spec()) == {COUNTS, *played.server.weights}
+
+
+def test_counts_of_other_images_are_refused():
+    with pytest.raises(UserError, match="counts 7 images of its 6"):
+        server_of().validate(0, Update({COUNTS: torch.tensor([4, 2, 1])}, 6))
+
+
+def test_frozen_features_are_refused():
+    from helpers.frozen import frozen_encoder
+
+    with pytest.raises(UserError, match="features=train"):
+        DFRDClient(make(frozen_encoder))
