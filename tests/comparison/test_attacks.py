@@ -82,6 +82,7 @@ def test_what_is_missing_is_run_then_attacked(steps, capsys):
     assert "| FedVCK | **62.50** | 54.40 | **56.25** | 51.40 | **25.00** | 50.00 |" in text
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_one_line(steps, capsys):
     assert cli.main(TOLD) == 0
     file = next(Path("outputs").glob("fedavg-*/privacy/lira.json"))

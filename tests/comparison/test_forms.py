@@ -56,12 +56,14 @@ def test_what_crosses():
 
 
 def test_the_command_writes_the_table_and_runs_nothing(workdir, capsys):
-    assert cli.main(["report", "table=fedvck_5", "rows=FedAvg,FedVCK", "tracking=off"]) == 0
-    out = capsys.readouterr().out
-    assert "12.16" in out
+    assert cli.main(["report", "table=fedvck_5", "rows=FedVCK", "tracking=off"]) == 0
+    assert "2.02" in capsys.readouterr().out
     text = Path("reports/fedvck_5/fedvck_5.md").read_text()
     assert "| FedVCK | 2.02 | 2.04" in " ".join(text.split())
     assert [path.name for path in workdir.iterdir()] == ["reports"]
+
+
+def test_what_is_wrong_is_one_line(capsys):
     assert cli.main(["report", "table=fedvck_5", "data=cifar10"]) == 2
     assert "table=fedvck_5: counts what the paper's settings send" in capsys.readouterr().err
     assert cli.main(["report", "table=fedvck_10", "rows=FedAvg", "rouds=1"]) == 2
@@ -85,6 +87,7 @@ def test_the_papers_two_tables_of_bytes_agree():
     }
 
 
+@pytest.mark.slow
 def test_rows_that_are_left_out_are_of_methods_to_come():
     """A misspelt method would leave its row out silently."""
     named = {
