@@ -84,7 +84,7 @@ def test_the_papers_two_tables_of_bytes_agree():
     }
 
 
-def test_rows_that_are_left_out_are_of_methods_to_come():
+def test_rows_name_methods_that_there_are():
     """A misspelt method would leave its row out silently."""
     named = {
         override.removeprefix("method=")
