@@ -221,13 +221,13 @@ def test_fedvck_s_numbers_are_those_of_the_paper_s_text(name):
     if name == "fedvck_13":  # the paper has its rows in columns
         rows = {column: [row.paper[column] for row in table.rows] for column in table.columns}
     else:
-        rows = {row.label: [row.paper[column] for column in table.columns] for row in table.rows}
+        rows = {row.label: [row.paper.get(column) for column in table.columns] for row in table.rows}
     if (
         name == "fedvck_14"
     ):  # one half of the columns below the other; labels are formulas in it and in Table 4
         rows = {f"{label}{half}": n[4 * half :][:4] for label, n in rows.items() for half in (0, 1)}
     for label, numbers in rows.items():
-        texts = [f"{number[0]:.2f}" for number in numbers]
+        texts = [f"{number[0]:.2f}" if number else "OOM" for number in numbers]  # out of memory
         if table.attack:  # printed as a share, the last in per cent
             ((largest, mean, rate, *_),) = numbers
             texts = [f"{largest / 100:.3f}", f"{mean / 100:.3f}", f"{rate:.0f}%"]
