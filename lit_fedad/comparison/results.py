@@ -22,14 +22,13 @@ from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.rounds_figure import rounds_figure, rounds_frame
 from lit_fedad.report.sheets_figure import sheets_figure
 from lit_fedad.report.table_figure import rows_figure, tasks_figure
+from lit_fedad.report.table_markdown import caption, markdown
 from lit_fedad.report.tables import (
     Outcome,
     Row,
     Setting,
     Table,
-    caption,
     costs_table,
-    markdown,
     results_table,
     runs_frame,
 )

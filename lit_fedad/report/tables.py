@@ -12,17 +12,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from lit_fedad.report.markdown import markdown_table
 from lit_fedad.report.naming import human_bytes, human_seconds, metric_title
 
 UNKNOWN = "–"  # noqa: RUF001
 
 _WHOLE = ("best_round", "rounds", "training_images")
-
-_BRACKETS = {
-    "best": "the best round, which a run chooses by its first metric on the test set",
-    "task_1": "the last round of the first task",
-}
 
 PaperNumber = float | Sequence[float] | None
 """A printed number in per cent: a mean, or mean and deviation; None where the paper has none."""
@@ -227,93 +221,12 @@ def costs_table(table: Table, rows: Sequence[Row], runs: pd.DataFrame) -> pd.Dat
                 "time of a round": _span(group["seconds"], human_seconds),
                 "rounds": _span(group["rounds"], lambda value: f"{value:.0f}"),
                 "learning rate": _span(group["learning_rate"], lambda value: f"{value:g}"),
-                "backbone, weights": _distinct(group["backbone"]),
-                "partition": _distinct(group["partition"]),
+                "backbone, weights": distinct(group["backbone"]),
+                "partition": distinct(group["partition"]),
                 "seeds": ", ".join(map(str, sorted(set(group["seed"])))) or UNKNOWN,
             }
         )
     return pd.DataFrame(lines)
-
-
-def caption(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> list[str]:
-    """Explains the numbers, and names the data of each column.
-
-    Args:
-        table: The table.
-        columns: Labels of the columns.
-        runs: Runs, from `runs_frame`.
-
-    Returns:
-        Sentences, one a line.
-    """
-    ours = (
-        "Per cent. Ours: mean over clients on the common test set after the last round, mean ± sample standard "
-        f"deviation over seeds; in brackets {_BRACKETS[table.brackets]}."
-    )
-    if table.attack:
-        ours = (
-            "Per cent. Ours: what membership inference finds in what clients send, mean over the attacked shadow runs; "
-            "mean ± sample standard deviation over seeds."
-        )
-    lines = [
-        ours,
-        "Bytes: of one client, mean over clients; a round is the last training round, set-up exchanges count in "
-        "all. Time: median of the training rounds.",
-    ]
-    for column in columns:
-        group = runs[runs["column"] == column]
-        done = group[group["state"] == "complete"]
-        facts = [
-            f"data {_distinct(done['data'])}",
-            f"{_distinct(done['training_images'])} training images",
-            f"{_distinct(done['image_size'])} pixels",
-            f"{len(done)} of {len(group)} runs complete",
-        ]
-        lines.append(f"{column}: {', '.join(facts)}.")
-    return lines
-
-
-def markdown(
-    table: Table,
-    chosen: Sequence[str],
-    columns: Mapping[str, str],
-    runs: pd.DataFrame,
-    constants: tuple[Sequence[Row], pd.DataFrame] | None = None,
-) -> str:
-    """Writes the table with costs and caption in Markdown.
-
-    Args:
-        table: The table.
-        chosen: Labels of the rows to show.
-        columns: Key of each column's numbers, as for `results_table`.
-        runs: Runs, from `runs_frame`.
-        constants: Rows of constant predictions, and their runs; None where there are none.
-
-    Returns:
-        Content of the Markdown file.
-    """
-    blocks = [
-        ("", [row for row in table.rows if row.label in chosen]),
-        ("## Beyond the paper", [row for row in table.beyond if row.label in chosen]),
-    ]
-    parts = [f"# {table.title}", f"The paper's numbers: {table.source}."]
-    for head, rows in blocks:
-        if rows:
-            parts += [head, _markdown_of(results_table(table, rows, columns, runs, bold=True))]
-            parts += [_markdown_of(costs_table(table, rows, runs))]
-    if constants is not None:
-        parts += [
-            "## Predictions that look at no image",
-            _markdown_of(results_table(table, constants[0], columns, constants[1])),
-        ]
-    lines = [*caption(table, list(columns), runs), "Bold: our best of a column."]
-    parts.append("\n".join(f"- {line}" for line in lines))
-    parts.append(" ".join(table.note.split()))
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown_of(frame: pd.DataFrame) -> str:
-    return markdown_table(list(frame.columns), frame.to_numpy().tolist())
 
 
 def _of_constant(outcome: Outcome) -> Mapping[str, Any]:
@@ -415,5 +328,6 @@ def _span(values: pd.Series, text: Callable[[float], str]) -> str:
     return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
-def _distinct(values: pd.Series) -> str:
+def distinct(values: pd.Series) -> str:
+    """Lists values that differ, each once, in their order; `UNKNOWN` where there are none."""
     return "; ".join(dict.fromkeys(map(str, values.dropna()))) or UNKNOWN

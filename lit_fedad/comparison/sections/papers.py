@@ -10,7 +10,8 @@ from lit_fedad.comparison.paper import FilledTable
 from lit_fedad.comparison.runs import CompleteRun
 from lit_fedad.report.html import Block, Cell, Commands, Grid, Line, Prose
 from lit_fedad.report.naming import metric_title
-from lit_fedad.report.tables import caption, costs_table, results_table
+from lit_fedad.report.table_markdown import caption
+from lit_fedad.report.tables import costs_table, results_table
 
 
 def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]:
