@@ -33,6 +33,9 @@ IMAGE_BINS = LogBins(mantissa_bits=7)
 MOST = 1 << 56
 """Largest count of a bin: those of a hundred clients still add up in int64."""
 
+MOST_IMAGES = 10_000_000
+"""Most test images of a client: each takes eight bytes where its bins are read."""
+
 PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
 """Histograms of pixels in `AnomalyMetrics`."""
 
@@ -69,8 +72,8 @@ class OwnScores(Question[AnomalyMetrics]):
 
     def spec(self) -> MessageSpec:
         """Declares ascending bins and their counts."""
-        images = [(f"images.{label}", IMAGE_BINS.count) for label in ("normal", "anomalous")]
-        pixels = [(f"pixels.{name}", DEFAULT_BINS.count) for name in PIXELS]
+        images = [(f"images.{label}", IMAGE_BINS.count, MOST_IMAGES) for label in ("normal", "anomalous")]
+        pixels = [(f"pixels.{name}", DEFAULT_BINS.count, MOST) for name in PIXELS]
         return {key: form for part in (*images, *pixels) for key, form in _sparse_spec(*part).items()}
 
     def unpack(self, message: Message) -> AnomalyMetrics:
@@ -79,8 +82,8 @@ class OwnScores(Question[AnomalyMetrics]):
         metrics = AnomalyMetrics(pixel=pixel, limit=self.pro_limit)
         for label, name in enumerate(("images.normal", "images.anomalous")):
             bins, counts = message[f"{name}.bins"], message[f"{name}.counts"]
-            if int(counts.sum()) > 1e8:
-                raise UserError("the client scored more than 1e8 images")
+            if int(counts.sum()) > MOST_IMAGES:
+                raise UserError(f"the client scored more than {MOST_IMAGES} images")
             metrics.image_scores.append(IMAGE_BINS.upper(bins).repeat_interleave(counts))
             metrics.image_labels.append(torch.full((int(counts.sum()),), float(label)))
         for name in PIXELS if pixel else ():
@@ -241,9 +244,9 @@ def _sparse(name: str, histogram: Tensor) -> Message:
     return {f"{name}.bins": bins, f"{name}.counts": histogram[bins]}
 
 
-def _sparse_spec(name: str, count: int) -> MessageSpec:
+def _sparse_spec(name: str, count: int, most: int) -> MessageSpec:
     held = Free(name, count)
     return {
         f"{name}.bins": TensorSpec((held,), torch.int64, low=0, high=count - 1, distinct=True),
-        f"{name}.counts": TensorSpec((held,), torch.int64, low=1, high=MOST, counted=True),
+        f"{name}.counts": TensorSpec((held,), torch.int64, low=1, high=most, counted=True),
     }

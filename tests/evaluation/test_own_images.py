@@ -15,6 +15,7 @@ from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import Rate
 from lit_fedad.evaluation.own_images import (
     IMAGE_BINS,
+    MOST_IMAGES,
     OwnCalibration,
     OwnDecisions,
     OwnImagesEvaluator,
@@ -58,6 +59,26 @@ def test_a_metric_state_crosses_as_counts(seed):
     for name in ("i_auroc", "aupr", "f1_max"):
         assert values[name] == of_images[name]
         assert values[name] == pytest.approx(float(whole[name]), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("bins", "count", "said"),
+    [
+        (1, MOST_IMAGES + 1, "images.normal.counts"),
+        (256, 1 << 56, "images.normal.counts"),  # the sum is 0 in int64
+        (2, MOST_IMAGES, f"the client scored more than {MOST_IMAGES} images"),
+    ],
+)
+def test_more_images_than_memory_holds_are_refused(bins, count, said):
+    message = OwnScores().pack(state(1))
+    message |= {"images.normal.bins": torch.arange(bins), "images.normal.counts": torch.full((bins,), count)}
+
+    def received():
+        check(message, OwnScores().spec(), "a site")
+        OwnScores().unpack(message)
+
+    with pytest.raises(UserError, match=said):
+        received()
 
 
 def test_a_message_does_not_say_which_image_scored_what():
