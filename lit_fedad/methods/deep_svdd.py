@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning.fabric import Fabric
-from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Predictors, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train, fit
 from lit_fedad.guards.bounds import at_least
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import FedAvgServer, OneModelClient
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 CENTRE = "centre"
 
 
-class DeepSVDDClient(FedAvgClient):
+class DeepSVDDClient(OneModelClient):
     """A client that trains around the centre of all clients' images.
 
     Args:
@@ -45,26 +44,9 @@ class DeepSVDDClient(FedAvgClient):
         """Pre-training and the centre, before round 1; then training."""
         return Exchanges((*(Pretrain() for _ in range(self.pretraining)), Centre()), (Train(),))
 
-    @property
-    def predictors(self) -> Predictors:
-        """The same model for all clients: the centre comes from the server."""
-        return Predictors(shared=True, server_shared=True)
-
-    @property
-    def own_entries(self) -> dict[str, Tensor]:
-        """No entry is personal."""
-        return {}
-
-    @own_entries.setter
-    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        pass
-
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and centre."""
         return {**super().broadcast_spec(), CENTRE: TensorSpec((self.task.num_features,))}
-
-    def refresh(self, loader: DataLoader) -> None:
-        """Does nothing: the centre stays."""
 
 
 class DeepSVDDServer(FedAvgServer):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Predictors, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.spherical import spherical_kmeans
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import FedAvgServer, OneModelClient
 from lit_fedad.tasks.elsa import Elsa
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
@@ -26,7 +26,7 @@ _UNIT = 1.01
 """Largest value of vectors of length 1, and what rounding adds."""
 
 
-class ElsaClient(FedAvgClient):
+class ElsaClient(OneModelClient):
     """A client that trains towards the prototypes of all clients, and sends centres of its own.
 
     Args:
@@ -45,20 +45,6 @@ class ElsaClient(FedAvgClient):
         """Centres under the initial weights; then training, and centres under the merged weights."""
         return Exchanges((Centres(initial=True),), (Train(), Centres()))
 
-    @property
-    def predictors(self) -> Predictors:
-        """The same model for all clients: the prototypes come from the server."""
-        return Predictors(shared=True, server_shared=True)
-
-    @property
-    def own_entries(self) -> dict[str, Tensor]:
-        """No entry is personal."""
-        return {}
-
-    @own_entries.setter
-    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
-        pass
-
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and prototypes."""
         return {**super().broadcast_spec(), PROTOTYPES: self.prototypes_spec()}
@@ -71,9 +57,6 @@ class ElsaClient(FedAvgClient):
         """Clusters the client's projections: ``prototypes`` [K, D], and images of each ``counts`` [K]."""
         found = self.task.cluster(loader, self.context)
         return {PROTOTYPES: found.centroids.float(), COUNTS: found.counts.long()}
-
-    def refresh(self, loader: DataLoader) -> None:
-        """Does nothing: the prototypes come from the server."""
 
 
 class ElsaServer(FedAvgServer):

@@ -146,6 +146,27 @@ class FedAvgClient(Client):
         return WeightedMeans()
 
 
+class OneModelClient(FedAvgClient):
+    """A FedAvg client with nothing of its own: what predicts beside the weights comes from the server, too."""
+
+    @property
+    def predictors(self) -> Predictors:
+        """The same model for all clients."""
+        return Predictors(shared=True, server_shared=True)
+
+    @property
+    def own_entries(self) -> dict[str, Tensor]:
+        """No entry is personal."""
+        return {}
+
+    @own_entries.setter
+    def own_entries(self, entries: Mapping[str, Tensor]) -> None:
+        pass
+
+    def refresh(self, loader: DataLoader) -> None:
+        """Does nothing: there is no bank of local images."""
+
+
 class FedAvgServer(AttackableServer):
     """The server, which averages weights by data size.
 
