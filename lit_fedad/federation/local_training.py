@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -39,7 +40,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         return {}
     configured = client.configure_optimizers()
     if client.optimizer_state is not None:
-        configured.load_state_dict(client.optimizer_state)
+        _continue(configured, client.optimizer_state)
     module, optimizer = fabric.setup(client, configured)
     module.mark_forward_method("training_step")
     totals: dict[str, float] = {}
@@ -66,6 +67,16 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     if client.keep_optimizer:
         client.optimizer_state = configured.state_dict()
     return {name: total / steps[name] for name, total in totals.items()}
+
+
+def _continue(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Loads the moments of an earlier round; rates are those of this one, and another optimiser begins anew."""
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    if settings[0].keys() != state["param_groups"][0].keys() - {"params"}:
+        return
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
 
 
 def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:

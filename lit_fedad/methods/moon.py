@@ -46,7 +46,7 @@ class MoonClient(FedAvgClient):
         at_least("method.client", 0, mu=mu, projection=projection)
         above("method.client", 0, temperature=temperature)
         self.mu, self.temperature = mu, temperature
-        self.projection = task.projection = (
+        self.projection = task.model_contrast = (
             nn.Sequential(
                 nn.Linear(task.num_features, task.num_features),
                 nn.ReLU(),

@@ -40,8 +40,8 @@ def cloth(shape, side, seed, odd):
 
 
 def draw_cloths(root, shape, side):
-    """Writes 4 training images, 3 normal and 3 anomalous test images in MVTec layout."""
-    parts = [("train/good", 4), ("test/good", 3), ("test/weave", 3)]
+    """Writes 4 training images, 4 normal and 4 anomalous test images in MVTec layout."""
+    parts = [("train/good", 4), ("test/good", 4), ("test/weave", 4)]
     names = [(part, number) for part, count in parts for number in range(count)]
     for seed, (part, number) in enumerate(names):
         image, mask = cloth(shape, side, seed, part == "test/weave")
@@ -119,7 +119,7 @@ def test_predict_scores_tiles_and_draws_heatmaps_of_the_images_shape(strip_run, 
     scores = predict(str(strip_run), str(images), out=str(tmp_path))
     with scores.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 6
+    assert len(rows) == 8
     for row in rows:
         width, height = Image.open(tmp_path / row["heatmap"]).size
         assert (width, height > 64) == (96, True)  # the caption is below

@@ -147,7 +147,8 @@ def test_commands_use_the_newest_version_and_older_ones_remain(lab, desk, tmp_pa
         wanted = RunFolder(folder).result()["last"]["i_auroc"]["mean"]
         assert evaluate(str(run), version=number)["i_auroc"]["mean"] == pytest.approx(wanted)
     card = (export(str(run), formats=("pt2",)) / "model_card.md").read_text()
-    assert card.splitlines()[0].endswith(", version 1")
+    title = next(line for line in card.splitlines() if line.startswith("# "))
+    assert title.endswith(", version 1")
     assert (version / "export").is_dir()
     watch(WatchOptions(str(run), str(photos), client=1, once=True))
     assert (version / "watch" / "client_1" / "images.csv").is_file()

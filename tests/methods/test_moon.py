@@ -83,8 +83,8 @@ def loss_by_hand(client, batch) -> tuple[float, float]:
     def projected(state):
         w = {name: entry.detach().numpy() for name, entry in state.items()}
         features = batch["x"].numpy() @ w["layer.weight"].T + w["layer.bias"]
-        hidden = np.maximum(features @ w["projection.0.weight"].T + w["projection.0.bias"], 0)
-        return features, hidden @ w["projection.2.weight"].T + w["projection.2.bias"]
+        hidden = np.maximum(features @ w["model_contrast.0.weight"].T + w["model_contrast.0.bias"], 0)
+        return features, hidden @ w["model_contrast.2.weight"].T + w["model_contrast.2.bias"]
 
     features, own = projected(client.task.state_dict())
     contrast = contrast_by_hand(own, projected(client._received)[1], projected(client.previous)[1])
@@ -219,7 +219,7 @@ def test_comparing_models_leaves_the_clients_running_statistics_alone(moon, make
 def test_the_projection_is_trained_and_averaged(moon, make_classifier, make_points, tap):
     data = {0: make_points(6), 1: make_points(2, seed=1)}
     played = moon(make_classifier(), data, client={"projection": 4}, channel=tap)
-    name = "projection.2.weight"
+    name = "model_contrast.2.weight"
     one, other = (update[name].double().numpy() for update in tap.uploads(3).values())
     assert not np.array_equal(one, other)
     expected = (0.75 * one + 0.25 * other).astype(np.float32)

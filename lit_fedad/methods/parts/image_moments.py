@@ -67,7 +67,7 @@ class _Projected(ABC):
 
 
 class ImageMeans(_Projected):
-    """The sums ``weight`` [1] and ``mean`` [k]: ``h = (1/2, mean of projected features)`` of each image, over |h|."""
+    """The sums ``weight`` [1] and ``mean`` [k]: ``h = (1/2, mean of projected features)`` of images, at length 1."""
 
     def form(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
