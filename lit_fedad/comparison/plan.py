@@ -79,7 +79,7 @@ def page_tables() -> list[str]:
 
 
 def read_table(name: str) -> tuple[str, Table]:
-    """Reads a table of ``conf/table``; rows of methods that are not built are left out.
+    """Reads a table of ``conf/table``.
 
     Args:
         name: Name of its file, or an ending that no other name has: ``fig1a`` for ``fedvck_fig1a``.
@@ -104,19 +104,12 @@ def _described(name: str) -> Table:
     where = f"conf/table/{name}.yaml"
     section = yaml.safe_load((conf_folder() / "table" / f"{name}.yaml").read_text())
     for key in ("rows", "beyond"):
-        rows = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
-        section[key] = [row for row in rows if _built(row)]
+        section[key] = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
     for label, column in section["columns"].items():
         if isinstance(column, Mapping):
             section["columns"][label] = call(Setting, column, f"{where}: columns: {label}")
     table: Table = call(Table, section, where)
     return table
-
-
-def _built(row: Row) -> bool:
-    """Tells whether there is a configuration of a row's method."""
-    methods = [override.partition("=")[2] for override in row.overrides if override.startswith("method=")]
-    return set(methods) <= set(choices("method"))
 
 
 def choose_rows(name: str, table: Table, labels: Sequence[str]) -> list[Row]:

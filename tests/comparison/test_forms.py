@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lit_fedad.cli import main as cli
 from lit_fedad.comparison.forms import messages, upload_mib
 from lit_fedad.comparison.plan import page_tables, paper_columns, read_table, table_names
-from lit_fedad.config import choices, compose, conf_folder
+from lit_fedad.config import compose
 from lit_fedad.contracts import Free, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -84,17 +83,3 @@ def test_the_papers_two_tables_of_bytes_agree():
     assert few == {
         label: {column: paper[column] for column in few["FedAvg"]} for label, paper in all_of_them.items()
     }
-
-
-@pytest.mark.slow
-def test_rows_name_methods_that_there_are():
-    """A misspelt method would leave its row out silently."""
-    named = {
-        override.removeprefix("method=")
-        for name in table_names()
-        for key in ("rows", "beyond")
-        for row in yaml.safe_load((conf_folder() / "table" / f"{name}.yaml").read_text()).get(key, [])
-        for override in row["overrides"]
-        if override.startswith("method=")
-    }
-    assert named <= set(choices("method"))
