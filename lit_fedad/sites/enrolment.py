@@ -16,6 +16,7 @@ from lit_fedad.config import Config, locate, takes
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import Model
+from lit_fedad.report.files import whole_file
 from lit_fedad.sites.letters import Facts
 from lit_fedad.sites.remote import Sites
 from lit_fedad.sites.states import digest_of
@@ -172,12 +173,10 @@ def enrol(
 
 
 def _write(roll: Path, facts: Mapping[int, Facts], names: Mapping[int, str]) -> None:
-    partial = roll.with_name(f".{roll.name}.partial")
+    said = {names[client]: asdict(own) for client, own in facts.items()}
     try:
-        partial.write_text(
-            json.dumps({names[client]: asdict(own) for client, own in facts.items()}, indent=1)
-        )
-        partial.replace(roll)
+        with whole_file(roll) as part:
+            part.write_text(json.dumps(said, indent=1))
     except OSError as error:
         raise UserError(f"{roll}: cannot be written ({error.strerror})") from error
 
