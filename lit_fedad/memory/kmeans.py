@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lit_fedad.errors import UserError
 from lit_fedad.memory.knn import Backend, chunks, middle, nearest, squared_distances, working_dtype
@@ -40,6 +41,7 @@ def kmeans(
     initial: Tensor | None = None,
     max_steps: int = 20,
     tolerance: float = 1e-4,
+    spherical: bool = False,
     backend: Backend = "auto",
 ) -> KMeansResult:
     """Clusters rows by Lloyd's algorithm (Lloyd, 1982) from k-means++ seeds (Arthur and Vassilvitskii, 2007).
@@ -56,6 +58,7 @@ def kmeans(
         initial: Centroids to start from, ``[clusters, channels]``, instead of seeds; they keep their order.
         max_steps: Most moves of the centroids.
         tolerance: Stops once a move lowers the inertia by no more than this share of it.
+        spherical: Whether centroids are brought to length 1, as the points must be (Dhillon and Modha, 2001).
         backend: See :func:`lit_fedad.memory.knn.nearest`.
 
     Returns:
@@ -84,6 +87,8 @@ def kmeans(
     assignment, inertia = _assign(points, centroids, mass, backend)
     while steps < max_steps and inertia > 0:
         centroids = _means(points, assignment, mass, centroids)
+        if spherical:
+            centroids = F.normalize(centroids, dim=1)
         previous = inertia
         assignment, inertia = _assign(points, centroids, mass, backend)
         steps += 1

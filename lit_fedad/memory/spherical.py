@@ -25,10 +25,10 @@ def spherical_kmeans(
         clusters: Number of centres; with fewer rows, see `kmeans`.
         generator: Source of all randomness.
         weights: Non-negative weight of each row, ``[n]``; 1 by default.
-        max_steps: Moves of the centres.
+        max_steps: Most moves of the centres.
 
     Returns:
-        The clustering; ``centroids`` have length 1, ``steps`` is ``max_steps``.
+        The clustering; ``centroids`` have length 1.
 
     Example:
         >>> rows = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0]])
@@ -36,13 +36,13 @@ def spherical_kmeans(
         >>> sorted(found.centroids.tolist()), sorted(found.counts.tolist())
         ([[0.0, 1.0], [1.0, 0.0]], [1.0, 2.0])
     """
-    unit = F.normalize(rows, dim=1)
-    found = kmeans(unit, clusters, generator=generator, weights=weights, max_steps=0)
     # Rows and centres have length 1: the nearest centre is that of the largest cosine.
-    for _ in range(max_steps):
-        moved = kmeans(
-            unit, clusters, generator=generator, weights=weights, initial=found.centroids, max_steps=1
-        )
-        centres = F.normalize(moved.centroids, dim=1)
-        found = kmeans(unit, clusters, generator=generator, weights=weights, initial=centres, max_steps=0)
-    return KMeansResult(found.centroids, found.counts, found.assignment, found.inertia, max_steps)
+    return kmeans(
+        F.normalize(rows, dim=1),
+        clusters,
+        generator=generator,
+        weights=weights,
+        max_steps=max_steps,
+        tolerance=0.0,
+        spherical=True,
+    )
