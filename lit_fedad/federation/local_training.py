@@ -40,7 +40,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         return {}
     configured = client.configure_optimizers()
     if client.optimizer_state is not None:
-        _continue(configured, client.optimizer_state)
+        resume_optimizer(configured, client.optimizer_state)
     module, optimizer = fabric.setup(client, configured)
     module.mark_forward_method("training_step")
     totals: dict[str, float] = {}
@@ -69,8 +69,15 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
     return {name: total / steps[name] for name, total in totals.items()}
 
 
-def _continue(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads the moments of an earlier round; rates are those of this one, and another optimiser begins anew."""
+def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Loads the moments of an earlier round; rates are those of this one.
+
+    An optimiser of another kind, which a task may build after a warm-up, begins anew.
+
+    Args:
+        optimizer: The optimiser of this round, as the task built it.
+        state: State of that of the earlier round.
+    """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if settings[0].keys() != state["param_groups"][0].keys() - {"params"}:
         return
