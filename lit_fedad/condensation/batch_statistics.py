@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.errors import UserError
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.frozen_encoder import refuse_frozen
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 """Name of a batch normalisation -> mean [C] and biased variance [C] of its inputs."""
@@ -23,10 +23,7 @@ def check_encoder(encoder: nn.Module) -> None:
     Raises:
         UserError: If the encoder is frozen, or has no batch normalisation.
     """
-    if isinstance(encoder, FrozenEncoder):
-        raise UserError(
-            "images are condensed through an encoder that is trained on pixels: give features=train"
-        )
+    refuse_frozen(encoder, "images are condensed through an encoder that is trained on pixels")
     kinds = (nn.BatchNorm2d, nn.InstanceNorm2d, nn.GroupNorm, nn.LayerNorm)
     found = {type(layer).__name__: layer for layer in encoder.modules() if isinstance(layer, kinds)}
     if not any(isinstance(layer, nn.BatchNorm2d) for layer in found.values()):

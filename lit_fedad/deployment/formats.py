@@ -90,6 +90,11 @@ FORMATS = {
         ("detector.xml", "detector.bin"), save_openvino, load_openvino, "openvino", exact=False
     ),
     "openvino_int8": Format(
-        ("detector_int8.xml", "detector_int8.bin"), save_int8, load_openvino, "openvino", False, True
+        ("detector_int8.xml", "detector_int8.bin"),
+        save_int8,
+        load_openvino,
+        "openvino",
+        exact=False,
+        by_images=True,
     ),
 }

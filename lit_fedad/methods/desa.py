@@ -29,7 +29,7 @@ from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import look
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.frozen_encoder import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"
@@ -138,8 +138,7 @@ class DESAClient(FedAvgClient):
         at_least("method.client", 0, own=own, distillation=distillation, contrast=contrast)
         above("method.client", 0, temperature=temperature, contrast_temperature=contrast_temperature)
         within("method.client", 0, 1, soft=soft)
-        if isinstance(task.encoder, FrozenEncoder):
-            raise UserError("method desa condenses images: give features=train")
+        refuse_frozen(task.encoder, "method desa condenses images")
         self.condenser = AnchorCondenser(task, condensation, mean, std, anchors, least)
         self.anchors_per_class, self.least, self.batch_size = anchors, least, batch_size
         self.own, self.distillation, self.contrast = own, distillation, contrast

@@ -25,7 +25,7 @@ from lit_fedad.methods.parts.distillation import divergence
 from lit_fedad.methods.parts.functional import frozen, with_weights
 from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
 from lit_fedad.models.conditional_gan import ConditionalGenerator
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.frozen_encoder import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 _MOMENTS = (0.5, 0.999)  # of the generator's Adam
@@ -47,8 +47,7 @@ class DFRDClient(FedAvgClient):
 
     def __init__(self, task: Classifier, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
-        if isinstance(task.encoder, FrozenEncoder):
-            raise UserError("method dfrd generates images: give features=train")
+        refuse_frozen(task.encoder, "method dfrd generates images")
 
     def send(self, loader: DataLoader) -> Message:
         """Returns weights, and the client's number of images of each class."""
@@ -141,7 +140,7 @@ class DFRDServer(FedAvgServer):
         self.memory, self.replay = memory, replay
         self.task = deepcopy(client.task)
         self._network = ConditionalGenerator(
-            client.task.classes, image_size, channels, latent, width, mean, std
+            client.task.classes, image_size, channels, latent, width, mean, std, "method.server"
         )
         self.generator: Message = _state(self._network)
         self.average: Message = {}

@@ -24,7 +24,7 @@ from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.frozen_encoder import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR, DISCRIMINATOR = "generator.", "discriminator."
@@ -72,8 +72,7 @@ class FedGANClient(FedAvgClient):
         super().__init__(task, local_epochs)
         at_least("method.client", 0, share=share)
         above("method.client", 0, learning_rate=learning_rate)
-        if isinstance(task.encoder, FrozenEncoder):
-            raise UserError("method fedgan generates images: give features=train")
+        refuse_frozen(task.encoder, "method fedgan generates images")
         self.share, self.learning_rate = share, learning_rate
         self.generator = ConditionalGenerator(task.classes, image_size, channels, latent, width, mean, std)
         self.discriminator = ConditionalDiscriminator(task.classes, image_size, channels, width)

@@ -19,7 +19,7 @@ from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec,
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.frozen_encoder import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 IMAGES, LABELS = "mean_images", "mean_labels"
@@ -52,8 +52,7 @@ class FedMixClient(FedAvgClient):
         super().__init__(task, local_epochs)
         within("method.client", 0, 1, weight=weight)
         at_least("method.client", 1, group=group)
-        if isinstance(task.encoder, FrozenEncoder):
-            raise UserError("method fedmix averages images: give features=train")
+        refuse_frozen(task.encoder, "method fedmix averages images")
         self.weight, self.group = weight, group
         self.mixed: Message = {}
 

@@ -27,10 +27,10 @@ def canvas(image_size: int) -> int:
     return side
 
 
-def _widths(image_size: int, width: int) -> list[int]:
+def _widths(image_size: int, width: int, section: str) -> list[int]:
     """Returns the channels of the maps of 4, 8, ... pixels: from ``width``, half as many at each."""
     doublings = (canvas(image_size) // _FIRST).bit_length() - 1
-    at_least("generator", 2 ** (doublings - 1), width=width)
+    at_least(section, 2 ** (doublings - 1), width=width)
     return [width // 2**step for step in range(doublings)]
 
 
@@ -53,6 +53,10 @@ class ConditionalGenerator(nn.Module):
         width: Channels of the 4 x 4 map.
         mean: Mean of each channel in [0, 1], by which images are normalised.
         std: Standard deviation of each channel.
+        section: Section of the configuration that has ``latent`` and ``width``, for messages.
+
+    Raises:
+        UserError: If a number is too small.
 
     Example:
         >>> import torch
@@ -73,12 +77,14 @@ class ConditionalGenerator(nn.Module):
         width: int = 512,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
+        section: str = "method.client",
     ) -> None:
         super().__init__()
-        at_least("generator", 1, image_size=image_size, channels=channels, latent=latent)
+        at_least("image", 1, size=image_size, channels=channels)
+        at_least(section, 1, latent=latent)
         self.latent, self.image_size = latent, image_size
         self.embedding = nn.Embedding(classes, latent)
-        widths = _widths(image_size, width)
+        widths = _widths(image_size, width, section)
         layers: list[nn.Module] = [nn.ConvTranspose2d(latent, width, _FIRST, bias=False), nn.ReLU()]
         for before, after in pairwise(widths):
             layers += [
@@ -118,13 +124,24 @@ class ConditionalDiscriminator(nn.Module):
         image_size: S, the side of the images in pixels; smaller than a power of two, they are framed by zeros.
         channels: Channels of the images.
         width: Channels of the 4 x 4 map.
+        section: As for `ConditionalGenerator`.
+
+    Raises:
+        UserError: If a number is too small.
     """
 
-    def __init__(self, classes: int, image_size: int, channels: int = 3, width: int = 512) -> None:
+    def __init__(
+        self,
+        classes: int,
+        image_size: int,
+        channels: int = 3,
+        width: int = 512,
+        section: str = "method.client",
+    ) -> None:
         super().__init__()
-        at_least("generator", 1, image_size=image_size, channels=channels)
+        at_least("image", 1, size=image_size, channels=channels)
         self.classes, self.frame = classes, canvas(image_size) - image_size
-        widths = _widths(image_size, width)[::-1]
+        widths = _widths(image_size, width, section)[::-1]
         layers: list[nn.Module] = [
             nn.Conv2d(channels + classes, widths[0], 4, stride=2, padding=1, bias=False),
             nn.LeakyReLU(0.2),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.contrastive_views import kept_turns
@@ -88,3 +89,17 @@ class FrozenEncoder(nn.Module):
         if self.network is None:
             return frozen
         return self.length * F.normalize(frozen + self.network(frozen), dim=1)
+
+
+def refuse_frozen(encoder: nn.Module, why: str) -> None:
+    """Refuses an encoder that sees no pixels, where images are made or changed.
+
+    Args:
+        encoder: The encoder.
+        why: What needs pixels, for the message.
+
+    Raises:
+        UserError: If it is a `FrozenEncoder`.
+    """
+    if isinstance(encoder, FrozenEncoder):
+        raise UserError(f"{why}: give features=train")

@@ -127,5 +127,6 @@ def test_frozen_features_are_refused():
 
 
 def test_a_width_that_cannot_be_halved_is_refused():
-    with pytest.raises(UserError, match=r"generator\.width=2 must be at least 4"):
-        ConditionalGenerator(3, 32, width=2)
+    for section in ("method.client", "method.server"):
+        with pytest.raises(UserError, match=rf"^{section}\.width=2 must be at least 4$"):
+            ConditionalGenerator(3, 32, width=2, section=section)
