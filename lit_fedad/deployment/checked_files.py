@@ -77,7 +77,7 @@ def write_checked(
         written = []
         for name, draft in drafts.items():
             form, share = FORMATS[name], float(torch.tensor(shares[name]).max())  # NaN if any is
-            limit = TOLERANCE if form.exact else float("inf")
+            limit = TOLERANCE if form.exact else torch.finfo(torch.float32).max
             if not share <= limit:
                 raise UserError(
                     f"format={name}: the exported detector differs from the live one by {share:.1e}, more than"

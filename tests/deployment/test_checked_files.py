@@ -72,6 +72,21 @@ def test_a_coarse_format_is_kept_and_its_changes_are_counted(tmp_path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
 
 
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_coarse_format_without_numbers_is_not_kept(tmp_path, monkeypatch, wrong):
+    def load(path):
+        return lambda pixels: {"image_score": torch.full((len(pixels),), wrong)}
+
+    monkeypatch.setitem(
+        FORMATS, "coarse", Format(("a.xml", "a.bin"), coarse, load, exact=False, by_images=True)
+    )
+    program = torch.export.export(Mean(), (torch.rand(2, 3, 4, 4),))
+    batches = [Compared(torch.rand(2, 3, 4, 4), {"image_score": torch.tensor([0.4, 0.5])}, True)]
+    with pytest.raises(UserError, match="format=coarse: .* it is not kept"):
+        write_checked(program, ["coarse"], tmp_path, batches, [torch.rand(1, 3, 4, 4)])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_of_classifiers_classes_are_counted():
     one, other = torch.tensor([[0.6, 0.4], [0.1, 0.9]]), torch.tensor([[0.4, 0.6], [0.1, 0.9]])
     pair = tuple({"probabilities": p, "class": p.argmax(1)} for p in (one, other))
