@@ -5,9 +5,9 @@ the messages between clients and the server. The federation runs rounds and depe
 """
 
 from lit_fedad.contracts.additive import Additive, Crowd, SumSpec
-from lit_fedad.contracts.client import Client, Predictors
+from lit_fedad.contracts.client import AdditiveClient, Client, Predictors
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.exchange import Exchange, Exchanges
+from lit_fedad.contracts.exchange import Exchange, Exchanges, SumsExchange
 from lit_fedad.contracts.image_sums import ImageSums, NothingNew
 from lit_fedad.contracts.message import (
     SUM,
@@ -20,12 +20,14 @@ from lit_fedad.contracts.message import (
     senders,
     spec_of,
 )
-from lit_fedad.contracts.server import AttackableServer, Server, nothing_to_attack
+from lit_fedad.contracts.server import AdditiveServer, AttackableServer, Server, nothing_to_attack
 from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
 
 __all__ = [
     "SUM",
     "Additive",
+    "AdditiveClient",
+    "AdditiveServer",
     "AttackableServer",
     "Client",
     "Context",
@@ -42,6 +44,7 @@ __all__ = [
     "Server",
     "StandardisedTask",
     "SumSpec",
+    "SumsExchange",
     "Task",
     "TensorSpec",
     "Update",

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts.additive import Additive
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchanges
-from lit_fedad.contracts.image_sums import ImageSums
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.errors import UserError
@@ -100,11 +99,6 @@ class Client(L.LightningModule):
         raise NotImplementedError
 
     @property
-    def noised_exchanges(self) -> Exchanges:
-        """The exchanges under differential privacy; by default the same, each with noise."""
-        return self.exchanges
-
-    @property
     def predictors(self) -> Predictors:
         """The models that predict; by default each client has its own."""
         return Predictors()
@@ -153,14 +147,6 @@ class Client(L.LightningModule):
         """Declares the form of the message that `send` returns."""
         raise NotImplementedError
 
-    def additive(self) -> Additive | None:
-        """Declares how the messages that `send` returns add up; None if the server needs each."""
-        return None
-
-    def image_sums(self) -> ImageSums | None:
-        """Declares the sums over images that the server needs, if each image's part can be bounded; else None."""
-        return None
-
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Loads the model that predicts into the task, where it differs from what was received.
 
@@ -170,16 +156,14 @@ class Client(L.LightningModule):
             which: The client's own predictor, or the server's model.
         """
 
-    def leave_out(self, loader: DataLoader) -> None:
-        """Takes some of the client's images out of the model in the task's buffers, as if nobody had seen them.
-
-        Only of methods with `Exchanges.sums`, whose message the client has received.
-
-        Args:
-            loader: The images.
-        """
-        raise NotImplementedError
-
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Predicts a batch; by default with the task's prediction."""
         return self.task.predict_step(batch, batch_idx)
+
+
+class AdditiveClient(Client):
+    """A client whose messages after training may add up, so that a server need not see them one by one."""
+
+    def additive(self) -> Additive | None:
+        """Declares how the messages that `send` returns add up; None if the server needs each."""
+        raise NotImplementedError

@@ -109,6 +109,22 @@ class Exchange(Generic[C, S]):
         """
 
 
+class SumsExchange(Exchange[C, S]):
+    """An exchange whose message lets clients take images of their own out of the model again."""
+
+    def leave_out(self, client: C, loader: DataLoader) -> None:
+        """Takes images out of the model in the task's buffers, as if nobody had seen them. Runs on the client.
+
+        Args:
+            client: The live client, which has received the message.
+            loader: Some of its images.
+
+        Raises:
+            UserError: If no model remains without them.
+        """
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Exchanges:
     """The exchanges of a method.
@@ -116,13 +132,15 @@ class Exchanges:
     Attributes:
         setup: Exchanges before round 1, each run once with every client; the last is round 0, the one before it -1.
         rounds: Exchanges of every round from 1, in order.
-        sums: The exchange whose message lets clients take images of their own out of the model again
-            (`Client.leave_out`); only its message down is sent, after rounds. None where that takes new training.
+        sums: The exchange by which clients take images of their own out of the model again; only its message down is
+            sent, after rounds. None where that takes new training.
+        noised: The exchanges under differential privacy, each of which is noised; None where they are the same.
     """
 
     setup: tuple[Exchange, ...] = ()
     rounds: tuple[Exchange, ...] = (Exchange(),)
-    sums: Exchange | None = None
+    sums: SumsExchange | None = None
+    noised: Exchanges | None = None
 
     @property
     def first_round(self) -> int:

@@ -21,13 +21,10 @@ class Server:
         context: The round, and the exchange, that is running.
         kept: Names of all attributes that a later round depends on, beside those of base classes; checkpoints hold
             them.
-        adds_up: Whether `aggregate` comes to the same from one message that stands for several clients as from theirs.
-            A class that overrides `aggregate` declares it anew.
     """
 
     fabric: Fabric | None = None
     kept: ClassVar[tuple[str, ...]] = ()
-    adds_up: bool = False
 
     def __init__(self) -> None:
         self.context = Context(seed=0, round=0)
@@ -75,6 +72,17 @@ class Server:
         return []
 
 
+class AdditiveServer(Server):
+    """A server that may merge a sum of messages, where its clients are `AdditiveClient`.
+
+    Attributes:
+        adds_up: Whether `aggregate` comes to the same from one message that stands for several clients as from theirs.
+            A class that overrides `aggregate` declares it anew.
+    """
+
+    adds_up: bool
+
+
 class AttackableServer(Server):
     """A server whose single uploads can be turned into predictors, which privacy attacks evaluate."""
 
@@ -94,13 +102,13 @@ class AttackableServer(Server):
 
 
 def takes_sums(server: Server) -> bool:
-    """Returns `Server.adds_up`, as far as it was declared for the server's own `aggregate`.
+    """Returns `AdditiveServer.adds_up`, as far as it was declared for the server's own `aggregate`.
 
     A class that merges in another way than its base, and says nothing, is taken to need every message.
     """
     for cls in type(server).__mro__:
         if "adds_up" in vars(cls):
-            return server.adds_up
+            return bool(getattr(server, "adds_up"))  # noqa: B009 - declared by a class, not by all servers
         if "aggregate" in vars(cls):
             return False
     return False

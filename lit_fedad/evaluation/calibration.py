@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Client, SumsExchange
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.hold_out import image_groups
@@ -63,15 +63,16 @@ class CalibrationScores:
         if self.partition.calibration:
             indices = list(self.partition.calibration[number])
             return self._by_product(indices, self._scores(client, indices)) if indices else {}
-        if client.exchanges.sums is None or not self.exact:
+        sums = client.exchanges.sums
+        if sums is None or not self.exact:
             return {}
         indices = list(self.partition.clients[number])
-        return self._by_product(indices, self._scores_by_fold(client, number, indices))
+        return self._by_product(indices, self._scores_by_fold(client, sums, number, indices))
 
     def _scores(self, client: Client, indices: Sequence[int]) -> Tensor:
         return image_scores(client, self.module.normal_loader(indices), self.fabric)
 
-    def _scores_by_fold(self, client: Client, number: int, indices: list[int]) -> Tensor:
+    def _scores_by_fold(self, client: Client, sums: SumsExchange, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
         members: dict[str, list[int]] = {}
         for place, index in enumerate(indices):
@@ -84,7 +85,7 @@ class CalibrationScores:
             places = sorted(chain.from_iterable(groups[group] for group in chosen))
             fold = [indices[place] for place in places]
             try:
-                client.leave_out(self.module.normal_loader(fold))
+                sums.leave_out(client, self.module.normal_loader(fold))
                 scores[places] = self._scores(client, fold)
             except UserError:
                 continue  # without this fold there is no model: its images cannot be scored

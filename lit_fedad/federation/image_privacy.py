@@ -87,7 +87,8 @@ class ImagePrivacy:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
         """
         assert self.epsilon is not None
-        for exchange in sending(client.noised_exchanges, client):
+        exchanges = client.exchanges.noised or client.exchanges
+        for exchange in sending(exchanges, client):
             if exchange.image_sums(client) is None or not exchange.takes_sums(server):
                 raise UserError(
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
@@ -105,7 +106,7 @@ class ImagePrivacy:
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
             carriers = secure_sum.quorum_of(len(stages))
-        releases = count_releases(client.noised_exchanges, client, rounds)
+        releases = count_releases(exchanges, client, rounds)
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)

@@ -10,7 +10,16 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Additive, Client, Exchange, ImageSums, Message, MessageSpec, Server, Update
+from lit_fedad.contracts import (
+    Additive,
+    AdditiveClient,
+    Client,
+    Exchange,
+    Message,
+    MessageSpec,
+    Server,
+    Update,
+)
 from lit_fedad.contracts.server import takes_sums
 from lit_fedad.errors import UserError
 
@@ -122,12 +131,8 @@ class Answer(Exchange[Client, Server]):
         return client.upload_spec()
 
     def additive(self, client: Client) -> Additive | None:
-        """Declares how the clients' messages add up."""
-        return client.additive()
-
-    def image_sums(self, client: Client) -> ImageSums | None:
-        """Declares the sums over images that the server needs."""
-        return client.image_sums()
+        """Declares how the clients' messages add up, if they do."""
+        return client.additive() if isinstance(client, AdditiveClient) else None
 
     def takes_sums(self, server: Server) -> bool:
         """Returns whether the server merges sums."""

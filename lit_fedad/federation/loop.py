@@ -121,7 +121,7 @@ class Federation:
         if privacy is not None and privacy.epsilon is not None:
             stages = {client: data.at(rounds).stages[client] for client in self.clients}
             self.plan = privacy.plan(client, server, rounds, stages, sampler, secure_sum)
-            self.exchanges = noised(client.noised_exchanges, client, self.plan, noise_key)
+            self.exchanges = noised(self.exchanges, client, self.plan, noise_key)
         self.summing = secure_sum and Summing(
             secure_sum, client, self.outbox, self.transport, sampler, fabric
         )
@@ -325,8 +325,8 @@ class Federation:
         """Asks clients that have just received the server's message to them."""
         context = Context(self.seed, pose.round + 1)
         self.server.begin(context)
-        exchange = self.exchanges.sums if pose.sums else None
-        exchange = exchange or self.exchanges.at(context)
+        sums = self.exchanges.sums if pose.sums else None
+        exchange = sums or self.exchanges.at(context)
         blobs = self.outbox.messages(exchange, clients, context)
         outcome = self.transport.ask(question, exchange, context, blobs, pose)
         on_first(self.fabric, lambda: self._note(outcome.failures))

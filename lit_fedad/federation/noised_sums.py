@@ -212,6 +212,7 @@ def noised(exchanges: Exchanges, client: Client, plan: Plan, key: bytes) -> Exch
 
     Images cannot be taken out of noised sums again: `Exchanges.sums` falls away.
     """
+    exchanges = exchanges.noised or exchanges
     setup, rounds = (
         tuple(Noised(one, client, plan, key) if one.upload_spec(client) else one for one in group)
         for group in (exchanges.setup, exchanges.rounds)

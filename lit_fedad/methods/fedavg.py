@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Additive,
+    AdditiveClient,
+    AdditiveServer,
     AttackableServer,
     Client,
     Exchange,
@@ -35,7 +37,7 @@ from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, st
 Buffers = Literal["mean", "local"]
 
 
-class FedAvgClient(Client):
+class FedAvgClient(AdditiveClient):
     """A client that trains the received weights, on any task, and sends them back.
 
     What the task prepares from local data (a memory bank) stays personal. It is recomputed whenever received weights
@@ -167,7 +169,7 @@ class OneModelClient(FedAvgClient):
         """Does nothing: there is no bank of local images."""
 
 
-class FedAvgServer(AttackableServer):
+class FedAvgServer(AttackableServer, AdditiveServer):
     """The server, which averages weights by data size.
 
     Args:

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Additive,
+    AdditiveClient,
+    AdditiveServer,
     AttackableServer,
     Client,
     Exchange,
@@ -65,7 +67,7 @@ from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
-class FedDyMemClient(Client):
+class FedDyMemClient(AdditiveClient):
     """A client that uploads its patches compressed to a memory, and trains a head, if any, against the shared one.
 
     Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5).
@@ -135,7 +137,7 @@ class FedDyMemClient(Client):
         elif task.standardise:
             statistics = [pool_channels(task)]
         threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
-        sums = ModelSums() if made_of_sums(task) else None
+        sums = BankSums() if made_of_sums(task) else None
         first = () if self.drawn else (FirstMemory(),)
         return Exchanges((*statistics, *first, *threshold), (Train(),), sums)
 
@@ -182,10 +184,6 @@ class FedDyMemClient(Client):
     def sums_spec(self) -> MessageSpec:
         """Declares the sums that the model is made of."""
         return bank_sums_spec(self.task, self.sets)
-
-    def leave_out(self, loader: DataLoader) -> None:
-        """Takes images out of bank, radii and subspace."""
-        leave_out_of_bank(self.task, self.sums, loader, self.context, self.min_images)
 
     def features_spec(self) -> MessageSpec:
         """Declares pooled statistics and the subspace of normal features, as far as the task uses them."""
@@ -241,7 +239,15 @@ class FedDyMemClient(Client):
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **own}
 
 
-class FedDyMemServer(AttackableServer):
+class BankSums(ModelSums[FedDyMemClient]):
+    """The exchange after the rounds in which clients receive the sums behind bank, radii and subspace."""
+
+    def leave_out(self, client: FedDyMemClient, loader: DataLoader) -> None:
+        """Takes images out of bank, radii and subspace."""
+        leave_out_of_bank(client.task, client.sums, loader, client.context, client.min_images)
+
+
+class FedDyMemServer(AttackableServer, AdditiveServer):
     """The server, which merges the uploaded memories to the next one (FedDyMem Alg. 3).
 
     Args:

@@ -83,14 +83,10 @@ class FederatedSubspaceClient(Client):
         sizes = self.sets, self.task.vectors_per_image
         # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
         known = isinstance(self.task.share, float) and not self.task.clusters
-        sums = ModelSums() if known else None
-        return Exchanges((PooledMoments(*sizes), *clusters), (NewMoments(*sizes),), sums)
-
-    @property
-    def noised_exchanges(self) -> Exchanges:
-        """Three noised sums before round 1; the plain exchanges, which are refused, where no sum is all there is."""
-        plain = self.exchanges
-        return plain if plain.sums is None else Exchanges(NOISED_SUBSPACE, plain.rounds)
+        setup, rounds = (PooledMoments(*sizes), *clusters), (NewMoments(*sizes),)
+        if not known:
+            return Exchanges(setup, rounds)
+        return Exchanges(setup, rounds, SubspaceSums(), noised=Exchanges(NOISED_SUBSPACE, rounds))
 
     @property
     def predictors(self) -> Predictors:
@@ -106,10 +102,6 @@ class FederatedSubspaceClient(Client):
     def sums_spec(self) -> MessageSpec:
         """Declares the moments of all clients."""
         return packed_moments_spec(self.sets, self.task.num_features)
-
-    def leave_out(self, loader: DataLoader) -> None:
-        """Fits the subspace to the moments of all images but these."""
-        self.task.load_subspace(*self.task.fit_subspace(remaining_moments(self.sums, self.task, loader)))
 
     def broadcast_spec(self, clusters: tuple[str, ...] = ("memory", "radii")) -> MessageSpec:
         """Declares the subspace, and those of the named values of clusters that there are."""
@@ -165,6 +157,15 @@ class FederatedSubspaceServer(Server):
         if "frame" in self.moments:
             channels = self.directions
         return {"dimensions": float(channels - outside), "residual_dimensions": float(outside)}
+
+
+class SubspaceSums(ModelSums[FederatedSubspaceClient]):
+    """The exchange after the rounds in which clients receive the moments of all images."""
+
+    def leave_out(self, client: FederatedSubspaceClient, loader: DataLoader) -> None:
+        """Fits the subspace to the moments of all images but these."""
+        remaining = remaining_moments(client.sums, client.task, loader)
+        client.task.load_subspace(*client.task.fit_subspace(remaining))
 
 
 class _SendState(Exchange[FederatedSubspaceClient, FederatedSubspaceServer]):

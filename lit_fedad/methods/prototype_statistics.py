@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Additive,
+    AdditiveClient,
+    AdditiveServer,
     Client,
     Exchanges,
     Free,
@@ -25,7 +27,6 @@ from lit_fedad.contracts import (
     NothingNew,
     Prediction,
     Predictors,
-    Server,
     TensorSpec,
     Update,
 )
@@ -66,7 +67,7 @@ class Statistics(Answer):
         return NothingNew(_empty(client.task.classes, client.task.num_features))
 
 
-class PrototypeStatisticsClient(Client):
+class PrototypeStatisticsClient(AdditiveClient):
     """A client that sends statistics of its features by class, and predicts with the classifier of all clients.
 
     Args:
@@ -165,7 +166,7 @@ class PrototypeStatisticsClient(Client):
         return PrototypeSums()
 
 
-class PrototypeStatisticsServer(Server):
+class PrototypeStatisticsServer(AdditiveServer):
     """The server, which adds statistics up and computes the classifier.
 
     Args:

@@ -11,8 +11,9 @@ from helpers.client_data import SameEveryRound
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Task, TensorSpec
+from lit_fedad.contracts import AdditiveClient, Exchanges, Prediction, Server, Task, TensorSpec
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -39,7 +40,7 @@ class Slope(Task):
         return Prediction((batch - self.w).abs())
 
 
-class ToyClient(Client):
+class ToyClient(AdditiveClient):
     kept = ("visits",)
     fails: set[tuple[int, int]] = set()
     """(round, client) pairs that raise."""
@@ -63,6 +64,9 @@ class ToyClient(Client):
         return {"w": TensorSpec((1,))}
 
     upload_spec = broadcast_spec
+
+    def additive(self):
+        return WeightedMeans()
 
 
 class ToyServer(Server):

@@ -85,7 +85,7 @@ class Sends(Exchange):
 class Method:
     """A method with one noised sum before round 1 and one in every round, beside one that brings nothing."""
 
-    noised_exchanges = Exchanges((Sends(Rows()),), (Sends(Rows()), Sends(NothingNew({}))))
+    exchanges = Exchanges((Sends(Rows()),), (Sends(Rows()), Sends(NothingNew({}))))
 
 
 def plan(client=Method, rounds=3, sampler=None, secure_sum=None, stage=0, **settings):
@@ -96,7 +96,7 @@ def plan(client=Method, rounds=3, sampler=None, secure_sum=None, stage=0, **sett
 
 
 def test_the_noise_is_the_least_that_the_budget_asks_for():
-    assert count_releases(Method.noised_exchanges, Method, 3) == 4
+    assert count_releases(Method.exchanges, Method, 3) == 4
     found = plan()
     assert found.releases == 4
     assert found.epsilon(4) == pytest.approx(4.0, rel=1e-6)
@@ -136,11 +136,11 @@ def test_distributed_shares_add_up_to_the_central_noise():
         ),
         ({"stage": 1}, "data that come in stages"),
         (
-            {"rounds": 0, "client": type("Silent", (), {"noised_exchanges": Exchanges((), ())})},
+            {"rounds": 0, "client": type("Silent", (), {"exchanges": Exchanges((), ())})},
             "nothing is sent",
         ),
         (
-            {"client": type("Other", (), {"noised_exchanges": Exchanges((Sends(None),))})},
+            {"client": type("Other", (), {"exchanges": Exchanges((Sends(None),))})},
             "no sum over images",
         ),
         ({"delta": 0.5}, "federation.privacy.delta"),

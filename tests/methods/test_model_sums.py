@@ -47,7 +47,7 @@ def left_out(played, client, loader):
     """The client's task, without the loader's images."""
 
     def leave(live, number):
-        live.leave_out(loader)
+        live.exchanges.sums.leave_out(live, loader)
         return {name: getattr(live.task, name).clone() for name in live.task.local_buffers}
 
     return played.ask(played.rounds, leave, [client], sums=True)[client]

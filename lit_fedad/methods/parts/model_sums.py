@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts import Message, MessageSpec, SumsExchange, TensorSpec
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.tasks.patches import PatchTask
 
@@ -32,6 +32,9 @@ class TakesSums(Protocol):
         """Declares the sums."""
 
 
+T = TypeVar("T", bound=TakesSums, contravariant=True)  # the method's client
+
+
 class HoldsSums(Protocol):
     """A server whose model is made of sums."""
 
@@ -42,7 +45,7 @@ class HoldsSums(Protocol):
         """Returns the sums."""
 
 
-class ModelSums(Exchange[TakesSums, HoldsSums]):
+class ModelSums(SumsExchange[T, HoldsSums]):
     """The exchange after the rounds in which clients receive the model, and the sums that it is made of."""
 
     name = "sums"
@@ -51,11 +54,11 @@ class ModelSums(Exchange[TakesSums, HoldsSums]):
         """Returns model and sums."""
         return {**server.broadcast(client_id), **server.model_sums(client_id)}
 
-    def broadcast_spec(self, client: TakesSums) -> MessageSpec:
+    def broadcast_spec(self, client: T) -> MessageSpec:
         """Declares model and sums."""
         return {**client.broadcast_spec(), **client.sums_spec()}
 
-    def receive(self, client: TakesSums, message: Message) -> None:
+    def receive(self, client: T, message: Message) -> None:
         """Loads the model, and keeps the sums."""
         client.receive(message)
         client.sums = message
