@@ -208,9 +208,10 @@ COMMANDS = {
     "update": Command(
         update,
         {
-            f"{_RUN} images=FOLDER [client=N] [product=NAME] [data.root=DIR] [backbone.weights=FILE]": (
+            f"{_RUN} images=FOLDER [client=N] [product=NAME] [reviews=FILE] [data.root=DIR]"
+            " [backbone.weights=FILE]": (
                 "add new normal images, in a folder for each client, to a detector made of sums: one more exchange of"
-                " the method, and a new version beside the old"
+                " the method, and a new version beside the old; reviews= takes its false alarms alone"
             )
         },
         extra="train",

@@ -14,6 +14,7 @@ from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.deployment.predict import find_images
+from lit_fedad.deployment.reviews import Reviews
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import (
     Model,
@@ -44,12 +45,14 @@ class UpdateOptions:
         images: Folder of new normal images: with a folder for each client, named by its number, or of one client.
         client: Client whose images all are; None where there is a folder for each.
         product: Product that all images show; None where a client's images lie in a folder for each product.
+        reviews: File of reviews (`lit-fedad ui`): only images that it calls false alarms are taken; None for all.
     """
 
     run: str
     images: str
     client: int | None = None
     product: str | None = None
+    reviews: str | None = None
 
 
 def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -> Path:
@@ -170,12 +173,15 @@ class _NewImages:
         held = [self.images.train[index] for own in self.partition.clients for index in own]
         known = {sample.path.resolve() for sample in held}
         tested = {sample.path.resolve() for sample in self.images.test}
+        reviews = None if self.options.reviews is None else Reviews(Path(self.options.reviews))
         found, old = {}, 0
         for client, folder in self._folders().items():
             if client not in self.clients:
                 raise UserError(f"client={client}: the run has clients {', '.join(map(str, self.clients))}")
             new = []
             for path in find_images(folder):
+                if reviews and reviews.of(path, folder) != "false alarm":
+                    continue
                 if path.resolve() in tested:
                     raise UserError(f"{path}: is a test image of the run; give others")
                 if path.resolve() in known:
@@ -186,7 +192,12 @@ class _NewImages:
                 found[client] = tuple(new)
         if not found:
             has = f"; the {old} there are part of the detector already" if old else ""
-            raise UserError(f"images={self.options.images}: no new image there{has}")
+            kind = (
+                "new image"
+                if reviews is None
+                else f"new image that {self.options.reviews} calls a false alarm"
+            )
+            raise UserError(f"images={self.options.images}: no {kind} there{has}")
         if old:
             self.display.note(f"{old} images are part of the detector already")
         if fresh := {s.category for own in found.values() for s in own} - {s.category for s in held}:

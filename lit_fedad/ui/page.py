@@ -12,12 +12,12 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
+from lit_fedad.deployment.reviews import Review, add_review, count_reviews
 from lit_fedad.errors import UserError
 from lit_fedad.guards.text import printable
 from lit_fedad.report.naming import p_value_text
 from lit_fedad.ui.histogram import histogram_svg
 from lit_fedad.ui.reading import Row, RunView, Scored, drift, expected_alarms, histogram, read_scored
-from lit_fedad.ui.reviews import Review, add_review, count_reviews
 
 Try = Callable[[bytes, str], tuple[Any, str]]
 """Scores the content of a file of a name: its heatmap, and what is said of it."""

@@ -10,10 +10,12 @@ import torch
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import evaluate, predict
+from lit_fedad.deployment.reviews import add_review
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import WatchOptions, watch
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.ui.reading import Scored
 
 BASE = [list(range(8)), list(range(8, 15))]
 SUBSPACE = ("method=federated_subspace", "rounds=0")
@@ -168,6 +170,19 @@ def test_images_that_are_part_of_it_already_are_left_out(desk, capsys):
     version = fold(run, images)
     assert "1 images are part of the detector already" in capsys.readouterr().out
     assert [len(addition.images[0]) for addition in RunFolder(version).additions()] == [1, 2]
+
+
+@pytest.mark.slow
+def test_of_reviewed_images_false_alarms_alone_are_folded_in(desk, tmp_path):
+    run, images = desk.train("run", *SUBSPACE, clients=BASE), desk.images("new", {0: [15, 16, 17]})
+    first, second, _ = sorted((images / "0").rglob("*.png"))
+    reviews = tmp_path / "reviews.csv"
+    add_review(reviews, Scored(str(first), 1.0, 0.1, "anomalous", None), "missed", "run")
+    with pytest.raises(UserError, match=r"no new image that \S+reviews\.csv calls a false alarm there$"):
+        fold(run, images, reviews=str(reviews))
+    add_review(reviews, Scored(str(second), 1.0, 0.1, "anomalous", None), "false alarm", "run")
+    version = fold(run, images, reviews=str(reviews))
+    assert [sample.path for sample in RunFolder(version).additions()[0].images[0]] == [second.resolve()]
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""What the operator's page reads of a run, and what its buttons write."""
+"""What the operator's page reads of a run."""
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -12,7 +11,6 @@ from lit_fedad.errors import UserError
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
 from lit_fedad.ui.histogram import histogram_svg
 from lit_fedad.ui.reading import RunView, drift, expected_alarms, histogram, read_scored
-from lit_fedad.ui.reviews import COLUMNS, add_review, count_reviews
 
 SCORES = torch.arange(1.0, 101)
 RESULT = {
@@ -119,19 +117,3 @@ def test_drift_is_what_the_watch_says(tmp_path):
     summary.write_text("{}")
     with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
         drift(path)
-
-
-def test_reviews_are_appended_as_lines(tmp_path):
-    (image,) = read_scored(table(tmp_path, ["=a.png,1.5,0.5,3,normal,"]))
-    file = tmp_path / "out/reviews.csv"
-    assert count_reviews(file) == 0
-    add_review(file, image, "missed", "run")
-    add_review(file, image, "false alarm", "run")
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert count_reviews(file) == len(rows) == 2
-    assert tuple(rows[0]) == COLUMNS
-    assert [row["review"] for row in rows] == ["missed", "false alarm"]
-    assert rows[0]["path"] == "'=a.png"  # no spreadsheet runs it
-    with pytest.raises(UserError, match="cannot be written"):
-        add_review(tmp_path, image, "missed", "run")

@@ -1,0 +1,120 @@
+"""What an operator says about decisions, as a CSV file: `lit-fedad ui` writes it, `lit-fedad update` reads it."""
+
+from __future__ import annotations
+
+import csv
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Literal, Protocol
+
+from lit_fedad.data.input_files import check_regular
+from lit_fedad.errors import UserError
+from lit_fedad.guards.text import csv_cell, printable
+
+COLUMNS = ("path", "score", "p_value", "decision", "review", "run", "time")
+
+Review = Literal["false alarm", "missed"]
+
+_MOST_ROWS = 1_000_000
+
+
+class Decided(Protocol):
+    """An image that a detector has decided about."""
+
+    @property
+    def path(self) -> str:
+        """Its path, as a table of scores has it."""
+
+    @property
+    def score(self) -> float:
+        """Its score."""
+
+    @property
+    def p_value(self) -> float:
+        """Its p-value."""
+
+    @property
+    def decision(self) -> str:
+        """The decision, ``normal`` or ``anomalous``."""
+
+
+def add_review(file: Path, image: Decided, review: Review, run: str) -> None:
+    """Appends a line, and begins the file where there is none.
+
+    Args:
+        file: The CSV file; a later line about an image replaces an earlier one for whoever reads it.
+        image: The image.
+        review: What was wrong with the decision.
+        run: The run whose detector decided.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
+    row = {
+        "path": image.path,
+        "score": f"{image.score:.9g}",
+        "p_value": f"{image.p_value:.6g}",
+        "decision": image.decision,
+        "review": review,
+        "run": run,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", newline="", encoding="utf-8", errors="surrogateescape") as out:
+            writer = csv.DictWriter(out, COLUMNS)
+            if not out.tell():
+                writer.writeheader()
+            writer.writerow({key: csv_cell(text) for key, text in row.items()})
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written ({error.strerror})") from error
+
+
+class Reviews:
+    """The reviews of a file, of which the last about an image counts.
+
+    Args:
+        file: What `add_review` wrote.
+
+    Raises:
+        UserError: If it is no such file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            check_regular(file)
+            with file.open(newline="", encoding="utf-8", errors="surrogateescape") as lines:
+                rows = csv.DictReader(lines)
+                self._said = {row["path"]: row["review"] for row in islice(rows, _MOST_ROWS)}
+        except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+            raise UserError(
+                f"reviews={file}: is no table of reviews ({' '.join(str(error).split())})"
+            ) from error
+        if unknown := set(self._said.values()) - {"false alarm", "missed"}:
+            raise UserError(
+                f"reviews={file}: review {min(map(str, unknown))!r} is neither 'false alarm' nor 'missed'"
+            )
+
+    def of(self, image: Path, folder: Path) -> str | None:
+        """Returns the review of an image; None where there is none.
+
+        Args:
+            image: Its path.
+            folder: The folder that ``predict`` or ``watch`` was given: tables name images by whole paths, or by those
+                below it.
+        """
+        below = image.relative_to(folder) if folder.is_dir() else Path(image.name)
+        for name in (str(image), str(image.resolve()), printable(below.as_posix())):
+            if (said := self._said.get(csv_cell(name))) is not None:
+                return said
+        return None
+
+
+def count_reviews(file: Path) -> int:
+    """Counts the lines of a file of reviews."""
+    try:
+        with file.open(newline="", encoding="utf-8", errors="surrogateescape") as rows:
+            return sum(1 for _ in csv.DictReader(rows))
+    except OSError:
+        return 0

@@ -1,0 +1,67 @@
+"""What an operator says about decisions, written line by line and read again."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review, count_reviews
+from lit_fedad.errors import UserError
+from lit_fedad.guards.text import csv_cell
+from lit_fedad.ui.reading import Scored
+
+
+def scored(path):
+    return Scored(csv_cell(str(path)), 1.5, 0.5, "normal", None)
+
+
+def test_reviews_are_appended_as_lines(tmp_path):
+    image, file = scored("=a.png"), tmp_path / "out/reviews.csv"
+    assert count_reviews(file) == 0
+    add_review(file, image, "missed", "run")
+    add_review(file, image, "false alarm", "run")
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert count_reviews(file) == len(rows) == 2
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["review"] for row in rows] == ["missed", "false alarm"]
+    assert rows[0]["path"] == "'=a.png"  # no spreadsheet runs it
+    with pytest.raises(UserError, match="cannot be written"):
+        add_review(tmp_path, image, "missed", "run")
+
+
+def test_the_last_review_counts_by_whole_path_or_by_that_in_the_folder(tmp_path):
+    file, folder = tmp_path / "reviews.csv", tmp_path / "images"
+    (folder / "new").mkdir(parents=True)
+    for name, review in (
+        (folder / "a.png", "missed"),
+        (folder / "a.png", "false alarm"),
+        ("new/b.png", "missed"),
+        ("=c.png", "false alarm"),
+        ("line\\nbreak.png", "false alarm"),  # as a watch's table names it
+    ):
+        add_review(file, scored(name), review, "run")
+    reviews = Reviews(file)
+    assert reviews.of(folder / "a.png", folder) == "false alarm"
+    assert reviews.of(folder / "new" / "b.png", folder) == "missed"
+    assert reviews.of(folder / "=c.png", folder) == "false alarm"
+    assert reviews.of(folder / "line\nbreak.png", folder) == "false alarm"
+    assert reviews.of(folder / "b.png", folder) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("path,score\na.png,1\n", "is no table of reviews"),
+        ("path,review\na.png,fine\n", "'fine' is neither 'false alarm' nor 'missed'"),
+        ("path,review\na.png\n", "'None' is neither"),
+    ],
+)
+def test_files_that_are_no_reviews_are_refused_in_one_line(tmp_path, content, message):
+    file = tmp_path / "reviews.csv"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        Reviews(file)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="is no table of reviews"):
+        Reviews(Path(tmp_path / "nowhere.csv"))
