@@ -1,0 +1,212 @@
+"""Measures whether decisions keep their promise: false alarms promised and seen, over redrawn splits of real images.
+
+    python scripts/measure_promise.py [data=textures,real_mixture] [methods=feddymem] [seeds=0,1] [out=DIR]
+        [root=DATA weights=FILE] [start=false]
+
+Every seed redraws which normal images train and which test (``data.split_seed``), the partition to clients and the
+calibration folds; of CIFAR-10 the partition and the images held out. A run is an ordinary one, in a folder below
+``out``; complete runs are reused. Prints the table, and writes ``promise.md`` with one row a method, data set and
+promised rate. ``root`` is the folder of the data, ``weights`` the file of ResNet-18's weights.
+
+Beside a promised rate stand the misses at the *best threshold with labels*: that of each product of the largest F1
+score on the test images themselves, which nobody has in use. What the promise misses beyond it is the cost of honesty.
+"""
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.config import compose
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.decisions import EvaluatedImages, decide, summarise_rates
+from lit_fedad.experiment.calibration import evaluated_images
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.train import train
+from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.options import read
+from lit_fedad.report.console import Display, plain_warnings
+from lit_fedad.report.markdown import markdown_table
+
+ALPHAS = (0.01, 0.05, 0.1)
+AUTOENCODER = ["task=autoencoder", "features=frozen"]
+DETECTORS = {
+    "federated_subspace": ["method=federated_subspace"],
+    "feddymem": ["method=feddymem"],
+    "federated_patchcore": ["method=federated_patchcore"],
+    "fedavg, autoencoder": ["method=fedavg", *AUTOENCODER],
+    "local, autoencoder": ["method=local", *AUTOENCODER],
+}
+# Before training, as docs/fadngs.md has them; the third anomaly set shares the features that its runs have cached.
+FADNGS = {
+    "fadngs": [
+        "method=fadngs", "features=frozen", "features.size=48", "method.server.distillation=null", "rounds=0",
+        "warmup=0", "data.normal.train_per_class=1050", "+data.anomalies.mnist.train=null",
+        "+data.anomalies.mnist._target_=lit_fedad.data.packed.packed", "+data.anomalies.mnist._partial_=true",
+        "+data.anomalies.mnist.test=ood_mnist_test_28.npz", "+data.anomalies.mnist.test_per_class=100",
+    ]
+}  # fmt: skip
+METHODS = {"textures": DETECTORS, "real_mixture": DETECTORS, "medical": DETECTORS, "cifar10": FADNGS}
+DATA = {
+    "textures": ["experiment=small", "backbone=own"],
+    "real_mixture": ["experiment=real_mixture", "data.root={root}"],
+    "medical": ["experiment=medical", "data.root={root}"],
+    "cifar10": ["experiment=semantic_cifar10", "backbone=resnet18", "data.root={root}/cifar"],
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of this script.
+
+    Attributes:
+        root: Folder of the real data; none for the embedded textures alone.
+        weights: File of ResNet-18's weights; none where they are downloaded.
+        data: Keys of `DATA`.
+        methods: First words of the rows' names; none for all.
+        seeds: Seeds of splits.
+        out: Folder of the runs and of the table.
+        start: Whether missing runs are made; else the table is of those that are complete.
+    """
+
+    root: str | None = None
+    weights: str | None = None
+    data: tuple[str, ...] = ("textures",)
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = tuple(range(10))
+    out: str = "outputs/promise"
+    start: bool = True
+
+
+class BestThresholds(Calibration):
+    """Thresholds of the largest F1 score on the test images, in the place of those that calibration images promise.
+
+    Args:
+        scores: Image scores by client [n].
+        images: The test images.
+    """
+
+    def __init__(self, scores: Mapping[int, Tensor], images: EvaluatedImages) -> None:
+        super().__init__({}, shared=False)
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "images", images)
+
+    def threshold(self, client: int, alpha: float, product: str | None = None) -> float:
+        """Chooses the threshold among the scores of a product's images, or of all where no product is known."""
+        images: EvaluatedImages = self.images  # type: ignore[attr-defined]
+        chosen = torch.tensor([product is None or name == product for name in images.products])
+        return best_f1(self.scores[client][chosen], images.labels[chosen])  # type: ignore[attr-defined]
+
+
+def best_f1(scores: Tensor, labels: Tensor) -> float:
+    """Computes the score above which calling images anomalous gives the largest F1 score; the lowest of several."""
+    limits = torch.cat([scores.double().unique(), torch.tensor([-torch.inf], dtype=torch.float64)]).sort()[0]
+    alarms = scores.double()[None] > limits[:, None]
+    found = (alarms & (labels != 0)).sum(1)
+    f1 = 2 * found / (alarms.sum(1) + (labels != 0).sum()).clamp(min=1)
+    return float(limits[f1.argmax()])
+
+
+class LabelledChoice(RunCallback):
+    """Adds the rates at the best thresholds with labels to the run's result."""
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Judges the run's scores at these thresholds."""
+        images = evaluated_images(run.config, run.data)
+        judged = decide(run.scores, images, BestThresholds(run.scores, images), alpha=0)
+        run.extras["best_thresholds"] = summarise_rates(judged)
+
+
+def results(options: Options, data: str, method: str) -> list[dict[str, Any]]:
+    """Makes the runs of a row, or reads those that are complete."""
+    given = [part.format(root=options.root) for part in DATA[data]]
+    if options.weights and data != "textures":
+        given.append(f"backbone.weights={options.weights}")
+    found = []
+    for seed in options.seeds:
+        folder = Path(options.out) / f"{data}-{method.replace(', ', '-')}-{seed}"
+        if not options.start and not (folder / "result.json").exists():
+            continue
+        split = [] if data == "cifar10" else [f"data.split_seed={seed}"]
+        config = compose(
+            [*METHODS[data][method], *given, *split, f"seed={seed}", f"out={folder}", "tracking=off",
+             f"evaluation.alpha=[{','.join(map(str, ALPHAS))}]", "evaluation.every=1000", "evaluation.pictures=0"]
+        )  # fmt: skip
+        found.append(train(config, quiet=True, callbacks=[LabelledChoice()]))
+    return found
+
+
+def rows(name: str, data: str, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Summarises the runs of a method on a data set: a row for each promised rate."""
+    best = [[run["best_thresholds"][rate]["mean"] for run in runs] for rate in ("false_alarm_rate", "miss_rate")]
+    table = []
+    for alpha in ALPHAS:
+        judged = [run["decisions"][f"{alpha:g}"] for run in runs]
+        own, foreign, missed = (
+            [one[rate]["mean"] for one in judged if one[rate]["mean"] is not None]
+            for rate in ("false_alarm_rate", "false_alarm_rate_foreign", "miss_rate")
+        )
+        shared_test = alpha * (1 - alpha) / 10_000 if data == "cifar10" else 0.0
+        table.append(
+            {
+                "data": data,
+                "method": name,
+                "splits": str(len(runs)),
+                "promised": f"{alpha:g}",
+                "false alarms": shown(own, shared_test),
+                "kept": verdict(own, alpha, 1, shared_test),
+                "foreign": shown(foreign, shared_test),
+                "kept, foreign": verdict(foreign, alpha, 2, shared_test),
+                "misses": f"{statistics.mean(missed):.2f}",
+                "misses (false alarms) with labels": f"{statistics.mean(best[1]):.2f} ({statistics.mean(best[0]):.2f})",
+            }
+        )
+    return table
+
+
+def error(values: Sequence[float], shared: float) -> float:
+    """Computes the standard error of a mean over splits; ``shared`` is the variance of what all splits share."""
+    own = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
+    return float((own + shared) ** 0.5)
+
+
+def shown(values: Sequence[float], shared: float) -> str:
+    """Formats a mean and its standard error; a dash where there is nothing to average."""
+    return f"{statistics.mean(values):.3f} ± {error(values, shared):.3f}" if values else "-"
+
+
+def verdict(values: Sequence[float], alpha: float, errors: int, shared: float) -> str:
+    """Tells whether a mean lies at most so many standard errors above what was promised."""
+    if not values:
+        return "-"
+    return "yes" if statistics.mean(values) <= alpha + errors * error(values, shared) else "no"
+
+
+def main(options: Options, screen: Display) -> None:
+    """Makes runs and table."""
+    table: list[dict[str, str]] = []
+    for data in options.data:
+        for name in METHODS[data]:
+            if not options.methods or name.split(",")[0] in options.methods:
+                found = results(options, data, name)
+                table += rows(name, data, found) if found else []
+    if not table:
+        raise UserError(f"{options.out}: holds no complete run; leave start=false out")
+    screen.table(table)
+    text = markdown_table(list(table[0]), [list(row.values()) for row in table])
+    Path(options.out, "promise.md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    display = Display()
+    with plain_warnings(display):
+        try:
+            main(read(Options, sys.argv[1:], "measure_promise", overrides=False)[0], display)
+        except UserError as problem:
+            display.error(str(problem))
+            sys.exit(2)
