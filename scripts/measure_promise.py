@@ -143,7 +143,9 @@ def results(options: Options, data: str, method: str) -> list[dict[str, Any]]:
 
 def rows(name: str, data: str, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Summarises the runs of a method on a data set: a row for each promised rate."""
-    best = [[run["best_thresholds"][rate]["mean"] for run in runs] for rate in ("false_alarm_rate", "miss_rate")]
+    best = [
+        [run["best_thresholds"][rate]["mean"] for run in runs] for rate in ("false_alarm_rate", "miss_rate")
+    ]
     table = []
     for alpha in ALPHAS:
         judged = [run["decisions"][f"{alpha:g}"] for run in runs]
