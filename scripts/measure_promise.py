@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,15 +42,18 @@ DETECTORS = {
     "fedavg, autoencoder": ["method=fedavg", *AUTOENCODER],
     "local, autoencoder": ["method=local", *AUTOENCODER],
 }
-# Before training, as docs/fadngs.md has them; the third anomaly set shares the features that its runs have cached.
+# Before training. 500 images a client, of which a fifth calibrates, and 5,000 normal test images that all seeds share.
 FADNGS = {
     "fadngs": [
-        "method=fadngs", "features=frozen", "features.size=48", "method.server.distillation=null", "rounds=0",
-        "warmup=0", "data.normal.train_per_class=1050", "+data.anomalies.mnist.train=null",
+        "method=fadngs", "features=frozen", "features.size=48", "backbone.layers=[3]", "rounds=0", "warmup=0",
+        "method.server.distillation=null", "partition.size=500", "data.normal.train_per_class=525",
+        "data.normal.test_per_class=500", "data.contaminants=100", "+data.anomalies.mnist.train=null",
         "+data.anomalies.mnist._target_=lit_fedad.data.packed.packed", "+data.anomalies.mnist._partial_=true",
         "+data.anomalies.mnist.test=ood_mnist_test_28.npz", "+data.anomalies.mnist.test_per_class=100",
+        "~callbacks.capacities", "~callbacks.density_privacy",
     ]
 }  # fmt: skip
+SHARED_TESTS = {"cifar10": 5_000}  # normal test images that are the same for every seed
 METHODS = {"textures": DETECTORS, "real_mixture": DETECTORS, "medical": DETECTORS, "cifar10": FADNGS}
 DATA = {
     "textures": ["experiment=small", "backbone=own"],
@@ -83,33 +86,21 @@ class Options:
     start: bool = True
 
 
-class BestThresholds(Calibration):
-    """Thresholds of the largest F1 score on the test images, in the place of those that calibration images promise.
+@dataclass(frozen=True)
+class BestThresholds:
+    """Thresholds of the largest F1 score on the test images, in the place of those of a `Calibration`."""
 
-    Args:
-        scores: Image scores by client [n].
-        images: The test images.
-    """
-
-    def __init__(self, scores: Mapping[int, Tensor], images: EvaluatedImages) -> None:
-        super().__init__({}, shared=False)
-        object.__setattr__(self, "scores", scores)
-        object.__setattr__(self, "images", images)
+    scores: Mapping[int, Tensor]
+    images: EvaluatedImages
 
     def threshold(self, client: int, alpha: float, product: str | None = None) -> float:
-        """Chooses the threshold among the scores of a product's images, or of all where no product is known."""
-        images: EvaluatedImages = self.images  # type: ignore[attr-defined]
-        chosen = torch.tensor([product is None or name == product for name in images.products])
-        return best_f1(self.scores[client][chosen], images.labels[chosen])  # type: ignore[attr-defined]
-
-
-def best_f1(scores: Tensor, labels: Tensor) -> float:
-    """Computes the score above which calling images anomalous gives the largest F1 score; the lowest of several."""
-    limits = torch.cat([scores.double().unique(), torch.tensor([-torch.inf], dtype=torch.float64)]).sort()[0]
-    alarms = scores.double()[None] > limits[:, None]
-    found = (alarms & (labels != 0)).sum(1)
-    f1 = 2 * found / (alarms.sum(1) + (labels != 0).sum()).clamp(min=1)
-    return float(limits[f1.argmax()])
+        """Chooses the best of the scores of a product's images, or of all where no product is known."""
+        chosen = torch.tensor([product is None or name == product for name in self.images.products])
+        scores, anomalous = self.scores[client][chosen].double(), self.images.labels[chosen] != 0
+        limits = torch.cat([scores.new_tensor([-torch.inf]), scores.unique()])
+        alarms = scores > limits[:, None]
+        f1 = 2 * (alarms & anomalous).sum(1) / (alarms.sum(1) + anomalous.sum()).clamp(min=1)
+        return float(limits[f1.argmax()])
 
 
 class LabelledChoice(RunCallback):
@@ -118,16 +109,15 @@ class LabelledChoice(RunCallback):
     def on_rounds_end(self, run: Run) -> None:
         """Judges the run's scores at these thresholds."""
         images = evaluated_images(run.config, run.data)
-        judged = decide(run.scores, images, BestThresholds(run.scores, images), alpha=0)
+        thresholds = cast("Calibration", BestThresholds(run.scores, images))
+        judged = decide(run.scores, images, thresholds, alpha=0)
         run.extras["best_thresholds"] = summarise_rates(judged)
 
 
 def results(options: Options, data: str, method: str) -> list[dict[str, Any]]:
     """Makes the runs of a row, or reads those that are complete."""
-    given = [part.format(root=options.root) for part in DATA[data]]
-    if options.weights and data != "textures":
-        given.append(f"backbone.weights={options.weights}")
-    found = []
+    weights = [f"backbone.weights={options.weights}"] if options.weights and data != "textures" else []
+    given, found = [*(part.format(root=options.root) for part in DATA[data]), *weights], []
     for seed in options.seeds:
         folder = Path(options.out) / f"{data}-{method.replace(', ', '-')}-{seed}"
         if not options.start and not (folder / "result.json").exists():
@@ -143,50 +133,46 @@ def results(options: Options, data: str, method: str) -> list[dict[str, Any]]:
 
 def rows(name: str, data: str, runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Summarises the runs of a method on a data set: a row for each promised rate."""
-    best = [
-        [run["best_thresholds"][rate]["mean"] for run in runs] for rate in ("false_alarm_rate", "miss_rate")
-    ]
+    best = [run["best_thresholds"] for run in runs]
+    labelled = [f"{statistics.mean(mean(best, rate)):.2f}" for rate in ("miss_rate", "false_alarm_rate")]
     table = []
     for alpha in ALPHAS:
         judged = [run["decisions"][f"{alpha:g}"] for run in runs]
-        own, foreign, missed = (
-            [one[rate]["mean"] for one in judged if one[rate]["mean"] is not None]
-            for rate in ("false_alarm_rate", "false_alarm_rate_foreign", "miss_rate")
-        )
-        shared_test = alpha * (1 - alpha) / 10_000 if data == "cifar10" else 0.0
+        shared = alpha * (1 - alpha) / SHARED_TESTS[data] if data in SHARED_TESTS else 0.0
+        own, kept = cells(mean(judged, "false_alarm_rate"), alpha, 1, shared)
+        foreign, kept_foreign = cells(mean(judged, "false_alarm_rate_foreign"), alpha, 2, shared)
         table.append(
             {
                 "data": data,
                 "method": name,
                 "splits": str(len(runs)),
                 "promised": f"{alpha:g}",
-                "false alarms": shown(own, shared_test),
-                "kept": verdict(own, alpha, 1, shared_test),
-                "foreign": shown(foreign, shared_test),
-                "kept, foreign": verdict(foreign, alpha, 2, shared_test),
-                "misses": f"{statistics.mean(missed):.2f}",
-                "misses (false alarms) with labels": f"{statistics.mean(best[1]):.2f} ({statistics.mean(best[0]):.2f})",
+                "false alarms": own,
+                "kept": kept,
+                "foreign": foreign,
+                "kept, foreign": kept_foreign,
+                "misses": f"{statistics.mean(mean(judged, 'miss_rate')):.2f}",
+                "misses (false alarms) with labels": f"{labelled[0]} ({labelled[1]})",
             }
         )
     return table
 
 
-def error(values: Sequence[float], shared: float) -> float:
-    """Computes the standard error of a mean over splits; ``shared`` is the variance of what all splits share."""
-    own = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
-    return float((own + shared) ** 0.5)
+def mean(judged: Sequence[Mapping[str, Any]], rate: str) -> list[float]:
+    """Lists the mean over clients of each run, where it is defined."""
+    return [one[rate]["mean"] for one in judged if one[rate]["mean"] is not None]
 
 
-def shown(values: Sequence[float], shared: float) -> str:
-    """Formats a mean and its standard error; a dash where there is nothing to average."""
-    return f"{statistics.mean(values):.3f} ± {error(values, shared):.3f}" if values else "-"
+def cells(values: Sequence[float], alpha: float, errors: int, shared: float) -> tuple[str, str]:
+    """Formats mean and standard error, and whether the mean is at most so many errors above what was promised.
 
-
-def verdict(values: Sequence[float], alpha: float, errors: int, shared: float) -> str:
-    """Tells whether a mean lies at most so many standard errors above what was promised."""
+    ``shared`` is the variance of the mean by test images that are the same in all runs.
+    """
     if not values:
-        return "-"
-    return "yes" if statistics.mean(values) <= alpha + errors * error(values, shared) else "no"
+        return "-", "-"
+    own = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
+    seen, error = statistics.mean(values), (own + shared) ** 0.5
+    return f"{seen:.3f} ± {error:.3f}", "yes" if seen <= alpha + errors * error else "no"
 
 
 def main(options: Options, screen: Display) -> None:
@@ -199,9 +185,9 @@ def main(options: Options, screen: Display) -> None:
                 table += rows(name, data, found) if found else []
     if not table:
         raise UserError(f"{options.out}: holds no complete run; leave start=false out")
-    screen.table(table)
     text = markdown_table(list(table[0]), [list(row.values()) for row in table])
     Path(options.out, "promise.md").write_text(text + "\n")
+    screen.table(table)
 
 
 if __name__ == "__main__":
