@@ -167,7 +167,8 @@ def measure(options: Options) -> list[dict[str, str]]:
                     ["method=federated_subspace", "data=mvtec_mixture", f"data.root={out / 'data'}", "grid=32",
                      f"data.products=[{form}]", "backbone=resnet18", f"backbone.weights={options.weights}",
                      "partition=iid", "partition.clients=2", "batch_size=2", "evaluation.batch_size=2",
-                     "tracking=off", "evaluation.alpha=0.2", "evaluation.pictures=0", f"seed={options.seed}", f"out={out / f'{form}-{name}'}", *geometry]
+                     "tracking=off", "evaluation.alpha=0.2", "evaluation.pictures=0",
+                     f"seed={options.seed}", f"out={out / f'{form}-{name}'}", *geometry]
                 ),
                 quiet=True,
                 callbacks=[Maps(form)],
