@@ -32,7 +32,7 @@ from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width
-NORMAL, FOREIGN = "gravel", "grass"
+NORMAL, FOREIGN = "brick", "gravel"
 DEFECT = 20  # pixels across
 RIM = 64  # pixels between the disc and the edge of the image
 
