@@ -1,6 +1,6 @@
 """Measures whether decisions keep their promise: false alarms promised and seen, over redrawn splits of real images.
 
-    python scripts/measure_promise.py [data=textures,real_mixture] [methods=feddymem] [seeds=0,1] [out=DIR]
+    python scripts/measure_promise.py [sets=textures,real_mixture] [methods=feddymem] [seeds=0,1] [out=DIR]
         [root=DATA weights=FILE] [start=false]
 
 Every seed redraws which normal images train and which test (``data.split_seed``), the partition to clients and the
@@ -70,7 +70,7 @@ class Options:
     Attributes:
         root: Folder of the real data; none for the embedded textures alone.
         weights: File of ResNet-18's weights; none where they are downloaded.
-        data: Keys of `DATA`.
+        sets: Keys of `DATA`.
         methods: First words of the rows' names; none for all.
         seeds: Seeds of splits.
         out: Folder of the runs and of the table.
@@ -79,7 +79,7 @@ class Options:
 
     root: str | None = None
     weights: str | None = None
-    data: tuple[str, ...] = ("textures",)
+    sets: tuple[str, ...] = ("textures",)
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = tuple(range(10))
     out: str = "outputs/promise"
@@ -178,7 +178,7 @@ def cells(values: Sequence[float], alpha: float, errors: int, shared: float) -> 
 def main(options: Options, screen: Display) -> None:
     """Makes runs and table."""
     table: list[dict[str, str]] = []
-    for data in options.data:
+    for data in options.sets:
         for name in METHODS[data]:
             if not options.methods or name.split(",")[0] in options.methods:
                 found = results(options, data, name)
