@@ -157,6 +157,9 @@ def identity(config: Config) -> str:
     image = config.get("image", {})
     if image.get("tile") is None:  # nothing is tiled: a run is the same as before there were these keys
         decisive["image"] = {key: value for key, value in image.items() if key not in TILING}
+    data = config.get("data", {})
+    if isinstance(data, dict) and data.get("split_seed") is None:  # likewise: the set's own split
+        decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
     evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in _JUDGEMENT}
     return _hash({**decisive, "evaluation": evaluation})
 

@@ -5,26 +5,34 @@
 Textures are photographs that ship inside scikit-image, mirrored at their edges to strips of 1,200 x 400 pixels and
 squares of 2,048. Training and test images come from different halves of the photograph. The disc is 20 pixels wide, and
 has mean and contrast of what it replaces. Each form is scored as a whole at 256 pixels and in tiles of 256, by ordinary
-runs of ``method=federated_subspace``; ``FILE`` holds the weights of ResNet-18.
+runs of ``method=federated_subspace``; ``FILE`` holds the weights of ResNet-18. A disc is found where the highest pixel
+of the image's map lies on it, or beside it by at most its width. One map is computed with its tiles one by one and with
+several in a call; the table has the largest difference, as a share of the map's highest value.
 """
 
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import skimage.data
 from PIL import Image
+from torch.nn.functional import max_pool2d
 
 from lit_fedad.config import compose
+from lit_fedad.contracts import Client
 from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
+from lit_fedad.models.tiles import TiledPyramid
 from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width
-NORMAL, FOREIGN = "gravel", "grass"
+NORMAL, FOREIGN = "brick", "gravel"
 DEFECT = 20  # pixels across
 RIM = 64  # pixels between the disc and the edge of the image
 
@@ -92,6 +100,47 @@ def draw_set(options: Options, form: str, folder: Path) -> None:
             Image.fromarray(pixels).save(path)
 
 
+class Maps(RunCallback):
+    """Adds to the result how many discs the maps find, and how far the batch of tiles moves a map.
+
+    Args:
+        form: Key of `FORMS`.
+    """
+
+    def __init__(self, form: str) -> None:
+        self.shape = FORMS[form]
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Asks the first of the clients, which share a model."""
+
+        def look(client: Client, number: int) -> tuple[int, float]:
+            found = sum(self._found(client, batch, run) for batch in run.data.module.test_dataloader())
+            return found, self._moved(client, run)
+
+        found, moved = run.federation.ask(run.federation.rounds, look, run.federation.clients[:1])[0]
+        run.extras["maps"] = {"found": found, "moved": moved}
+
+    def _found(self, client: Client, batch: dict[str, Any], run: Run) -> int:
+        maps = predict_batch(client, batch, run.fabric).anomaly_map
+        assert maps is not None
+        up, across = (
+            round(DEFECT * now / side) for now, side in zip(maps.shape[1:], self.shape, strict=True)
+        )
+        near = max_pool2d(batch["mask"][:, None].float(), (2 * up + 1, 2 * across + 1), 1, (up, across))
+        highest = maps.cpu().flatten(1).argmax(1)
+        return int(near.flatten(1).gather(1, highest[:, None]).sum())
+
+    def _moved(self, client: Client, run: Run) -> float:
+        backbone = run.model.backbone
+        if not isinstance(backbone, TiledPyramid):
+            return 0.0
+        batch = {"image": run.data.transform.image(run.data.images.test[0].path)[None]}
+        usual, maps = backbone.at_once, []
+        for backbone.at_once in (1, usual):
+            maps.append(predict_batch(client, batch, run.fabric).anomaly_map)
+        return float((maps[0] - maps[1]).abs().max() / maps[1].max())
+
+
 def measure(options: Options) -> list[dict[str, str]]:
     """Makes images and runs, and returns a row of the table for each run.
 
@@ -118,15 +167,23 @@ def measure(options: Options) -> list[dict[str, str]]:
                     ["method=federated_subspace", "data=mvtec_mixture", f"data.root={out / 'data'}", "grid=32",
                      f"data.products=[{form}]", "backbone=resnet18", f"backbone.weights={options.weights}",
                      "partition=iid", "partition.clients=2", "batch_size=2", "evaluation.batch_size=2",
-                     "tracking=off", f"seed={options.seed}", f"out={out / f'{form}-{name}'}", *geometry]
+                     "tracking=off", "evaluation.alpha=0.2", "evaluation.pictures=0",
+                     f"seed={options.seed}", f"out={out / f'{form}-{name}'}", *geometry]
                 ),
                 quiet=True,
+                callbacks=[Maps(form)],
             )  # fmt: skip
             last = result["last"]
             figures = {key: f"{last[key]['mean']:.3f}" for key in ("i_auroc", "p_auroc", "pro", "p_ap")}
             peak = f"{result['peak_rss_bytes'] / 2**30:.1f} GB"
             seconds = f"{time.monotonic() - began:.0f}"
-            rows.append({"image": form, "seen as": name, **figures, "seconds": seconds, "memory": peak})
+            maps = {
+                "found": f"{result['maps']['found']} of {options.images}",
+                "batch": f"{result['maps']['moved']:.0e}",
+            }
+            rows.append(
+                {"image": form, "seen as": name, **figures, **maps, "seconds": seconds, "memory": peak}
+            )
     return rows
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_fedad.data.resplit import resplit
 from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.errors import UserError
 from lit_fedad.extras import require
@@ -14,6 +15,7 @@ def folders(
     test_normal: Sequence[str],
     test_anomalous: Sequence[str],
     name: str | None = None,
+    split_seed: int | None = None,
 ) -> ImageSet:
     """Reads a set whose folders say which images are normal.
 
@@ -23,6 +25,7 @@ def folders(
         test_normal: Folders of normal test images.
         test_anomalous: Folders of anomalous test images; a defect is called after its folder.
         name: Name of the set and of its one product; by default the name of ``root``.
+        split_seed: Seed of another split of the normal images (`resplit`); None keeps that of the folders.
 
     Returns:
         The image set, folders in the order given, images by name. It has no masks.
@@ -42,7 +45,7 @@ def folders(
         for folder in test_anomalous
         for path in images_in(root / folder)
     ]
-    return ImageSet(product, tuple(train), (*normal, *anomalous))
+    return resplit(ImageSet(product, tuple(train), (*normal, *anomalous)), split_seed)
 
 
 def images_in(folder: Path) -> list[Path]:

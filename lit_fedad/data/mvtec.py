@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from lit_fedad.data.resplit import resplit
 from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.data.subset import subset
 from lit_fedad.errors import UserError
@@ -25,6 +26,7 @@ def mvtec_mixture(
     train_per_product: int | None = None,
     test_per_product: int | None = None,
     seed: int = 0,
+    split_seed: int | None = None,
 ) -> ImageSet:
     """Reads one or several product folders into one image set.
 
@@ -39,6 +41,7 @@ def mvtec_mixture(
         train_per_product: As in `subset`.
         test_per_product: As in `subset`.
         seed: As in `subset`.
+        split_seed: Seed of another split of the normal images (`resplit`); None keeps that of the folders.
 
     Returns:
         The image set, ordered by product as given, then by defect and file name.
@@ -64,7 +67,7 @@ def mvtec_mixture(
         )
     default_name = next(iter(folders)) if len(folders) == 1 else root.resolve().name
     whole = ImageSet(name or default_name, tuple(train), tuple(test))
-    return subset(whole, train_per_product, test_per_product, seed)
+    return subset(resplit(whole, split_seed), train_per_product, test_per_product, seed)
 
 
 def _product_folders(root: Path, products: Sequence[str] | None) -> dict[str, Path]:

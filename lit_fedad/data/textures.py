@@ -23,6 +23,7 @@ def textures(
     train_per_product: int = 40,
     test_per_product: int = 40,
     seed: int = 0,
+    split_seed: int | None = None,
 ) -> ImageSet:
     """Reads, and on first use paints, surfaces of five product types with five kinds of defect and their masks.
 
@@ -37,6 +38,7 @@ def textures(
         test_per_product: Test pictures of each product type: half good, half with a defect, the kinds in
             turn.
         seed: Seed of all pictures. A picture does not depend on how many others there are.
+        split_seed: Seed of another split of the normal pictures (`resplit`), which mixes the regions; None keeps it.
 
     Returns:
         The image set, with masks.
@@ -58,7 +60,7 @@ def textures(
             _publish(folder, samples, size, seed)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error}); choose another root") from error
-    return mvtec_mixture(folder, products=list(SURFACES), name="textures")
+    return mvtec_mixture(folder, products=list(SURFACES), name="textures", split_seed=split_seed)
 
 
 def _cache_folder() -> Path:

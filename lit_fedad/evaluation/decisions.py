@@ -181,6 +181,19 @@ def pooled_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Rate]:
     return pooled
 
 
+def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Computes 95 % intervals (Wilson) of the false alarms that `pooled_rates` returns, by side.
+
+    Clients of one run judge the same images, with one model even alike: together they are worth no more images than
+    there are of the products that any of them has on that side.
+    """
+    found, of_products = {}, product_rates(judged)
+    for side, rate in pooled_rates(judged).items():
+        images = min(rate.normal, sum(own.normal for own in of_products[side].values()))
+        found[side] = wilson_interval(rate.false_alarm_rate * images, images)
+    return found
+
+
 def evaluated_scores(
     interview: Interview, round: int, loader: DataLoader, fabric: Fabric
 ) -> dict[int, Tensor]:

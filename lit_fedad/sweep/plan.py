@@ -24,7 +24,7 @@ from optuna.trial import create_trial
 from lit_fedad.config import Config, build, call, compose, identity, takes
 from lit_fedad.errors import UserError
 
-_KINDS = ("mean", "worst", "pooled")
+_KINDS = ("mean", "worst", "pooled", "product_mean")
 _DIRECTIONS = ("maximize", "minimize")
 
 
@@ -70,7 +70,7 @@ class Plan:
     Attributes:
         base: The experiment's overrides.
         objectives: Direction by metric. A metric is a mean over clients after the last round (``pro``), ``pro/worst``,
-            ``pro/pooled``, or ``bytes``: bytes sent in a round, up and down.
+            ``pro/pooled``, over products (``pro/product_mean``), or ``bytes``: bytes sent in a round, up and down.
         space: Searched keys, each with its `Dimension`.
         sampler: An Optuna sampler, by ``_target_``.
         pruner: An Optuna pruner, by ``_target_``; None to let every trial run to its end.

@@ -15,7 +15,7 @@ from lit_fedad.experiment.train import train
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.sweep.objective import BYTES, objective_value
+from lit_fedad.sweep.objective import BYTES, metric_value, objective_value
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.worker import GivenBackError, PlanError, PrunedError
 
@@ -69,16 +69,13 @@ class _Watch(FederationCallback):
             raise RunStoppedError(f"round {report.round}, its worker was asked to stop")
 
     def _judge(self, round: int, metrics: Mapping[str, Any]) -> None:
-        for metric in self.metrics:
-            name = metric.partition("/")[0]
-            if name not in (BYTES, *metrics):
-                raise PlanError(
-                    f"objective '{metric}' is not measured here; one of {', '.join([*metrics, BYTES])}"
-                )
+        try:
+            values = [None if metric == BYTES else metric_value(metrics, metric) for metric in self.metrics]
+        except UserError as error:
+            raise PlanError(str(error)) from None
         if len(self.metrics) > 1 or self.metrics[0] == BYTES:
             return
-        name, _, kind = self.metrics[0].partition("/")
-        self.trial.report(_value(name, metrics[name][kind or "mean"], round), round)
+        self.trial.report(_value(self.metrics[0], values[0], round), round)
         # The default runs to its end: how far it is from the best must be known.
         if not self.trial.user_attrs.get(DEFAULT) and self.trial.should_prune():
             self.pruned = True

@@ -92,3 +92,11 @@ def test_a_real_set_is_what_the_mvtec_reader_finds():
     assert images.train == same.train
     assert set(images.test) == set(same.test)
     assert (len(images.train), len(images.test)) == (400, 724)
+
+
+def test_another_split_mixes_the_folders_of_normal_images(chest):
+    plain, redrawn = read(chest), [read(chest, split_seed=seed) for seed in range(4)]
+    assert any(set(images.train) != set(plain.train) for images in redrawn)
+    for images in redrawn:
+        assert (len(images.train), len(images.test)) == (len(plain.train), len(plain.test))
+        assert {*images.train, *images.test} == {*plain.train, *plain.test}

@@ -245,3 +245,12 @@ def test_real_sets_have_their_documented_sizes():
         assert transform.mask(sample.mask, sample.path).shape == (64, 64)
     some = [sample for sample in mixture.test if sample.label and sample.category == "bottle"]
     assert all(ImageTransform(256).mask(sample.mask, sample.path).any() for sample in some)
+
+
+def test_another_split_is_drawn_before_images_are_left_out(tmp_path):
+    folder = product(tmp_path / "cap", train=6, good=4)
+    whole = mvtec_mixture(folder)
+    drawn = mvtec_mixture(folder, train_per_product=5, test_per_product=4, split_seed=1)
+    assert (len(drawn.train), sum(not sample.label for sample in drawn.test)) == (5, 2)
+    assert not {*drawn.train} <= {*whole.train}
+    assert not {*drawn.train} & {*drawn.test}

@@ -197,3 +197,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_numbers_that_are_too_small_are_refused(tmp_path, fields):
     with pytest.raises(UserError, match="give at least 32, 1 and 2"):
         textures(tmp_path, **(SMALL | fields))
+
+
+def test_another_split_paints_nothing_new(small):
+    root, images = small
+    redrawn = textures(root, **SMALL, split_seed=1)
+    assert {*redrawn.train, *redrawn.test} == {*images.train, *images.test}
+    assert set(redrawn.train) != set(images.train)

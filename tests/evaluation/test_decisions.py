@@ -9,11 +9,12 @@ from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
     Rate,
     decide,
+    pooled_intervals,
     pooled_rates,
     product_rates,
     summarise_rates,
 )
-from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts, wilson_interval
 
 LABELS = torch.tensor([0, 0, 1, 1, 0, 1, 1])
 PRODUCTS = ["nut", "nut", "nut", "nut", "leaf", "leaf", "leaf"]
@@ -101,6 +102,21 @@ def test_products_are_averaged_over_those_that_hold_them_and_the_others():
     assert found["false_alarm_rate"]["product_mean"] == 0.25
     assert math.isnan(found["miss_rate_foreign"]["per_product"]["nut"])
     assert found["miss_rate_foreign"]["product_mean"] == 0.5
+
+
+def test_further_clients_that_judge_the_same_images_make_no_interval_narrower():
+    alone = pooled_intervals(decide({0: SCORES}, images(), CALIBRATION, alpha=0.2))
+    assert alone["own"] == wilson_interval(1, 2)
+    everyone = EvaluatedImages(LABELS, PRODUCTS, {client: {"nut": 7} for client in range(9)}, known=True)
+    judged = decide(dict.fromkeys(range(9), SCORES), everyone, CALIBRATION, alpha=0.2)
+    assert pooled_rates(judged)["own"].normal == 18
+    assert pooled_intervals(judged) == alone
+    # Weights that are unequal make two nuts and a leaf worth less than three images.
+    skewed = EvaluatedImages(LABELS, PRODUCTS, {0: {"nut": 30, "leaf": 10}}, known=True)
+    judged = decide({0: SCORES}, skewed, CALIBRATION, alpha=0.2)
+    own = judged[0]["own"]
+    assert pooled_intervals(judged)["own"] == pytest.approx(wilson_interval(own.false_alarms, own.normal))
+    assert math.isnan(pooled_intervals(judged)["foreign"][0])
 
 
 def test_both_rates_have_their_interval():

@@ -57,7 +57,7 @@ def test_default_outside_the_search_space_is_none(study_file):
         ("n_startup_trials: 3", "n_startup: 3", "TPESampler has no key 'n_startup'; did you mean"),
         ("high: 8", "high: 0", "space: task.loss.neighbours: "),
         ("{pro: maximize}", "{pro: maximize, bytes: minimize}", "cannot prune"),
-        ("{pro: maximize}", "{pro/best: maximize}", "objective 'pro/best' must end in one of /mean /worst /pooled"),
+        ("{pro: maximize}", "{pro/best: maximize}", "'pro/best' must end in one of /mean /worst /pooled /product_mean"),
         ("debug=seconds", "fabric.devices=2", "start more workers"),
         ("debug=seconds", "task.learning_rate=1", "'task.learning_rate=1' fixes what the study searches"),
     ],

@@ -10,6 +10,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.command import Plan, sweep
+from lit_fedad.sweep.objective import objective_value
 from lit_fedad.sweep.storage import open_storage
 from lit_fedad.sweep.trial import _Watch, play_trial
 from lit_fedad.sweep.worker import PlanError
@@ -54,6 +55,18 @@ def test_worst_client_may_be_the_objective(study):
     trial.set_user_attr("default", True)
     _Watch(trial, plan("pro/worst"), lambda: False).on_checkpoint(None, report(0, 0.9))
     assert study.trials[trial.number].intermediate_values == {0: 0.0}
+
+
+def test_mean_over_products_may_be_the_objective(study):
+    trial = study.ask()
+    trial.set_user_attr("default", True)
+    by_product = report(0, 0.9)
+    by_product.metrics["pro"]["product_mean"] = 0.7
+    _Watch(trial, plan("pro/product_mean"), lambda: False).on_checkpoint(None, by_product)
+    assert study.trials[trial.number].intermediate_values == {0: 0.7}
+    assert objective_value({"last": by_product.metrics}, "pro/product_mean") == 0.7
+    with pytest.raises(PlanError, match="objective 'pro/product_mean': this run knows no products; give pro"):
+        _Watch(trial, plan("pro/product_mean"), lambda: False).on_checkpoint(None, report(1, 0.9))
 
 
 def test_divergence_and_a_wrong_objective_are_told_apart(study):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lit_fedad.evaluation.decisions import pooled_rates
+from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
 from lit_fedad.experiment.calibration import alphas, evaluated_images
 from lit_fedad.experiment.run import Run
-from lit_fedad.metrics.conformal import ScoreCounts, wilson_interval
+from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.calibration_figure import calibration_figure
 from lit_fedad.report.client_scores import ClientScores, client_scores_figure
 from lit_fedad.report.figures import save_figure
@@ -21,14 +21,12 @@ def draw_calibration(run: Run) -> None:
     """
     promised = sorted(run.decisions)
     pooled = [pooled_rates(run.decisions[alpha]) for alpha in promised]
+    intervals = [pooled_intervals(run.decisions[alpha]) for alpha in promised]
     sides = ("own", "foreign")
     figure = calibration_figure(
         promised,
         {side: [rates[side].false_alarm_rate for rates in pooled] for side in sides},
-        {
-            side: [wilson_interval(rates[side].false_alarms, rates[side].normal) for rates in pooled]
-            for side in sides
-        },
+        {side: [interval[side] for interval in intervals] for side in sides},
         {side: [rates[side].miss_rate for rates in pooled] for side in sides},
     )
     save_figure(figure, run.folder.path / "figures" / "calibration.png")
