@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.backbones import FeaturePyramid
 from lit_fedad.models.contrastive_views import kept_turns
 
@@ -17,23 +17,22 @@ from lit_fedad.models.contrastive_views import kept_turns
 class FrozenEncoder(nn.Module):
     """Frozen features of an image, and a trainable residual network on them.
 
-    The features are the means of the maps of all layers of the backbone, joined and normalised to one length. The
-    network adds to them what it has learnt, which is nothing before training: the encoder begins as the frozen
-    features.
+    The features are the means of the maps of all layers of the backbone, joined and scaled to one length, the root of
+    their number: the mean square of each is 1, as of features that were learnt. At length 1 biases outweigh them, the
+    gradient of a linear head is C times smaller, and the softmax of their coordinates is uniform. The network adds to
+    them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
 
     Args:
         backbone: The frozen backbone.
         size: Side to which images are scaled for it, in pixels.
         hidden: Hidden units of the trained network; 0 for no network.
-        length: Length of the features; None for the root of their number, so that the mean square of each is 1, as of
-            features that were learnt. The gradient of a linear head on them grows with it, and so does the softmax of a
-            prototype's coordinates, which is uniform at length 1.
         views: Random views of an image whose features are computed once, for losses that need views; see `kept_turns`.
         mean: Channel means by which images were normalised.
         std: Channel standard deviations by which images were normalised.
 
     Attributes:
         num_features: Channels C of all layers together.
+        length: Length of the encoder's features, the root of C.
         turns: Rotation of every view that is computed once, in quarter turns.
 
     Raises:
@@ -48,7 +47,6 @@ class FrozenEncoder(nn.Module):
         backbone: FeaturePyramid,
         size: int = 64,
         hidden: int = 256,
-        length: float | None = 1.0,
         views: int = 10,
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
@@ -56,10 +54,9 @@ class FrozenEncoder(nn.Module):
         super().__init__()
         at_least("features", 8, size=size)
         at_least("features", 0, hidden=hidden)
-        above("features", 0, length=length)
         self.backbone, self.size, self.turns = backbone, size, kept_turns(views)
         self.num_features = sum(backbone.channels)
-        self.length = self.num_features**0.5 if length is None else length
+        self.length = self.num_features**0.5
         self.network = None
         if hidden:
             last = nn.Linear(hidden, self.num_features)

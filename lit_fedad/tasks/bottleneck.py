@@ -19,8 +19,8 @@ _CONTRAST = 4.0  # mean absolute deviations of an image that [0, 1] spans on eit
 class Bottleneck(Task):
     """A task whose features are a bottleneck z that images can be reconstructed from.
 
-    On pixels, images are brought to [0, 1], encoded and decoded. On frozen features, which are scaled to a mean square
-    of 1, a hidden layer leads to the bottleneck and another one back.
+    On pixels, images are brought to [0, 1], encoded and decoded. On frozen features a hidden layer leads to the
+    bottleneck and another one back.
 
     Args:
         encoder: Maps images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``: a network that
@@ -67,7 +67,6 @@ class Bottleneck(Task):
         channels: int = encoder.num_features  # type: ignore[assignment]
         self.frozen = isinstance(encoder, FrozenEncoder)
         if isinstance(encoder, FrozenEncoder):
-            self.scale = channels**0.5 / encoder.length
             into, back = nn.Linear(channels, hidden, bias=bias), nn.Linear(width, hidden)
             self.compress: nn.Module = nn.Sequential(
                 into, nn.LeakyReLU(), nn.Linear(hidden, width, bias=bias)
@@ -95,8 +94,8 @@ class Bottleneck(Task):
         return torch.optim.Adam(trained, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     def _inputs(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or scaled frozen features [B, C]."""
+        """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
         if self.frozen:
-            return self.scale * self.encoder(batch["image"])
+            return self.encoder(batch["image"])
         images = batch["image"] * self.std + self.mean
         return images if self.pixels == "plain" else 0.5 + contrast_normalised(images) / (2 * _CONTRAST)

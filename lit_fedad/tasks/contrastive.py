@@ -55,7 +55,6 @@ class Contrastive(Representation):
         UserError: If a share or the number of clusters is out of range.
     """
 
-    scores_projections = False
     prepares = True
     local_buffers = ("densities.mean", "densities.covariance", "_anomalous")
     _anomalous: Tensor

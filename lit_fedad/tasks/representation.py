@@ -12,7 +12,6 @@ from lit_fedad.contracts import Task
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.contrastive_views import ContrastiveViews
-from lit_fedad.models.frozen_encoder import FrozenEncoder
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 
 
@@ -30,15 +29,12 @@ class Representation(Task):
     Attributes:
         scores_turned: Whether scores look at an image in its four rotations: frozen features of these are computed
             beside the image's own, and come as ``turned`` [B, 4, C].
-        scores_projections: Whether scores are made of projections. Then frozen features are scaled to a mean square of
-            1, as learnt ones have: at length 1 biases outweigh them, and all projections are nearly one.
 
     Raises:
         UserError: If the projection has no dimension.
     """
 
     scores_turned: ClassVar[bool] = False
-    scores_projections: ClassVar[bool] = True
     output_modules: tuple[str, ...] = ("projection",)
     draw: ContrastiveViews
     mean: Tensor
@@ -56,9 +52,6 @@ class Representation(Task):
         at_least("task", 1, projection=projection)
         self.encoder, self.draw, self.projected = encoder, views, projection
         self.num_features: int = encoder.num_features  # type: ignore[assignment]
-        self.scale = 1.0
-        if self.scores_projections and isinstance(encoder, FrozenEncoder):
-            self.scale = self.num_features**0.5 / encoder.length
         self.projection = nn.Sequential(
             nn.Linear(self.num_features, self.num_features),
             nn.ReLU(),
@@ -86,8 +79,7 @@ class Representation(Task):
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes the features f(x) [B, C]."""
-        features = self.encoder(self.images_of(batch))
-        return features if self.scale == 1 else self.scale * features
+        return self.encoder(self.images_of(batch))
 
     def images_of(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns the images of a batch, or their frozen features.

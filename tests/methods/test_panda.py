@@ -59,7 +59,7 @@ def test_before_training_it_is_nearest_neighbours_of_frozen_features(play):
     data = {0: images(6), 1: images(5, seed=1)}
     played = play(data, rounds=0)
     bank = np.concatenate([features(loader) for loader in data.values()])
-    frozen = frozen_encoder()(NEW["image"]).numpy()
+    frozen = frozen_encoder().features(NEW["image"]).numpy()
     np.testing.assert_allclose(
         played.history[-1].metrics[0], by_scikit_learn(bank, frozen), rtol=1e-3, atol=1e-6
     )

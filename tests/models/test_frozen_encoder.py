@@ -33,28 +33,24 @@ def test_features_are_pooled_maps_of_images_as_the_backbone_expects_them(mean, s
 def test_begins_as_the_frozen_features_and_learns_to_leave_them():
     found = encoder()
     frozen = found.features(pixels())
-    torch.testing.assert_close(found(pixels()), frozen)
+    torch.testing.assert_close(found(pixels()), found.length * frozen)
     optimizer = torch.optim.SGD([p for p in found.parameters() if p.requires_grad], 1.0)
     found(pixels()).square()[:, 0].sum().backward()
     optimizer.step()
-    assert not torch.allclose(found(pixels()), frozen)
+    assert not torch.allclose(found(pixels()), found.length * frozen)
     torch.testing.assert_close(found.features(pixels()), frozen)
 
 
-@pytest.mark.parametrize(("length", "wanted"), [(1, 1.0), (3.5, 3.5), (None, encoder().num_features ** 0.5)])
-def test_features_have_one_length_before_and_after_training(length, wanted):
-    found = encoder(length=length)
-    torch.testing.assert_close(found(pixels()), wanted * found.features(pixels()))
+def test_the_mean_square_is_one_before_and_after_training():
+    """At length 1 biases outweigh features, and what is trained on them hardly moves."""
+    found, ones = encoder(), torch.ones(3)
+    torch.testing.assert_close(found(pixels()).square().mean(1), ones)
     with torch.no_grad():
         found.network[2].weight.normal_()
-    torch.testing.assert_close(found(pixels()).norm(dim=1), torch.full((3,), wanted))
-    frozen = wanted * found.features(pixels())
-    torch.testing.assert_close(found(pixels()), wanted * F.normalize(frozen + found.network(frozen), dim=1))
-
-
-def test_a_length_of_zero_is_refused():
-    with pytest.raises(UserError, match="features.length=0 must be above 0"):
-        encoder(length=0)
+    frozen = found.features(pixels()) * found.num_features**0.5
+    torch.testing.assert_close(found(pixels()).square().mean(1), ones)
+    moved = F.normalize(frozen + found.network(frozen), dim=1)
+    torch.testing.assert_close(F.normalize(found(pixels()), dim=1), moved)
 
 
 def test_kept_features_take_the_place_of_images():
@@ -85,7 +81,7 @@ def test_numbers_out_of_range_are_refused(setting, value):
 def test_no_network_trains_nothing():
     found = encoder(hidden=0)
     assert not [p for p in found.parameters() if p.requires_grad]
-    torch.testing.assert_close(found(pixels()), found.features(pixels()))
+    torch.testing.assert_close(found(pixels()), found.length * found.features(pixels()))
 
 
 def test_the_backbone_is_no_part_of_what_clients_share():

@@ -32,7 +32,7 @@ def loader(rows: torch.Tensor = TRAIN) -> DataLoader:
 
 
 def features(rows: torch.Tensor) -> np.ndarray:
-    return frozen_encoder()(rows).double().numpy()
+    return frozen_encoder().features(rows).double().numpy()
 
 
 def fitted(task):
