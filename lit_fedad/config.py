@@ -60,6 +60,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "calibration.folds": (2, 1000),
     "evaluation.pictures": (0, math.inf),
     "evaluation.pro_limit": (1e-6, 1),
+    "evaluation.spro_limit": (1e-6, 1),
 }
 
 # Types of keys whose default value does not tell them.
