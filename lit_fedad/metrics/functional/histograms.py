@@ -139,7 +139,7 @@ def saturated_histogram(index: Tensor, areas: Tensor, count: int) -> Tensor:
     """
     total = torch.zeros(count, dtype=torch.int64, device=index.device)
     for region in areas.flatten(1).to(index.device):
-        inside = index[region > 0].sort(descending=True).values
         area = int(region.max())
-        total.index_add_(0, inside[:area], torch.full_like(inside[:area], (REGION_WEIGHT + area // 2) // area))
+        highest = index[region > 0].sort(descending=True).values[:area]
+        total += torch.bincount(highest, minlength=count) * ((REGION_WEIGHT + area // 2) // area)
     return total
