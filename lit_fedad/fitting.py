@@ -21,7 +21,9 @@ def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., An
         plain: The configuration without the preset.
         reader: Target of the data.
     """
-    limits = {key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None}
+    limits = {
+        key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
+    }
     parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
     returned = typing.get_type_hints(reader)["return"]
     with open_dict(composed):

@@ -135,7 +135,11 @@ def test_every_method_builds_in_small(method, preset):
         ("textures", 32, {"train_per_product": 4, "test_per_product": 4}),
         ("motif_classes", 32, {"train_per_class": 24, "test_per_class": 4}),
         ("pathmnist", 28, {"train_per_class": 24, "test_per_class": 4}),
-        ("semantic_cifar10", 32, {"test_per_set": 4, "normal.train_per_class": 24, "normal.test_per_class": 4}),
+        (
+            "semantic_cifar10",
+            32,
+            {"test_per_set": 4, "normal.train_per_class": 24, "normal.test_per_class": 4},
+        ),
         ("labelled_csv", 32, {}),
     ],
 )
@@ -148,10 +152,14 @@ def test_the_debug_preset_fits_every_kind_of_data(data, side, limits):
 
 
 def test_what_the_command_says_of_data_wins_over_the_debug_preset():
-    config = compose(["debug=seconds", "data=semantic_cifar10", "data.root=x", "data.normal.train_per_class=7"])
+    config = compose(
+        ["debug=seconds", "data=semantic_cifar10", "data.root=x", "data.normal.train_per_class=7"]
+    )
     assert config["data"]["normal"]["train_per_class"] == 7
     assert compose(["debug=seconds", "data=pathmnist", "data.root=x", "image.size=64"])["image"]["size"] == 64
-    with pytest.raises(UserError, match="unknown key 'data.train_per_product'; did you mean 'data.train_per_class'"):
+    with pytest.raises(
+        UserError, match="unknown key 'data.train_per_product'; did you mean 'data.train_per_class'"
+    ):
         compose(["debug=seconds", "data=cifar10", "data.root=x", "data.train_per_product=3"])
 
 

@@ -58,7 +58,9 @@ def read_saturations(path: Path) -> dict[int, Saturation]:
         if len(found) < len(entries):
             raise ValueError("two defects of one pixel_value")
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: is no description of defects ({error}); unpack the download again") from None
+        raise UserError(
+            f"{path}: is no description of defects ({error}); unpack the download again"
+        ) from None
     return found
 
 
@@ -115,5 +117,7 @@ def _value_and_area(path: Path) -> tuple[int, int]:
         grey = image.mode == "L"
     inside = values > 0
     if not grey or inside.sum() != 1:
-        raise UserError(f"{path}: a region's mask is grey, with 0 and one value more; unpack the download again")
+        raise UserError(
+            f"{path}: a region's mask is grey, with 0 and one value more; unpack the download again"
+        )
     return int(values[inside][0]), int(counts[inside][0])

@@ -80,7 +80,9 @@ class AnomalyEvaluator(Evaluator):
                     pixels["regions"] = [batch["regions"][i] for i in own] if "regions" in batch else None
                 if product not in states:
                     spro_limit = None if maps is None else self.spro_limit
-                    states[product] = AnomalyMetrics(bool(pixels), limit=self.pro_limit, spro_limit=spro_limit)
+                    states[product] = AnomalyMetrics(
+                        bool(pixels), limit=self.pro_limit, spro_limit=spro_limit
+                    )
                 states[product].update(scores[own], batch["label"][own], **pixels)
         return states
 
