@@ -83,7 +83,8 @@ def _read(sample: Sample) -> tuple[bytes | None, list[str]]:
         try:
             files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
             # Without its image, a mask can still be checked for everything but its size.
-            marks = any([_marks(file, file if messages else sample.path) for file in files])
+            found = [_marks(file, file if messages else sample.path) for file in files]
+            marks = any(found)
             if not messages:
                 saturation_areas(sample, _READER)
             if sample.label and not marks:

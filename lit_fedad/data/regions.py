@@ -1,6 +1,6 @@
 """Masks of MVTec LOCO: one file a region, whose defect says from which area on the region counts as found.
 
-A missing object may lie anywhere in a large region, so that finding a part of the region is finding the defect. A region
+A missing object may lie anywhere in a large region, so that finding a part of it is finding the defect. A region
 saturates at its area of saturation (Bergmann et al., "Beyond Dents and Scratches", IJCV 2022). The value of a mask's
 pixels names its defect, and ``defects_config.json`` of the product the area of the defect: a number of pixels, or a
 share of the region.

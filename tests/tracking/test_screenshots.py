@@ -1,6 +1,6 @@
 """Which runs `scripts/screenshots.py` pictures."""
 
-import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,10 +8,7 @@ import pytest
 from lit_fedad.errors import UserError
 from lit_fedad.tracking.reading import TrackedRun
 
-_PATH = Path(__file__).parents[2] / "scripts" / "screenshots.py"
-_SPEC = importlib.util.spec_from_file_location("screenshots", _PATH)
-screenshots = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(screenshots)
+two_runs = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "screenshots.py"))["two_runs"]
 
 
 def run(name, method, rounds=1, experiment="textures", status="FINISHED", **tags):
@@ -30,7 +27,7 @@ def run(name, method, rounds=1, experiment="textures", status="FINISHED", **tags
     ],
 )
 def test_two_runs_are_found_whatever_the_methods(runs, chosen):
-    assert [found.run_id for found in screenshots.two_runs(runs)] == chosen
+    assert [found.run_id for found in two_runs(runs)] == chosen
 
 
 def test_one_complete_run_is_not_enough():
@@ -40,4 +37,4 @@ def test_one_complete_run_is_not_enough():
         run("c", "local", **{"mlflow.parentRunId": "a"}),
     ]
     with pytest.raises(UserError, match="no two complete runs of one experiment"):
-        screenshots.two_runs(runs)
+        two_runs(runs)

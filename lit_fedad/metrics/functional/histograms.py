@@ -120,9 +120,9 @@ def pixel_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, 
 def saturated_histogram(index: Tensor, areas: Tensor, count: int) -> Tensor:
     """Sums the weight of regions that saturate, per bin.
 
-    At a threshold, a region's saturated overlap is min(flagged pixels / area of saturation, 1): its weight lies, in equal
-    parts, on as many pixels as its area of saturation has, those of the highest scores. Where the area is all of the
-    region, this is the region weight of `pixel_histograms`.
+    At a threshold, a region's saturated overlap is min(flagged pixels / area of saturation, 1): its weight lies, in
+    equal parts, on as many pixels as its area of saturation has, those of the highest scores. Where the area is all of
+    the region, this is the region weight of `pixel_histograms`.
 
     Args:
         index: Bin of every pixel of an image, shape [H * W].
