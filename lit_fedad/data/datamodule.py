@@ -111,7 +111,7 @@ class ImageDataset(Dataset):
 
 def unbatched(batch: Batch) -> Batch:
     """Removes the batch dimension of a batch of one."""
-    item = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
+    item: dict[str, Any] = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
     if "pyramid" in batch:
         item["pyramid"] = tuple(features[0] for features in batch["pyramid"])
     if "regions" in batch:
