@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
 from lit_fedad.extras import extra_of, install
+from lit_fedad.fitting import fit_preset
 from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.text import redact, redacted
 
@@ -60,6 +61,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "calibration.folds": (2, 1000),
     "evaluation.pictures": (0, math.inf),
     "evaluation.pro_limit": (1e-6, 1),
+    "evaluation.spro_limit": (1e-6, 1),
 }
 
 # Types of keys whose default value does not tell them.
@@ -115,6 +117,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
     overrides = [empty.get(override, override) for override in overrides]
+    plain = [override for override in overrides if not override.startswith("debug=")]
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
             raise UserError(f"'{override}' is not of the form key=value")
@@ -123,12 +126,12 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             composed = hydra_compose("config", overrides, return_hydra_config=True)
             with open_dict(composed):
                 chosen = composed.pop("hydra").runtime.choices
+            if chosen.get("debug"):
+                fit_preset(composed, hydra_compose("config", plain), locate(composed.data._target_))
             missing = sorted(OmegaConf.missing_keys(composed))
             container = {} if missing else OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(
-            redact(_explain(error, overrides))
-        ) from None  # its cause quotes overrides, passwords too
+        raise UserError(redact(_explain(error, plain))) from None  # its cause quotes overrides, passwords too
     if missing:
         raise UserError(f"'{missing[0]}' must be given: {missing[0]}=...")
     config = typing.cast("Config", container)
@@ -155,12 +158,14 @@ def identity(config: Config) -> str:
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
     image = config.get("image", {})
-    if image.get("tile") is None:  # nothing is tiled: a run is the same as before there were these keys
+    # Without tiles, or regions that saturate, a run is the same as before there were their keys.
+    if image.get("tile") is None:
         decisive["image"] = {key: value for key, value in image.items() if key not in TILING}
     data = config.get("data", {})
     if isinstance(data, dict) and data.get("split_seed") is None:  # likewise: the set's own split
         decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
-    evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in _JUDGEMENT}
+    aside = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")
+    evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in aside}
     return _hash({**decisive, "evaluation": evaluation})
 
 

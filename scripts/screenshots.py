@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -57,7 +58,7 @@ def main(options: Options, display: Display) -> None:
         display: Shows what was written.
 
     Raises:
-        UserError: If no two complete runs of different methods are tracked, or a page does not answer.
+        UserError: If no two complete runs of one experiment are tracked, or a page does not answer.
     """
     out = Path(options.out).resolve()
     browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
@@ -71,7 +72,7 @@ def main(options: Options, display: Display) -> None:
         display.note(f"written: {out / 'ui.png'}")
         return
     experiments = [options.experiment] if options.experiment else []
-    first, second = two_methods(tracked_runs(experiments))
+    first, second = two_runs(tracked_runs(experiments))
     mlflow = served("mlflow", "ui", "--port", "{port}", "--workers", "1", ready="health")
     with tempfile.TemporaryDirectory() as folder, mlflow as ui:
         only = [f"experiment={options.experiment}"] if experiments else []
@@ -91,27 +92,26 @@ def main(options: Options, display: Display) -> None:
             display.note(f"written: {out / name}")
 
 
-def two_methods(runs: Sequence[TrackedRun]) -> tuple[TrackedRun, TrackedRun]:
-    """The last two complete runs of one experiment that trained, whose methods differ.
+def two_runs(runs: Sequence[TrackedRun]) -> tuple[TrackedRun, TrackedRun]:
+    """The last two complete runs of one experiment: of two methods and with rounds of training, where there are such.
 
     Raises:
         UserError: If there are none.
     """
     complete = [
-        run
-        for run in reversed(runs)
-        if run.status == "FINISHED"
-        and "method" in run.tags
-        and not run.parent
-        and run.params.get("rounds") != "0"
+        run for run in reversed(runs) if run.status == "FINISHED" and "method" in run.tags and not run.parent
     ]
-    for first in complete:
-        for second in complete:
-            if first.experiment == second.experiment and first.tags["method"] != second.tags["method"]:
-                return first, second
-    raise UserError(
-        "no two complete runs of different methods in one experiment are tracked; train them first"
-    )
+    pairs = [pair for pair in combinations(complete, 2) if pair[0].experiment == pair[1].experiment]
+    if not pairs:
+        raise UserError("no two complete runs of one experiment are tracked; train them first")
+
+    def shows(pair: tuple[TrackedRun, TrackedRun]) -> tuple[bool, bool]:
+        first, second = pair
+        return first.tags["method"] != second.tags["method"], all(
+            run.params.get("rounds") != "0" for run in pair
+        )
+
+    return max(pairs, key=shows)  # of equal ones the first, which is the last that began
 
 
 def metric_page(ui: str, first: TrackedRun, second: TrackedRun) -> str:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, choices, compose, conf_folder, identity, judgement
+from lit_fedad.config import build, choices, compose, conf_folder, flatten, identity, judgement
 from lit_fedad.data.sample import ImageSet
+from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.sampling import ClientSampler
@@ -126,6 +127,40 @@ def test_every_method_builds_in_small(method, preset):
     assert model.client.task is model.task
     if model.backbone is not None:
         assert not any(p.requires_grad for p in model.backbone.parameters())
+
+
+@pytest.mark.parametrize(
+    ("data", "side", "limits"),
+    [
+        ("textures", 32, {"train_per_product": 4, "test_per_product": 4}),
+        ("motif_classes", 32, {"train_per_class": 24, "test_per_class": 4}),
+        ("pathmnist", 28, {"train_per_class": 24, "test_per_class": 4}),
+        (
+            "semantic_cifar10",
+            32,
+            {"test_per_set": 4, "normal.train_per_class": 24, "normal.test_per_class": 4},
+        ),
+        ("labelled_csv", 32, {}),
+    ],
+)
+def test_the_debug_preset_fits_every_kind_of_data(data, side, limits):
+    config = compose(["debug=seconds", f"data={data}", *needs("data", data)])
+    assert config["image"]["size"] == side
+    given = flatten(config["data"])
+    assert {key: value for key, value in given.items() if "_per_" in key} == limits
+    build({**config["data"], "_partial_": True})  # the reader takes every key
+
+
+def test_what_the_command_says_of_data_wins_over_the_debug_preset():
+    config = compose(
+        ["debug=seconds", "data=semantic_cifar10", "data.root=x", "data.normal.train_per_class=7"]
+    )
+    assert config["data"]["normal"]["train_per_class"] == 7
+    assert compose(["debug=seconds", "data=pathmnist", "data.root=x", "image.size=64"])["image"]["size"] == 64
+    with pytest.raises(
+        UserError, match="unknown key 'data.train_per_product'; did you mean 'data.train_per_class'"
+    ):
+        compose(["debug=seconds", "data=cifar10", "data.root=x", "data.train_per_product=3"])
 
 
 @pytest.mark.slow

@@ -94,8 +94,10 @@ def read_table(name: str) -> tuple[str, Table]:
     found = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
     if reason := reason_against(name):
         raise UserError(f"table={name}: {reason}; table=list names what can be made")
-    if len(found) != 1:
-        raise UserError(f"table={name}: give one of {', '.join(found or names)}")
+    if len(found) > 1:
+        raise UserError(f"table={name}: several names end so; give one of {', '.join(found)}")
+    if not found:
+        raise UserError(f"table={name}: give one of {', '.join(names)}")
     return found[0], _described(found[0])
 
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from PIL import Image
 
 from lit_fedad.data.cards import Counts
+from lit_fedad.data.folders import images_in
+from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
@@ -79,8 +81,12 @@ def _read(sample: Sample) -> tuple[bytes | None, list[str]]:
         messages.append(str(error))
     if sample.mask is not None:
         try:
+            files = images_in(sample.mask) if sample.mask.is_dir() else [sample.mask]
             # Without its image, a mask can still be checked for everything but its size.
-            marks = _marks(sample.mask, sample.mask if messages else sample.path)
+            found = [_marks(file, file if messages else sample.path) for file in files]
+            marks = any(found)
+            if not messages:
+                saturation_areas(sample, _READER)
             if sample.label and not marks:
                 messages.append(f"{sample.mask}: marks no pixel of the anomalous image {sample.path}")
             if marks and not sample.label:

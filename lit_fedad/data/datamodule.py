@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.errors import UserError
@@ -28,6 +29,8 @@ class Batch(TypedDict, total=False):
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.
         label: 0 normal, 1 anomalous; the class where classes are learnt; int64 ``[B]``.
         mask: 1 on anomalous pixels, uint8 ``[B, H, W]``; absent unless asked for.
+        regions: Of each image the area of saturation on the pixels of a region, 0 elsewhere, int32
+            ``[regions, H, W]``; only with masks by region.
         index: Position in the data set, int64 ``[B]``.
         category: Position of the class or anomaly set in the image set's ``categories``, int64 ``[B]``; only where
             classes stand behind the two labels.
@@ -39,6 +42,7 @@ class Batch(TypedDict, total=False):
     pyramid: tuple[Tensor, ...]
     label: Tensor
     mask: Tensor
+    regions: tuple[Tensor, ...]
     index: Tensor
     category: Tensor
 
@@ -59,6 +63,9 @@ class Targets:
         if with_masks:
             masks = [np.packbits(transform.mask(sample.mask, sample.path).numpy()) for sample in samples]
             self._masks = np.stack(masks) if masks else np.empty((0, 0), np.uint8)
+        self._regions: list[Tensor] = []
+        if with_masks and any(sample.saturation for sample in samples):
+            self._regions = [saturation_areas(sample, transform).to_sparse() for sample in samples]
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         """Returns label, index and, where wanted, mask of the samples at these positions."""
@@ -67,6 +74,8 @@ class Targets:
         if self._masks is not None:
             bits = np.unpackbits(self._masks[index.numpy()], axis=1, count=math.prod(self._shape))
             batch["mask"] = torch.from_numpy(bits.reshape(-1, *self._shape))
+        if self._regions:
+            batch["regions"] = tuple(self._regions[place].to_dense() for place in index.tolist())
         return batch
 
 
@@ -102,9 +111,11 @@ class ImageDataset(Dataset):
 
 def unbatched(batch: Batch) -> Batch:
     """Removes the batch dimension of a batch of one."""
-    item = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
+    item: dict[str, Any] = {key: value[0] for key, value in batch.items() if isinstance(value, Tensor)}
     if "pyramid" in batch:
-        return cast("Batch", {**item, "pyramid": tuple(features[0] for features in batch["pyramid"])})
+        item["pyramid"] = tuple(features[0] for features in batch["pyramid"])
+    if "regions" in batch:
+        item["regions"] = batch["regions"]
     return cast("Batch", item)
 
 

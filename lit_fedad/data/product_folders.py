@@ -22,6 +22,7 @@ def product_folders(
     anomalous: Mapping[str, Sequence[str]],
     masks: Mapping[str, str],
     name: str,
+    saturation: str | None = None,
     products: Sequence[str] | None = None,
     train_per_product: int | None = None,
     test_per_product: int | None = None,
@@ -36,6 +37,8 @@ def product_folders(
         anomalous: Forms of the folder of anomalous test images, by defect; a product may lack some of the defects.
         masks: Folder of masks by defect, called ``<image>_mask`` or as the image; a product without it has no masks.
         name: Name of the set.
+        saturation: File of a product that says from which area on a region counts as found (`read_saturations`); masks
+            then are folders called as the image, with one file a region.
         products: Products such as ``can``; None takes every folder below ``root`` with training images.
         train_per_product: As in `subset`.
         test_per_product: As in `subset`.
@@ -68,14 +71,27 @@ def product_folders(
         for defect, forms in defects.items():
             paths = images_in(_present(folder, forms))
             place = folder / masks[defect] if defect in masks else None
-            marks = find_masks(place, paths) if place and place.is_dir() else [None] * len(paths)
-            tested += [Sample(path, product, defect, mask) for path, mask in zip(paths, marks, strict=True)]
+            if place is None or not place.is_dir():
+                tested += [Sample(path, product, defect) for path in paths]
+            elif saturation is None:
+                marks = zip(paths, find_masks(place, paths), strict=True)
+                tested += [Sample(path, product, defect, mask) for path, mask in marks]
+            else:
+                areas = _found(folder / saturation)
+                tested += [Sample(path, product, defect, _found(place / path.stem), areas) for path in paths]
     whole = ImageSet(name, tuple(learnt), tuple(tested))
     return subset(whole, train_per_product, test_per_product, seed)
 
 
 def _any(folder: Path, forms: Sequence[str]) -> bool:
     return any((folder / form).is_dir() for form in forms)
+
+
+def _found(path: Path) -> Path:
+    """A file or folder that the set must have."""
+    if not path.exists():
+        raise UserError(f"{path}: is not there; unpack the download again")
+    return path
 
 
 def _present(folder: Path, forms: Sequence[str]) -> Path:

@@ -19,13 +19,16 @@ class Sample:
         path: The image file.
         category: Product type, body part or scanner: what partitions and mixtures distinguish.
         defect: ``"good"``, or the name of the defect.
-        mask: The file that marks the anomalous pixels; None for good images and for sets without masks.
+        mask: The file that marks the anomalous pixels, or the folder of one file a region (MVTec LOCO); None for good
+            images and for sets without masks.
+        saturation: The file that says, of masks by region, from which area on a region counts as found; else None.
     """
 
     path: Path
     category: str
     defect: str = "good"
     mask: Path | None = None
+    saturation: Path | None = None
 
     @property
     def name(self) -> str:
@@ -64,3 +67,8 @@ class ImageSet:
         """Whether every anomalous test image has a mask, so that pixel metrics are defined."""
         anomalous = [sample for sample in self.test if sample.label]
         return bool(anomalous) and all(sample.mask is not None for sample in anomalous)
+
+    @property
+    def has_saturation(self) -> bool:
+        """Whether every anomalous test image has masks by region and areas of saturation, so that sPRO is defined."""
+        return self.has_masks and all(sample.saturation is not None for sample in self.test if sample.label)

@@ -14,6 +14,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.data.dicom import read_dicom
+from lit_fedad.data.folders import images_in
 from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.data.sample import DICOM_SUFFIXES
 from lit_fedad.errors import UserError
@@ -144,7 +145,7 @@ class ImageTransform:
         Every value above 0 is anomalous; in a JPEG, which smears edges, every value from 128.
 
         Args:
-            path: The mask; None for an image without anomalous pixels.
+            path: The mask, or a folder of masks, whose union counts; None for an image without anomalous pixels.
             image_path: The image it belongs to, whose size it must have.
 
         Returns:
@@ -155,6 +156,8 @@ class ImageTransform:
         """
         if path is None:
             return torch.zeros(self.shape, dtype=torch.uint8)
+        if path.is_dir():
+            return torch.stack([self.mask(part, image_path) for part in images_in(path)]).amax(0)
         mask, image_size = _open(path), _open(image_path).size
         if mask.size != image_size:
             raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric import Fabric
@@ -39,6 +39,7 @@ class AnomalyEvaluator(Evaluator):
         pixel: Whether there are masks; pixel metrics are then computed for tasks that localise.
         fabric: Moves batches and sets precision.
         pro_limit: Largest false positive rate of PRO.
+        spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
     """
 
     metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr", "f1_max", "p_ap", "pro_05", "aupimo")
@@ -50,9 +51,12 @@ class AnomalyEvaluator(Evaluator):
         pixel: bool,
         fabric: Fabric,
         pro_limit: float = 0.3,
+        spro_limit: float | None = None,
     ) -> None:
         self.loader, self.products, self.pixel = loader, products, pixel
-        self.fabric, self.pro_limit = fabric, pro_limit
+        self.fabric, self.pro_limit, self.spro_limit = fabric, pro_limit, spro_limit
+        if spro_limit is not None:
+            self.metrics = (*self.metrics, "spro")
 
     def score(self, client: Client, number: int) -> Scored:
         """Computes the metric state of one client, and its values of each product."""
@@ -70,10 +74,16 @@ class AnomalyEvaluator(Evaluator):
             names = [self.products[index] for index in batch["index"].tolist()]
             for product in dict.fromkeys(names):
                 own = torch.tensor([place for place, name in enumerate(names) if name == product])
-                pixels = () if maps is None else (maps.cpu()[own], batch["mask"][own])
+                pixels: dict[str, Any] = {}
+                if maps is not None:
+                    pixels = {"anomaly_maps": maps.cpu()[own], "masks": batch["mask"][own]}
+                    pixels["regions"] = [batch["regions"][i] for i in own] if "regions" in batch else None
                 if product not in states:
-                    states[product] = AnomalyMetrics(pixel=maps is not None, limit=self.pro_limit)
-                states[product].update(scores[own], batch["label"][own], *pixels)
+                    spro_limit = None if maps is None else self.spro_limit
+                    states[product] = AnomalyMetrics(
+                        bool(pixels), limit=self.pro_limit, spro_limit=spro_limit
+                    )
+                states[product].update(scores[own], batch["label"][own], **pixels)
         return states
 
     def spread(self, state: Scored, clients: list[int]) -> dict[int, Scored]:

@@ -305,7 +305,8 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     products = [sample.category for sample in data.images.test]
-    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit)
+    spro_limit = config["evaluation"]["spro_limit"] if data.images.has_saturation else None
+    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit, spro_limit)
 
 
 def build_federation(

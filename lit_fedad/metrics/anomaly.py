@@ -1,5 +1,7 @@
 """The figures of anomaly detection in one metric: of images, and of pixels."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from lit_fedad.metrics.functional.histograms import (
     image_sizes,
     label_histograms,
     pixel_histograms,
+    saturated_histogram,
 )
 
 _HISTOGRAMS = ("normal", "anomalous", "region", "normal_images", "image")
@@ -23,13 +26,17 @@ class AnomalyMetrics(MergeableMetric):
     Image scores are few and kept as they are. Pixels go into five histograms of fixed size (4.6 MB in all at
     the default resolution) that hold no image, mask or single score, and that add up over clients; all values
     share them, so a pixel is binned once. All values are micro: over all images and pixels seen, normal
-    images included.
+    images included. Of regions that saturate (MVTec LOCO) a sixth histogram gives sPRO.
 
     Args:
         pixel: Whether to score anomaly maps, for which masks are needed.
         exact: Whether to keep every pixel (8 bytes each) in place of histograms: a reference for small test sets.
         limit: Largest false positive rate of ``pro``, in (0, 1].
         bins: Resolution of the histograms.
+        spro_limit: Largest false positive rate of ``spro``, in (0, 1], for regions that saturate; None leaves it out.
+
+    Raises:
+        ValueError: If a limit is none, or ``spro_limit`` is given without histograms of pixels.
 
     Example:
         >>> metrics = AnomalyMetrics()
@@ -51,21 +58,33 @@ class AnomalyMetrics(MergeableMetric):
     region: Tensor
     normal_images: Tensor
     image: Tensor
+    saturated: Tensor
 
     def __init__(
-        self, pixel: bool = True, exact: bool = False, limit: float = 0.3, bins: LogBins = DEFAULT_BINS
+        self,
+        pixel: bool = True,
+        exact: bool = False,
+        limit: float = 0.3,
+        bins: LogBins = DEFAULT_BINS,
+        spro_limit: float | None = None,
     ) -> None:
-        super().__init__(pixel, exact, limit, bins)
+        super().__init__(pixel, exact, limit, bins, spro_limit)
         check_limit(limit)
+        if spro_limit is not None:
+            check_limit(spro_limit)
+            if exact or not pixel:
+                raise ValueError("spro needs the histograms of pixels")
         self.pixel = pixel
         self.exact = exact
         self.limit = limit
         self.bins = bins
+        self.spro_limit = spro_limit
         image_lists = ("image_scores", "image_labels")
         pixel_lists = ("pixel_scores", "pixel_sizes", "pixel_image_sizes") if pixel and exact else ()
         for name in image_lists + pixel_lists:
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        for name in _HISTOGRAMS if pixel and not exact else ():
+        histograms = _HISTOGRAMS if pixel and not exact else ()
+        for name in (*histograms, *(() if spro_limit is None else ("saturated",))):
             self.add_state(name, default=torch.zeros(bins.count, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(
@@ -74,6 +93,7 @@ class AnomalyMetrics(MergeableMetric):
         labels: Tensor,
         anomaly_maps: Tensor | None = None,
         masks: Tensor | None = None,
+        regions: Sequence[Tensor] | None = None,
     ) -> None:
         """Adds a batch.
 
@@ -83,9 +103,11 @@ class AnomalyMetrics(MergeableMetric):
             anomaly_maps: Anomaly scores of the pixels, any real dtype, shape [B, H, W]; unused if `pixel` is
                 off.
             masks: Ground truth, non-zero where anomalous, shape [B, H, W]; unused if `pixel` is off.
+            regions: Of each image the area of saturation in pixels on the pixels of a region, 0 elsewhere, int32
+                [regions, H, W]; unused without `spro_limit`.
 
         Raises:
-            ValueError: If shapes differ, or if `pixel` is on and maps or masks are missing.
+            ValueError: If shapes differ, or if maps, masks or regions are needed and missing.
             UserError: If a score is NaN.
         """
         check_same_shape(image_scores, labels)
@@ -94,12 +116,16 @@ class AnomalyMetrics(MergeableMetric):
             if anomaly_maps is None or masks is None:
                 raise ValueError("pixel metrics need anomaly_maps and masks; use pixel=False without them")
             check_same_shape(anomaly_maps, masks)
+            if self.spro_limit is not None:
+                self._update_regions(anomaly_maps, regions)
             self._update_pixels(anomaly_maps, component_sizes(masks))
         self.image_scores.append(kept(scores, self.device))
         self.image_labels.append(kept(labels != 0, self.device))
 
     def compute(self) -> dict[str, Tensor]:
         """Computes `i_auroc`, `aupr`, `f1_max` and, if `pixel` is on, `p_auroc`, `pro`, `pro_05`, `p_ap`, `aupimo`.
+
+        With `spro_limit` also `spro`.
 
         Returns:
             Values by name, float64 scalars. A value is NaN where it is undefined: without normal or anomalous
@@ -126,6 +152,8 @@ class AnomalyMetrics(MergeableMetric):
                 "p_ap": average_precision(normal, anomalous),
                 "aupimo": aupimo(normal_images, image),
             }
+            if self.spro_limit is not None:
+                values["spro"] = pro(normal, self.saturated, self.spro_limit)
         return values
 
     def _update_pixels(self, maps: Tensor, sizes: Tensor) -> None:
@@ -137,6 +165,13 @@ class AnomalyMetrics(MergeableMetric):
         found = _histograms(self.bins.index(maps), sizes, image_sizes(sizes), self.bins.count)
         for name, histogram in zip(_HISTOGRAMS, found, strict=True):
             setattr(self, name, getattr(self, name) + histogram.to(self.device))
+
+    def _update_regions(self, maps: Tensor, regions: Sequence[Tensor] | None) -> None:
+        if regions is None or [region.shape[1:] for region in regions] != [image.shape for image in maps]:
+            raise ValueError("spro needs regions [regions, H, W] of every image")
+        for image, areas in zip(maps, regions, strict=True):
+            found = saturated_histogram(self.bins.index(image), areas, self.bins.count)
+            self.saturated = self.saturated + found.to(self.device)
 
     def _pixel_histograms(self) -> tuple[Tensor, ...]:
         if not self.exact:

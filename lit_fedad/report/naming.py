@@ -2,7 +2,7 @@
 
 METRIC_TITLES = {
     "i_auroc": "I-AUROC", "p_auroc": "P-AUROC", "pro": "PRO", "aupr": "AUPR",
-    "f1_max": "F1-max", "p_ap": "P-AP", "pro_05": "PRO@5%", "aupimo": "AUPIMO",
+    "f1_max": "F1-max", "p_ap": "P-AP", "pro_05": "PRO@5%", "spro": "sPRO", "aupimo": "AUPIMO",
     "accuracy": "accuracy", "own_accuracy": "own accuracy", "balanced_accuracy": "balanced accuracy",
     "predicted_classes": "classes predicted",
     "auroc": "AUROC", "fe": "FE", "me": "ME",

@@ -1,5 +1,7 @@
 """MVTec AD 2, MVTec LOCO, BTAD and BMAD in their published layouts, read as their configurations say."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,13 @@ def mvtec_loco(root):
         picture(root / product / "test/good/000.png", 30)
         picture(root / product / "test/structural_anomalies/000.png", 40)
         picture(root / product / "ground_truth/structural_anomalies/000/000.png", 0, marked=True)
-        picture(
-            root / product / "defects_config.json".replace(".json", ".png"), 1
-        )  # beside the folders, not read
+        entry = {"pixel_value": 255, "saturation_threshold": 0.5, "relative_saturation": True}
+        (root / product / "defects_config.json").write_text(json.dumps([{"defect_name": "cut", **entry}]))
     for i in range(2):
         picture(root / "pushpins/test/logical_anomalies" / f"{i:03}.png", 50 + i)
+        for region in range(2):
+            mask = root / "pushpins/ground_truth/logical_anomalies" / f"{i:03}" / f"{region:03}.png"
+            picture(mask, 0, marked=True)
     return {"pushpins": (2, 1, 3), "screw_bag": (2, 1, 1)}
 
 
@@ -107,13 +111,29 @@ def test_masks_are_those_of_the_images(tmp_path):
 
 
 def test_sets_without_masks_have_image_metrics_alone(tmp_path):
-    mvtec_loco(tmp_path / "loco")
-    assert not read("mvtec_loco", tmp_path / "loco").has_masks
     bmad(tmp_path / "bmad")
     assert not read("bmad", tmp_path / "bmad").has_masks  # one of its sets has none
     brain = read("bmad", tmp_path / "bmad", "data.products=[Brain]")
     assert brain.has_masks
     assert brain.test[1].mask.as_posix().endswith("Ungood/label/00002_60.png")
+
+
+def test_masks_of_loco_are_folders_with_areas_of_saturation(tmp_path):
+    mvtec_loco(tmp_path)
+    images = read("mvtec_loco", tmp_path)
+    assert images.has_saturation
+    found = {sample.path.relative_to(tmp_path): sample for sample in images.test}
+    logical = found[Path("pushpins/test/logical_anomalies/001.png")]
+    assert logical.mask == tmp_path / "pushpins/ground_truth/logical_anomalies/001"
+    assert logical.saturation == tmp_path / "pushpins/defects_config.json"
+    assert found[Path("pushpins/test/good/000.png")].mask is None
+    picture(logical.mask / "001.png", 0)  # marks nothing
+    (problem,) = [problem.message for problem in check(images)]
+    assert "001.png: a region's mask is grey, with 0 and one value more" in problem
+    (tmp_path / "screw_bag/defects_config.json").unlink()
+    refused("screw_bag/defects_config.json: is not there", "mvtec_loco", tmp_path)
+    shutil.rmtree(logical.mask)
+    refused("logical_anomalies/001: is not there", "mvtec_loco", tmp_path)
 
 
 def test_numbers_are_products_too(tmp_path):

@@ -14,7 +14,7 @@ from lit_fedad.report.communication import Point, communication_figure
 from lit_fedad.report.figures import curves_figure, partition_figure, save_figure, stages_figure
 from lit_fedad.report.naming import METRIC_TITLES, metric_title
 
-_NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "aupimo")
+_NOT_DRAWN = ("f1_max", "p_ap", "pro_05", "spro", "aupimo")
 """Metrics that follow the course of others."""
 
 

@@ -70,7 +70,8 @@ def pro(normal: Tensor, region: Tensor, limit: float = 0.3) -> Tensor:
 
     Args:
         normal: Counts of normal pixels per bin, int64, shape [bins].
-        region: Region weight per bin, int64, shape [bins] (see `pixel_histograms`).
+        region: Region weight per bin, int64, shape [bins] (see `pixel_histograms`); that of regions which saturate
+            (see `saturated_histogram`) for sPRO, Bergmann et al., "Beyond Dents and Scratches", IJCV 2022.
         limit: Largest FPR, in (0, 1].
 
     Returns:

@@ -115,3 +115,31 @@ def pixel_histograms(index: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, 
     weights = (REGION_WEIGHT + sizes_inside // 2) // sizes_inside
     region = torch.zeros_like(positive).index_add_(0, index_inside, weights)
     return torch.bincount(index, minlength=count) - positive, positive, region
+
+
+def saturated_histogram(index: Tensor, areas: Tensor, count: int) -> Tensor:
+    """Sums the weight of regions that saturate, per bin.
+
+    At a threshold, a region's saturated overlap is min(flagged pixels / area of saturation, 1): its weight lies, in
+    equal parts, on as many pixels as its area of saturation has, those of the highest scores. Where the area is all of
+    the region, this is the region weight of `pixel_histograms`.
+
+    Args:
+        index: Bin of every pixel of an image, shape [H * W].
+        areas: Area of saturation in pixels on the pixels of a region, 0 elsewhere, shape [regions, H, W].
+        count: Number of bins.
+
+    Returns:
+        The sum of `REGION_WEIGHT` / area over these pixels, int64, shape [count].
+
+    Example:
+        >>> bins = torch.tensor([2, 1, 0, 1])
+        >>> saturated_histogram(bins, torch.tensor([[[2, 2], [2, 0]]]), 3) / REGION_WEIGHT
+        tensor([0.0000, 0.5000, 0.5000])
+    """
+    total = torch.zeros(count, dtype=torch.int64, device=index.device)
+    for region in areas.flatten(1).to(index.device):
+        area = int(region.max())
+        highest = index[region > 0].sort(descending=True).values[:area]
+        total += torch.bincount(highest, minlength=count) * ((REGION_WEIGHT + area // 2) // area)
+    return total

@@ -1,0 +1,123 @@
+"""Masks of MVTec LOCO: one file a region, whose defect says from which area on the region counts as found.
+
+A missing object may lie anywhere in a large region, so that finding a part of it is finding the defect. A region
+saturates at its area of saturation (Bergmann et al., "Beyond Dents and Scratches", IJCV 2022). The value of a mask's
+pixels names its defect, and ``defects_config.json`` of the product the area of the defect: a number of pixels, or a
+share of the region.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lit_fedad.data.folders import images_in
+from lit_fedad.data.input_files import check_pixels, check_regular, read_json
+from lit_fedad.data.sample import Sample
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.errors import UserError
+
+
+class Saturation(NamedTuple):
+    """From which area on a region of a defect counts as found.
+
+    Attributes:
+        threshold: Pixels of the file's resolution, or share of the region.
+        relative: Whether it is a share.
+    """
+
+    threshold: float
+    relative: bool
+
+    def share(self, area: int) -> float:
+        """Computes the share of a region of `area` pixels from which on it counts as found, in (0, 1]."""
+        return min(1.0, self.threshold if self.relative else self.threshold / area)
+
+
+def read_saturations(path: Path) -> dict[int, Saturation]:
+    """Reads ``defects_config.json``: a list of defects with pixel value, threshold and whether it is relative.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Saturations by the value of a mask's pixels.
+
+    Raises:
+        UserError: The file cannot be read, or an entry of it is not as described.
+    """
+    try:
+        entries = read_json(path)
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError("no list of defects")
+        found = dict(_saturation(entry) for entry in entries)
+        if len(found) < len(entries):
+            raise ValueError("two defects of one pixel_value")
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{path}: is no description of defects ({error}); unpack the download again"
+        ) from None
+    return found
+
+
+def _saturation(entry: dict[str, object]) -> tuple[int, Saturation]:
+    value, threshold, relative = (
+        entry[key] for key in ("pixel_value", "saturation_threshold", "relative_saturation")
+    )
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 255:
+        raise ValueError(f"pixel_value={value}")
+    if not isinstance(relative, bool):
+        raise ValueError(f"relative_saturation={relative}")
+    highest = 1.0 if relative else math.inf
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= highest:
+        raise ValueError(f"saturation_threshold={threshold}")
+    return value, Saturation(float(threshold), relative)
+
+
+def saturation_areas(sample: Sample, transform: ImageTransform) -> Tensor:
+    """Reads an image's regions, with their areas of saturation at the transform's size.
+
+    The area is the same share of the region at every size, to the nearest pixel, and at least one.
+
+    Args:
+        sample: The image; one without masks by region has no region.
+        transform: Gives masks the form of images.
+
+    Returns:
+        The area of saturation in pixels on the pixels of a region, 0 elsewhere, int32 [regions, H, W]; without regions
+        of which no pixel is left at this size.
+
+    Raises:
+        UserError: A mask cannot be read, holds no single value, or one that the product's defects do not have.
+    """
+    if sample.mask is None or sample.saturation is None:
+        return torch.zeros((0, *transform.shape), dtype=torch.int32)
+    known = read_saturations(sample.saturation)
+    areas = []
+    for path in images_in(sample.mask):
+        mask = transform.mask(path, sample.path).int()
+        value, area = _value_and_area(path)
+        if value not in known:
+            raise UserError(f"{path}: pixels of value {value}, which {sample.saturation} does not name")
+        if size := int(mask.sum()):
+            areas.append(mask * max(1, round(known[value].share(area) * size)))
+    return torch.stack(areas) if areas else torch.zeros((0, *transform.shape), dtype=torch.int32)
+
+
+def _value_and_area(path: Path) -> tuple[int, int]:
+    """The value of a region's pixels, and their number in the file."""
+    check_regular(path)
+    with Image.open(path) as image:
+        check_pixels(*image.size)
+        values, counts = np.unique(np.asarray(image), return_counts=True)
+        grey = image.mode == "L"
+    inside = values > 0
+    if not grey or inside.sum() != 1:
+        raise UserError(
+            f"{path}: a region's mask is grey, with 0 and one value more; unpack the download again"
+        )
+    return int(values[inside][0]), int(counts[inside][0])
