@@ -126,7 +126,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         )
     last = {found.side: found for found in findings}
     for side in last:
-        display.note(f"{WHO[side]}:")
+        display.note(f"{WHO[side]} ({_uploads(run)}):" if side == "sent" else f"{WHO[side]}:")
         display.table([_row(found) for found in findings if found.side == side])
     display.note(
         f"LiRA {options.mode}, {options.shadows} shadow runs, each attacked in turn; 95 % intervals; beside them what"
@@ -136,7 +136,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         "attack": "lira",
         **asdict(options),
         "rounds": config["rounds"],
-        "uploads": "their sum" if run.federation.summing is not None else "each client's own",
+        "uploads": _uploads(run),
         "shift": _SHIFT[options.non_members],
         **{
             f"{side}_{name}": value
@@ -207,6 +207,13 @@ def attack(shadows: ShadowRuns, observed: Sequence[Seen], rule: Rule) -> dict[st
     if kinds:
         found["all"] = _attacked(shadows, total, trained)
     return found
+
+
+def _uploads(run: FinishedRun) -> str:
+    """Says what of the clients' messages is attacked."""
+    if run.federation.plan is not None:
+        return "their noised sum"
+    return "their sum" if run.federation.summing is not None else "each client's own"
 
 
 def numbers(report: MembershipReport) -> dict[str, float]:

@@ -31,7 +31,9 @@ from lit_fedad.experiment.build import (
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.evaluator import Evaluator, Interview
+from lit_fedad.federation.image_privacy import KEY_FILE
 from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.noised_sums import Noised
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.state_file import read_state, write_state
@@ -148,6 +150,7 @@ class ShadowRuns:
             observer.write(complete=True)
         for spent in ("checkpoints", "personal"):
             shutil.rmtree(folder / spent, ignore_errors=True)
+        (folder / KEY_FILE).unlink(missing_ok=True)
         return read_state(file, advice=_ADVICE)["seen"]
 
 
@@ -169,8 +172,12 @@ class _Observer(FederationCallback):
         self.on_visit(done, total)
 
     def on_updates(self, federation: Federation, context: Context, updates: Mapping[int, Update]) -> None:
-        """Computes statistics of the uploads: each client's own, or for each client the sum of all."""
+        """Computes statistics of the uploads: each client's own, or for each client the (noised) sum of all."""
         size, found = self.shadows.config["evaluation"]["batch_size"], {}
+        exchange = federation.exchanges.at(context)
+        if isinstance(exchange, Noised):
+            (first, *_) = updates.values()
+            updates = {SUM: replace(first, message=exchange.released(federation.server, updates))}
         for client in self.shadows.clients:
             update = updates.get(SUM, updates.get(client))
             if update is not None and update.message:
@@ -181,7 +188,7 @@ class _Observer(FederationCallback):
             self.write()
             return
         asked = found or not any(update.message for update in updates.values())
-        trains = context.round >= 1 and federation.exchanges.at(context).trains
+        trains = context.round >= 1 and exchange.trains
         if asked and trains and not self.seen["sent"]:
             raise nothing_to_attack(federation.client)  # before all rounds are played
 

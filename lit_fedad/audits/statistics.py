@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.audits.observer import adversary_view, observe
-from lit_fedad.contracts import AttackableServer, Message, Update
+from lit_fedad.contracts import AttackableServer, Client, Message, Update
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.noised_sums import Noised, clipped_parts
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import folds_of, residual_norms
@@ -31,6 +32,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "bank": ("largest distance", "mean distance", "10 % quantile of distances"),
     "moments": ("largest residual", "mean residual", "Mahalanobis distance"),
     "subspace": ("largest residual", "mean residual"),
+    "sum": ("product with the noised sum",),
     "prototypes": ("prototype score",),
     "update": ("direction of the last layer",),
     "predictor": ("confidence or image score",),
@@ -56,7 +58,7 @@ def sent_statistics(
     Args:
         federation: The federation, before its server merges the upload.
         client: Number of the client.
-        update: Its upload, or the sum of the uploads of all.
+        update: Its upload, or the sum of the uploads of all; of noised sums what `Noised.released` has.
         examples: Positions of the images.
         load: Loads them.
         size: Images a batch.
@@ -66,6 +68,9 @@ def sent_statistics(
     """
     known, message, task = observe(federation, client), update.message, federation.client.task
     each = _Each(federation, examples, load, size)
+    exchange = federation.exchanges.at(federation.server.context)
+    if isinstance(exchange, Noised):
+        return {"sum": each(lambda batch: sum_products(exchange, federation.client, batch, message))}
     found = {}
     if isinstance(task, MemoryBank) and len(message.get("memory", ())):
         bank = own_part(task, known, message, federation.server.context.round)
@@ -173,6 +178,26 @@ def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
     residuals = squares[..., outside].sum(-1).sqrt()
     whole = (squares / (variances + _OUTSIDE)).sum(-1).mean(1)
     return -torch.stack([residuals.amax(1), residuals.mean(1), whole], 1)
+
+
+def sum_products(exchange: Noised, client: Client, batch: Batch, released: Message) -> Tensor:
+    """Computes the products ``u_i . U`` of what images add with a noised sum.
+
+    The noise is Gaussian and alike in all directions: to one who knows all other images, nothing else of U tells
+    whether an image is in it.
+
+    Args:
+        exchange: The exchange.
+        client: The client that the exchange's message was sent to.
+        batch: Images.
+        released: The noised sum U by name.
+
+    Returns:
+        Products [B, 1].
+    """
+    (parts,) = clipped_parts(exchange.image_sums(client), [batch], exchange.plan.settings.clip)
+    products = [part.flatten(1) @ released[name].double().flatten() for name, part in parts.items()]
+    return torch.stack(products).sum(0).unsqueeze(1)
 
 
 def prototype_scores(logits: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ def privacy(options: Sequence[str]) -> None:
 
     with RunFolder.find(chosen.run).locked():
         run = reopen(chosen.run, overrides)
-        if run.federation.plan is not None and chosen.attack != "report":
+        if run.federation.plan is not None and chosen.attack in ("inversion", "dcor"):
             raise UserError(
-                f"run={chosen.run}: its sums are noised, and these attacks look at plain uploads; attack the same run"
-                " without federation/privacy"
+                f"run={chosen.run}: its sums are noised, and attack={chosen.attack} looks at plain uploads; attack the"
+                " same run without federation/privacy; attack=lira attacks the noised sums"
             )
         if run.federation.summing is not None and chosen.attack == "inversion":
             raise UserError(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import lightning as L
-from torch.utils.data import DataLoader
 
 T = TypeVar("T")
 
 
 def map_batches(
-    module: L.LightningModule, loader: DataLoader, function: Callable[[Mapping[str, Any]], T]
+    module: L.LightningModule, loader: Iterable[Any], function: Callable[[Mapping[str, Any]], T]
 ) -> Iterator[T]:
     """Applies a function to every batch of a loader, moved to a module's device.
 

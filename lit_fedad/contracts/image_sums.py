@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.message import Message
 
@@ -21,7 +20,7 @@ class ImageSums(Protocol):
     def form(self) -> dict[str, tuple[int, ...]]:
         """Declares the sizes of the sums by name; none where nothing of an image is sent."""
 
-    def parts(self, loader: DataLoader) -> Iterator[dict[str, Tensor]]:
+    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields what the images of each batch add: float64 ``[images, *sizes]`` by name, on the CPU.
 
         Args:
@@ -55,7 +54,7 @@ class NothingNew:
         """Declares no sum."""
         return {}
 
-    def parts(self, loader: DataLoader) -> Iterator[dict[str, Tensor]]:
+    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields nothing."""
         return iter(())
 

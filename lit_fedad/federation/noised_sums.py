@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -39,7 +39,7 @@ _TAIL = 40.0
 """Deviations of the noise that sums have room for."""
 
 
-def clipped_sum(sums: ImageSums, loader: DataLoader, clip: float) -> dict[str, Tensor]:
+def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str, Tensor]:
     """Adds the parts of all images of a loader up, each shortened to a norm.
 
     Args:
@@ -51,15 +51,25 @@ def clipped_sum(sums: ImageSums, loader: DataLoader, clip: float) -> dict[str, T
         Sums by name, float64.
     """
     total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.form().items()}
+    for parts in clipped_parts(sums, loader, clip):
+        for name, part in parts.items():
+            total[name] += part.sum(0)
+    return total
+
+
+def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterator[dict[str, Tensor]]:
+    """Yields what the images of each batch add to `clipped_sum`, float64 ``[images, *sizes]`` by name.
+
+    Raises:
+        UserError: If an image's features are not finite.
+    """
     for parts in sums.parts(loader):
         squares = torch.stack([part.reshape(len(part), -1).square().sum(1) for part in parts.values()])
         norms = squares.sum(0).sqrt()
         if not norms.isfinite().all():
             raise UserError("an image's features are not finite")
         factors = (clip / norms.clamp(min=1e-300)).clamp(max=1)
-        for name, part in parts.items():
-            total[name] += torch.einsum("b,b...->...", factors, part)
-    return total
+        yield {name: factors.reshape(-1, *[1] * (part.ndim - 1)) * part for name, part in parts.items()}
 
 
 def gaussian(
@@ -187,23 +197,30 @@ class Noised(Exchange[Any, Any]):
         if norm > most * (1 + 1e-6):
             raise UserError(f"the client's sums have a norm of {norm:.4g}, its images at most {most:.4g}")
 
+    def released(self, server: Any, updates: Mapping[int, Update]) -> Message:
+        """Returns the noised sum of all, which is all that is promised to say little of an image."""
+        shapes = self._sums(self.client).form()
+        total = {n: sum((u.message[n] for u in updates.values()), torch.zeros(())) for n in shapes}
+        if self.distributed:
+            return total
+        noise = gaussian(self._key, replace(server.context, client=None), shapes, self.plan.deviation)
+        return {name: part + noise[name] for name, part in total.items()}
+
     def aggregate(self, server: Any, updates: Mapping[int, Update]) -> None:
         """Adds sums and noise up, and has the server merge what follows from them as one client's message."""
-        sums, clients = self._sums(self.client), senders(updates)
+        clients = senders(updates)
         if self.distributed and len(clients) < self.plan.carriers:
             raise UserError(
                 f"the sum of {len(clients)} clients holds less noise than that of {self.plan.carriers}, which the"
                 " privacy of their images needs"
             )
-        shapes = sums.form()
-        total = {n: sum((u.message[n] for u in updates.values()), torch.zeros(())) for n in shapes}
-        if not self.distributed:
-            noise = gaussian(self._key, replace(server.context, client=None), shapes, self.plan.deviation)
-            total = {name: part + noise[name] for name, part in total.items()}
+        total = self.released(server, updates)
         images = sum(update.num_samples for update in updates.values())
         # Clients that finish beyond the carriers bring noise of their own.
         deviation = self.plan.deviation * max(1.0, len(clients) / self.plan.carriers) ** 0.5
-        message = sums.joined(server, total, deviation if self.distributed else self.plan.deviation)
+        message = self._sums(self.client).joined(
+            server, total, deviation if self.distributed else self.plan.deviation
+        )
         self.inner.aggregate(server, {SUM: Update(message, images, tuple(clients))})
 
 

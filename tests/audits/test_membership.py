@@ -236,7 +236,7 @@ def test_command(audited, capsys, monkeypatch):
     command = ["privacy", f"run={audited.run}", "attack=lira", f"shadows={SHADOWS}", "non_members=test"]
     assert cli.main(command) == 0
     out = capsys.readouterr().out
-    assert "what clients send:" in out
+    assert "what clients send (each client's own):" in out
     assert f"{audited.of('sent').auc.value:.3f} [{audited.of('sent').auc.low:.3f}, " in out
     assert cli.main([*command, "rounds.x=4"]) == 2
     assert "'rounds.x' cannot be given for a trained run" in capsys.readouterr().err
@@ -284,6 +284,25 @@ def test_of_summed_uploads_the_sum_is_attacked(tmp_path):
     written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
     assert written["uploads"] == "their sum"
     assert {found["side"] for found in written["findings"]} == {"sent", "received"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize("where", ["central", "distributed"])
+def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, where):
+    overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    overrides += [f"federation/privacy={where}", "federation.privacy.epsilon=1e6", "calibration.share=0"]
+    overrides += ["partition=iid", "partition.clients=3"] + ["federation=secure"] * (where == "distributed")
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    named = {f"{found.side} {found.statistic}": found.report for found in findings}
+    assert {"sent sum: product with the noised sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
+    # With hardly any noise the products, of which every image's own length is a part, tell who was there.
+    assert named["sent all"].auc.low > named["sent all"].auc.chance_high
+    written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
+    assert written["uploads"] == "their noised sum"
+    assert not [*(tmp_path / "run" / "privacy").rglob("noise.key")]
+    assert cli.main(["privacy", f"run={tmp_path / 'run'}", "attack=inversion"]) == 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The subspace under differential privacy: what an image adds, the three sums, resumed runs, an audit by canaries."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,16 +10,18 @@ from scipy.stats import binom
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context
+from lit_fedad.audits.statistics import sum_products
+from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import ImagePrivacy
-from lit_fedad.federation.noised_sums import clipped_sum, gaussian
+from lit_fedad.federation.image_privacy import ImagePrivacy, Plan
+from lit_fedad.federation.noised_sums import Noised, clipped_sum, gaussian
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.memory.moments import symmetric
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
 from lit_fedad.methods.parts.image_moments import ImageMeans, ImageProducts, without_negative
+from lit_fedad.methods.parts.noised_subspace import NoisedProducts
 from lit_fedad.methods.parts.public_frame import _moments, public_frame
 from lit_fedad.privacy.gaussian_dp import mu_of
 from lit_fedad.tasks.subspace import Subspace
@@ -124,6 +127,28 @@ def test_an_infinite_budget_is_the_plain_run(federate, data):
     assert endless.privacy is None
     for name, entry in plain.server.broadcast(0).items():
         assert endless.server.broadcast(0)[name].equal(entry)
+
+
+def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(data):
+    task = subspace()
+    client = FederatedSubspaceClient(task, noised_directions=4)
+    client.frame = public(task, 4)
+    plan = Plan(ImagePrivacy(epsilon=1.0), sigma=2.0, releases=3)
+    exchange = Noised(NoisedProducts("spread"), client, plan, KEY)
+    server = SimpleNamespace(context=Context(0, 0, exchange=1))
+    updates = {c: Update(exchange.send(client, loader), 20) for c, loader in data.items()}
+    noise = gaussian(KEY, server.context, ImageProducts(task, 4, {}).form(), 2.0 * 0.5)["product"]
+    plain = sum(update.message["product"] for update in updates.values())
+    released = exchange.released(server, updates)
+    torch.testing.assert_close(released["product"], plain + noise)
+    # Each image adds a vector of length 1/2: half its products, of length 1.
+    (batch,) = DataLoader(data[0].dataset, batch_size=6)
+    own = (patches(task, {0: [batch]}) - client.frame["centre"].double()) @ client.frame["frame"].double()
+    added = torch.stack([one.T @ one / (2 * (one.T @ one).norm()) for one in own])
+    whole = symmetric(released["product"], 4) / math.sqrt(2)
+    whole += whole.diag().diag() * (math.sqrt(2) - 1)
+    found = sum_products(exchange, client, batch, released)
+    torch.testing.assert_close(found[:, 0], (added * whole).sum((1, 2)), rtol=1e-4, atol=1e-4)
 
 
 def expected_subspace(task, data, directions, share):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message
 from lit_fedad.contracts.batches import map_batches
@@ -52,7 +51,7 @@ class _Projected(ABC):
         """Computes what images add, before they are brought to length 1, of projected patches [B, P, k]."""
 
     @torch.no_grad()
-    def parts(self, loader: DataLoader) -> Iterator[dict[str, Tensor]]:
+    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields what the images of each batch add, of length 1; an image without any length adds nothing."""
         centre, frame = (self.frame[name].to(self.task.mean) for name in ("centre", "frame"))
 

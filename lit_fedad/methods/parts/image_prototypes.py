@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message
 from lit_fedad.contracts.batches import map_batches
@@ -46,7 +45,7 @@ class ImagePrototypes:
         }
 
     @torch.no_grad()
-    def parts(self, loader: DataLoader) -> Iterator[dict[str, Tensor]]:
+    def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
         """Yields label, feature and products of each image, and counts the client's own labels."""
         client, channels = self.client, self.task.num_features
         rows, columns = torch.triu_indices(channels, channels)
