@@ -37,7 +37,7 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
-_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
+_CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
 _JUDGEMENT = ("alpha", "pictures", "batch_size")
 
