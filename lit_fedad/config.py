@@ -48,6 +48,7 @@ TILING = ("tile", "overlap")
 _RANGES: dict[str, tuple[float, float]] = {
     "rounds": (0, math.inf),
     "batch_size": (1, math.inf),
+    "simulation.workers": (0, math.inf),
     "grid": (1, 1024),
     "image.size": (1, 8192),
     "image.resize": (1, 8192),

@@ -357,14 +357,14 @@ def build_simulation(config: Config, fabric: Fabric) -> Simulation | None:
         UserError: If the run has several processes, or sums that are masked or noised, which workers do not play.
     """
     given = config.get("simulation") or {}
-    if given.get("workers") is None:
+    if not given.get("workers"):
         return None
     if fabric.world_size > 1:
         raise UserError("simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1")
     if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
         raise UserError(
             "simulation.workers: Ray workers neither mask nor noise sums yet; leave federation=secure and"
-            " federation/privacy out, or simulation.workers=null"
+            " federation/privacy out, or simulation.workers=0"
         )
     simulation: Simulation = call(Simulation, given, "simulation")
     return simulation

@@ -28,7 +28,7 @@ class Simulation:
     """What plays the clients' turns.
 
     Attributes:
-        workers: Number of processes; each plays one client's turn at a time.
+        workers: Number of processes, above 0; each plays one client's turn at a time.
         address: Of a Ray cluster, such as ``auto``; None for workers on this machine alone.
         cpus: Cores of each, by which Ray places them.
         gpus: Devices of each; a fraction lets several share one.
@@ -40,8 +40,7 @@ class Simulation:
     gpus: float = 0
 
     def __post_init__(self) -> None:
-        at_least("simulation", 1, workers=self.workers)
-        at_least("simulation", 0, cpus=self.cpus, gpus=self.gpus)
+        at_least("simulation", 0, workers=self.workers, cpus=self.cpus, gpus=self.gpus)
 
 
 class RayTurns(Turns):
@@ -141,7 +140,7 @@ class Worker:
 
         torch.set_num_threads(threads)
         self.folder = tempfile.TemporaryDirectory(prefix="lit_fedad_worker_")
-        config = {**config, "simulation": {"workers": None}, "callbacks": {}, "out": self.folder.name}
+        config = {**config, "simulation": {"workers": 0}, "callbacks": {}, "out": self.folder.name}
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         federation = build_run(fabric, config, Display(quiet=True)).federation
         assert isinstance(federation.transport, Turns)
