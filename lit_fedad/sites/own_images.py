@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from lit_fedad.config import Config
-from lit_fedad.data.labelled import HALF, Images, LabelledSet
+from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
@@ -51,7 +51,7 @@ def own_images(
         raise UserError("apart=true is for products of files; classes have one name at all sites")
     if isinstance(images, SemanticSet):
         return replace(images, **(form or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}))
-    return relabelled(replace(images, **(form or {"mean": HALF, "std": HALF})), classes)
+    return relabelled(replace(images, **(form or {})), classes)
 
 
 def relabelled(images: T, classes: Sequence[str]) -> T:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.config import Config, choices, compose, config_groups, identity
+from lit_fedad.config import Config, choices, compose, config_groups, identity, takes
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.trusted_targets import check_targets
 
@@ -91,6 +91,8 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
     public = [] if coordinator else ["public=null"]
     words = [*words, "data=textures", "partition=pooled", *public, "tracking=off", *own]
     config, data = compose(words), {}
+    if not given and takes(config["task"], "classes"):
+        given = dict.fromkeys(NORMALISATION, "0.5")
     if given:
         channels = config["image"]["channels"]
         data = {key.split(".")[1]: [float(value)] * channels for key, value in given.items()}
