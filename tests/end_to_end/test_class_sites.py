@@ -17,6 +17,8 @@ from lit_fedad.sites.enrolment import check_crosses
 
 NEED_ALL_IMAGES = {"centralised", "nearest_neighbour"}
 NEEDS_LABELLED_IMAGES = {"fedic"}
+PLACES = ("/_anomalous", "/embedded/2")
+"""Entries of personal states that are places of images in their set: a site counts its own from 0."""
 STAY = NEED_ALL_IMAGES | NEEDS_LABELLED_IMAGES
 LEARN_CLASSES = [m for m in choices("method") if PAIRS[m, "classifier"] is None and m not in STAY]
 SEMANTIC = [
@@ -54,15 +56,16 @@ def check_alike(folder, monkeypatch, differences, words, data, classes, public):
     for client, name in enumerate(NAMES):
         (states,) = (folder / name / "states").glob("*")
         kept = torch.load(states / f"{bases[client]:012d}.pt")
-        assert differences(kept, one.pool.get(client)) == []
-    return result, one
+        found = differences(kept, one.pool.get(client))
+        assert [line for line in found if not line.split(":")[0].endswith(PLACES)] == []
+    return result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", LEARN_CLASSES)
 def test_classifiers(tmp_path, monkeypatch, differences, method):
     words, public = words_of(method, "classifier", tmp_path)
-    result, one = check_alike(tmp_path, monkeypatch, differences, words, class_data, CLASSES, public)
+    result = check_alike(tmp_path, monkeypatch, differences, words, class_data, CLASSES, public)
     # Two sites hold two of three classes in equal parts, one all: of those that it tests, too.
     assert result["constants"]["client_largest"][2]["accuracy"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
     assert result["partition"]["counts"] == [[6, 6, 0], [6, 6, 6], [0, 6, 6]]
@@ -73,7 +76,7 @@ def test_classifiers(tmp_path, monkeypatch, differences, method):
 @pytest.mark.parametrize(("method", "task"), SEMANTIC)
 def test_semantic_anomalies(tmp_path, monkeypatch, differences, method, task):
     words, public = words_of(method, task, tmp_path)
-    result, one = check_alike(tmp_path, monkeypatch, differences, words, semantic_data, (), public)
+    result = check_alike(tmp_path, monkeypatch, differences, words, semantic_data, (), public)
     assert {"auroc", "fe_calibrated", "false_alarm_rate", "miss_rate"} <= set(result["last"])
 
 
