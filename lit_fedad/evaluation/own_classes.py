@@ -57,7 +57,9 @@ class OwnAccuracy(Question[ClassificationMetrics]):
             setattr(metrics, name, message[name])
         right, there, called = metrics.correct, metrics.total, metrics.predicted
         if (right > torch.minimum(there, called)).any() or int(there.sum()) != int(called.sum()):
-            raise UserError("the client counted more images as right than there are, or guessed more than once")
+            raise UserError(
+                "the client counted more images as right than there are, or guessed more than once"
+            )
         return metrics
 
 

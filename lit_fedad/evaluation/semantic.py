@@ -15,12 +15,11 @@ from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary, summarise
 from lit_fedad.metrics.semantic import SemanticMetrics
 
-
 _NAMES = ("auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated")
 
 
 def semantic_names(anomalies: Sequence[str]) -> tuple[str, ...]:
-    """Lists the names of the metrics: their means over the sets of anomalies, and where there are several, those of each.
+    """Lists the names of metrics: means over the sets of anomalies and, where there are several, those of each.
 
     Example:
         >>> semantic_names(["cat", "dog"])[5:8]

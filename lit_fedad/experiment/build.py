@@ -360,7 +360,9 @@ def build_simulation(config: Config, fabric: Fabric) -> Simulation | None:
     if not given.get("workers"):
         return None
     if fabric.world_size > 1:
-        raise UserError("simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1")
+        raise UserError(
+            "simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1"
+        )
     if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
         raise UserError(
             "simulation.workers: Ray workers neither mask nor noise sums yet; leave federation=secure and"

@@ -67,7 +67,10 @@ class Plan:
         """
         config = compose_words(self.words, self.own, coordinator=True)
         data = {"name": "sites", "sites": list(self.names), **(config["data"] or {})}
-        return config | {"out": self.out, "data": data | ({"classes": list(self.classes)} if self.classes else {})}
+        return config | {
+            "out": self.out,
+            "data": data | ({"classes": list(self.classes)} if self.classes else {}),
+        }
 
 
 def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
 
 def _drawn(public: Config) -> bool:
     """Tells whether public images are drawn, and so in no site's folder."""
-    return locate(public["_target_"]) is synthetic or "root" in public and public["root"] is None
+    return locate(public["_target_"]) is synthetic or ("root" in public and public["root"] is None)
 
 
 def check_agreement(

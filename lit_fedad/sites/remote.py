@@ -120,9 +120,7 @@ class Sites:
 
     def hello(self) -> Outcome[Reply]:
         """Asks every site who it is."""
-        return self._carry(
-            {c: Order("hello", self.run, self.words, c, self.classes) for c in self.bases}, 0
-        )
+        return self._carry({c: Order("hello", self.run, self.words, c, self.classes) for c in self.bases}, 0)
 
     def play(
         self,

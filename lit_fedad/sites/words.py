@@ -76,8 +76,8 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         coordinator: Whether this machine's server may have public images; a site has none.
 
     Returns:
-        The configuration. Its ``data`` is how labelled images are normalised (``mean`` and ``std``, of all channels), or
-        None: each site puts its own in its place.
+        The configuration. Its ``data`` says how labelled images are normalised (``mean`` and ``std`` of each channel), or
+        is None: each site puts its own in its place.
 
     Raises:
         UserError: If a word is refused, or the configuration is none.
@@ -97,7 +97,14 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         channels = config["image"]["channels"]
         data = {key.split(".")[1]: [float(value)] * channels for key, value in given.items()}
         config = compose([*words, *(f"+data.{key}={values}" for key, values in data.items())])
-    config |= {"data": data or None, "partition": None, "out": None, "start": None, "callbacks": {}, "fresh": False}
+    config |= {
+        "data": data or None,
+        "partition": None,
+        "out": None,
+        "start": None,
+        "callbacks": {},
+        "fresh": False,
+    }
     check_targets(config, Path("the federation's configuration"))
     return config
 

@@ -32,10 +32,19 @@ SEMANTIC = [
 
 def words_of(method, task, folder):
     """A small form of a method and its task: words of the federation, and those of its coordinator."""
-    form = [w for w in small_tasks(folder)[task] if w.lstrip("~").split(".")[0].split("=")[0] not in ("data", "image")]
+    form = [
+        w
+        for w in small_tasks(folder)[task]
+        if w.lstrip("~").split(".")[0].split("=")[0] not in ("data", "image")
+    ]
     own = [word for word in OWN.get(method, []) if not word.startswith("partition")]
     public = [word for word in own if word.startswith("public")]
-    return [f"method={method}", *of_method(method, form), *(w for w in own if w not in public), *DEBUG], public
+    return [
+        f"method={method}",
+        *of_method(method, form),
+        *(w for w in own if w not in public),
+        *DEBUG,
+    ], public
 
 
 def check_alike(folder, monkeypatch, differences, words, data, classes, public):
@@ -69,7 +78,13 @@ def test_classifiers(tmp_path, monkeypatch, differences, method):
     # Two sites hold two of three classes in equal parts, one all: of those that it tests, too.
     assert result["constants"]["client_largest"][2]["accuracy"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
     assert result["partition"]["counts"] == [[6, 6, 0], [6, 6, 6], [0, 6, 6]]
-    assert set(result["last"]) == {"round", "accuracy", "own_accuracy", "balanced_accuracy", "predicted_classes"}
+    assert set(result["last"]) == {
+        "round",
+        "accuracy",
+        "own_accuracy",
+        "balanced_accuracy",
+        "predicted_classes",
+    }
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.status import read_status
 from lit_fedad.tracking.reading import tracked_runs
 
+
 @pytest.mark.parametrize(
     "method",
     ["federated_patchcore", *(pytest.param(m, marks=pytest.mark.slow) for m in OF_FILES)],

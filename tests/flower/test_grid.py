@@ -118,7 +118,10 @@ def test_other_errors_and_other_messages_are_not_taken():
     foreign = RecordDict({"letter": ConfigRecord({"letter": b"bytes"})})
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, 7, foreign)
     found = carry(grid)
-    assert found == {0: Lost("Flower: gone"), 1: Lost("a message holds something else than a letter", away=False)}
+    assert found == {
+        0: Lost("Flower: gone"),
+        1: Lost("a message holds something else than a letter", away=False),
+    }
 
 
 def test_a_letter_is_one_array_of_its_bytes():

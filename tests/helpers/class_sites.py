@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import torch
-from helpers.sites import HERE, NAMES
 from lightning.fabric import Fabric
 
+from helpers.sites import HERE, NAMES
 from lit_fedad.config import compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
@@ -54,7 +55,7 @@ def pack(folder, own_numbers):
         names = (ODD,) if part == "odd" else CLASSES
         _save(folder / _TOGETHER / f"{part}.npz", np.concatenate(images), np.concatenate(labels), names)
     ends = np.cumsum([0, *map(len, whole["train"][1])])
-    parts = [list(range(begin, end)) for begin, end in zip(ends, ends[1:], strict=False)]
+    parts = [list(range(begin, end)) for begin, end in pairwise(ends)]
     (folder / "parts.json").write_text(json.dumps(parts))
 
 
@@ -127,7 +128,10 @@ def _judge(run, client):
     data, module = run.data, run.data.module
     odd = 4 if len(data.images.classes) > len(CLASSES) else 0
     ends = np.cumsum([0, *(_PER_CLASS["test"] * len(HELD[name]) for name in NAMES)])
-    chosen = [*range(ends[client], ends[client + 1]), *range(ends[-1] + odd * client, ends[-1] + odd * (client + 1))]
+    chosen = [
+        *range(ends[client], ends[client + 1]),
+        *range(ends[-1] + odd * client, ends[-1] + odd * (client + 1)),
+    ]
     loader = module._loader(module.test, chosen, module.eval_batch_size, False, torch.Generator())
     if not odd:
         return AccuracyEvaluator(loader, data.partition.counts(data.images), run.fabric)
