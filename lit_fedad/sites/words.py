@@ -76,7 +76,7 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         coordinator: Whether this machine's server may have public images; a site has none.
 
     Returns:
-        The configuration. Its ``data`` says how labelled images are normalised (``mean`` and ``std`` of each channel), or
+        The configuration. Its ``data`` says how labelled images are normalised (``mean``, ``std`` of each channel), or
         is None: each site puts its own in its place.
 
     Raises:
