@@ -38,7 +38,7 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
-_CIRCUMSTANCES = ("out", "tracking", "fabric", "cache", "fresh", "callbacks")
+_CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
 _JUDGEMENT = ("alpha", "pictures", "batch_size")
 
@@ -49,6 +49,7 @@ TILING = ("tile", "overlap")
 _RANGES: dict[str, tuple[float, float]] = {
     "rounds": (0, math.inf),
     "batch_size": (1, math.inf),
+    "simulation.workers": (0, math.inf),
     "grid": (1, 1024),
     "image.size": (1, 8192),
     "image.resize": (1, 8192),

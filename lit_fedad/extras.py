@@ -9,6 +9,7 @@ from lit_fedad.errors import UserError
 EXTRAS = {
     "train": ("mlflow", "optuna", "matplotlib", "pandas", "sklearn", "skimage"),
     "flower": ("flwr",),
+    "simulation": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino", "nncf", "onnx", "onnxscript"),
     "serve": ("fastapi", "uvicorn", "onnxruntime"),

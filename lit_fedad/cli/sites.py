@@ -25,6 +25,7 @@ class FederationInit:
         port: Port that sites connect to.
         link: Port of Flower's SuperLink, on this machine alone.
         timeout: Longest exchange in seconds.
+        classes: Names of the classes that all sites together hold, where the task learns classes.
     """
 
     out: str
@@ -33,6 +34,7 @@ class FederationInit:
     port: int = 9443
     link: int = 9442
     timeout: float = 3600.0
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _init_federation(options: Sequence[str]) -> None:
     chosen, _ = read(FederationInit, declared, "federation init")
     from lit_fedad.flower.coordinator import FederationFolder
 
-    own = [word for word in others if _section(word) in ("cache", "fabric", "tracking")]
+    own = [word for word in others if _section(word) in ("cache", "fabric", "public", "tracking")]
     folder = FederationFolder.create(
         Path(chosen.out),
         host=chosen.host,
@@ -126,6 +128,7 @@ def _init_federation(options: Sequence[str]) -> None:
         words=[word for word in others if word not in own],
         own=own,
         timeout=chosen.timeout,
+        classes=list(chosen.classes),
     )
     Display().where_next(
         [

@@ -7,18 +7,17 @@ single image crosses, nor which image a count belongs to.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Free, Message, MessageSpec, TensorSpec
-from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationScores
-from lit_fedad.evaluation.decisions import Rate
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
 from lit_fedad.federation.question import Question
 from lit_fedad.metrics.anomaly import AnomalyMetrics
@@ -96,13 +95,15 @@ class OwnScores(Question[AnomalyMetrics]):
 class OwnImagesEvaluator(Evaluator):
     """An evaluator of every client on its own test images; pixel metrics where all clients have masks.
 
+    Subclasses do the same with other metric states.
+
     Args:
         question: The question for metric states.
     """
 
     metrics: tuple[str, ...] = AnomalyEvaluator.metrics
 
-    def __init__(self, question: OwnScores) -> None:
+    def __init__(self, question: Question[Any]) -> None:
         self.question = question
 
     def asked(self, client: Client, clients: list[int]) -> list[int]:
@@ -114,7 +115,7 @@ class OwnImagesEvaluator(Evaluator):
         states = interview.ask(round, self.question)
         return Evaluation(self.summarise(states)) if interview.fabric.is_global_zero else None
 
-    def summarise(self, states: dict[int, AnomalyMetrics]) -> dict[str, Summary]:
+    def summarise(self, states: dict[int, Any]) -> dict[str, Summary]:
         """Computes the mean, worst, pooled and per-client values of each metric."""
         if not all(state.pixel for state in states.values()):
             states = {client: _of_images(state) for client, state in states.items()}
@@ -173,14 +174,16 @@ class OwnCalibration(Question[dict[str, ScoreCounts]]):
         return found
 
 
-class OwnDecisions(Question[dict[str, Rate]]):
+class OwnDecisions(Question[dict[str | None, Rate]]):
     """The question how many of a client's own test images are called anomalous, by product.
+
+    Anomalies that belong to no product, as those of foreign classes, are counted under None.
 
     Args:
         products: Names of all clients' products.
         limits: Score above which an image is called anomalous, by product.
-        samples: The client's test images; empty on the server.
-        judge: Loads them; None on the server.
+        images: The client's test images; None on the server.
+        scores: Scores them with the live client; None on the server.
     """
 
     name = "decisions"
@@ -189,26 +192,27 @@ class OwnDecisions(Question[dict[str, Rate]]):
         self,
         products: Sequence[str],
         limits: Mapping[str, float],
-        samples: Sequence[Sample] = (),
-        judge: AnomalyEvaluator | None = None,
+        images: EvaluatedImages | None = None,
+        scores: Callable[[Client], Tensor] | None = None,
     ) -> None:
-        self.products, self.numbers = list(products), limits
-        self.samples, self.judge = samples, judge
+        self.products, self.numbers = [*products, None], limits
+        self.images, self.scores = images, scores
 
-    def __call__(self, client: Client, number: int) -> dict[str, Rate]:
+    def __call__(self, client: Client, number: int) -> dict[str | None, Rate]:
         """Decides about every test image of the client."""
-        assert self.judge is not None
-        scores = image_scores(client, self.judge.loader, self.judge.fabric).double()
-        labels = torch.tensor([sample.label for sample in self.samples])
+        assert self.images is not None
+        assert self.scores is not None
+        scores, products = self.scores(client).double(), self.images.products
         rates = {}
-        for product in dict.fromkeys(sample.category for sample in self.samples):
-            place = torch.tensor([i for i, s in enumerate(self.samples) if s.category == product])
-            limit = self.numbers.get(product, math.inf)
-            rates[product] = Rate.of(labels[place], scores[place] > limit)
+        for product in dict.fromkeys(products):
+            place = torch.tensor([i for i, other in enumerate(products) if other == product])
+            # Where anomalies belong to no product, thresholds do not depend on it.
+            limit = max(self.numbers.values()) if product is None else self.numbers.get(product, math.inf)
+            rates[product] = Rate.of(self.images.labels[place], scores[place] > limit)
         return rates
 
-    def pack(self, answer: dict[str, Rate]) -> Message:
-        """Returns the four counts of `Rate` by product, int64 [products, 4]."""
+    def pack(self, answer: dict[str | None, Rate]) -> Message:
+        """Returns the four counts of `Rate` by product, then those of no product, int64 [products + 1, 4]."""
         rates = [answer.get(product, Rate()) for product in self.products]
         return {"rates": torch.tensor([[int(value) for value in vars(rate).values()] for rate in rates])}
 
@@ -216,7 +220,7 @@ class OwnDecisions(Question[dict[str, Rate]]):
         """Declares four counts a product."""
         return {"rates": TensorSpec((len(self.products), 4), torch.int64, low=0, high=1e8, counted=True)}
 
-    def unpack(self, message: Message) -> dict[str, Rate]:
+    def unpack(self, message: Message) -> dict[str | None, Rate]:
         """Builds the counts by product, of products with test images.
 
         Raises:
@@ -226,7 +230,7 @@ class OwnDecisions(Question[dict[str, Rate]]):
         for product, row in zip(self.products, message["rates"].tolist(), strict=True):
             rate = Rate(*row)
             if rate.false_alarms > rate.normal or rate.misses > rate.anomalous:
-                raise UserError(f"more decisions about {product} are wrong than there are")
+                raise UserError(f"more decisions about {product or 'no product'} are wrong than there are")
             if rate.normal or rate.anomalous:
                 found[product] = rate
         return found

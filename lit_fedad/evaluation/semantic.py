@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client
@@ -12,6 +14,19 @@ from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary, summarise
 from lit_fedad.metrics.semantic import SemanticMetrics
+
+_NAMES = ("auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated")
+
+
+def semantic_names(anomalies: Sequence[str]) -> tuple[str, ...]:
+    """Lists the names of metrics: means over the sets of anomalies and, where there are several, those of each.
+
+    Example:
+        >>> semantic_names(["cat", "dog"])[5:8]
+        ('me_calibrated', 'auroc_cat', 'aupr_cat')
+    """
+    sets = ("", *(f"_{name}" for name in anomalies)) if len(anomalies) > 1 else ("",)
+    return tuple(f"{name}{of}" for of in sets for name in _NAMES)
 
 
 class SemanticEvaluator(Evaluator):
@@ -26,8 +41,6 @@ class SemanticEvaluator(Evaluator):
         alpha: Rate of false alarms that a client's label-free threshold promises.
     """
 
-    metrics: tuple[str, ...] = ("auroc", "aupr", "fe", "me", "fe_calibrated", "me_calibrated")
-
     def __init__(
         self,
         module: FederatedDataModule,
@@ -40,10 +53,7 @@ class SemanticEvaluator(Evaluator):
         self.module, self.normal_classes, self.anomalies = module, normal_classes, anomalies
         self.fabric = fabric
         self.calibration, self.alpha = calibration, alpha
-        if len(anomalies) > 1:
-            self.metrics = tuple(
-                f"{name}{of}" for of in ("", *(f"_{a}" for a in anomalies)) for name in self.metrics
-            )
+        self.metrics = semantic_names(anomalies)
 
     def score(self, client: Client, number: int) -> dict[int, SemanticMetrics]:
         """Computes metric states of one client, or of all where they share a model, each at its own threshold."""

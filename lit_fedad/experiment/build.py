@@ -10,7 +10,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.config import Config, build, identity, locate, takes
+from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Context, Server, Task
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.contracts.randomness import seeded
@@ -34,6 +34,7 @@ from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
 from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
+from lit_fedad.experiment.ray_turns import RayTurns, Simulation
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -323,24 +324,53 @@ def build_federation(
         finished: Whether no round is to come: no secret is then made to draw noise from.
     """
     privacy = build(config["federation"].get("privacy"))
+    evaluator = build_evaluator(config, data, model.client, fabric)
+    pool = ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"])
+    sampler, channel = build(config["federation"]["sampler"]), build(config["federation"]["channel"])
+    clients = {client for client, size in data.module.sizes.items() if size}
+    turns = (Turn(model.client, channel, fabric), data.module, pool, clients, evaluator)
+    simulation = None if finished else build_simulation(config, fabric)
     return Federation(
         server=model.server,
         client=model.client,
         data=data.module,
-        evaluator=build_evaluator(config, data, model.client, fabric),
+        evaluator=evaluator,
         fabric=fabric,
         rounds=config["rounds"],
         seed=config["seed"],
         checkpoints=open_checkpoints(folder, config, model, data.digest),
-        pool=ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"]),
-        sampler=build(config["federation"]["sampler"]),
-        channel=build(config["federation"]["channel"]),
+        pool=pool,
+        sampler=sampler,
+        channel=channel,
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"].get("robust")),
+        transport=simulation and RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
         secure_sum=build(config["federation"].get("secure_sum")),
         privacy=privacy,
         noise_key=b"" if finished else shared_key(folder, privacy, data.digest, fabric),
     )
+
+
+def build_simulation(config: Config, fabric: Fabric) -> Simulation | None:
+    """Builds the settings of Ray workers; None where clients are played in the processes of the Fabric.
+
+    Raises:
+        UserError: If the run has several processes, or sums that are masked or noised, which workers do not play.
+    """
+    given = config.get("simulation") or {}
+    if not given.get("workers"):
+        return None
+    if fabric.world_size > 1:
+        raise UserError(
+            "simulation.workers: Ray starts the processes; give fabric.devices=1 fabric.num_nodes=1"
+        )
+    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+        raise UserError(
+            "simulation.workers: Ray workers neither mask nor noise sums yet; leave federation=secure and"
+            " federation/privacy out, or simulation.workers=0"
+        )
+    simulation: Simulation = call(Simulation, given, "simulation")
+    return simulation
 
 
 def shared_key(folder: Path, privacy: ImagePrivacy | None, images: str, fabric: Fabric) -> bytes:

@@ -61,6 +61,9 @@ class ClientPool:
         self._unsaved: set[int] = set()
         self._bytes = 0
 
+    def __contains__(self, client: int) -> bool:
+        return client in self._memory or client in self._files
+
     def get(self, client: int) -> State:
         """Returns a copy of a client's state."""
         if client in self._memory:

@@ -25,6 +25,7 @@ from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
+from lit_fedad.sites.enrolment import check_crosses
 from lit_fedad.sites.words import check_words
 
 SETTINGS = "federation.yaml"
@@ -68,8 +69,9 @@ class FederationFolder:
         link: Port of the SuperLink, on this machine alone.
         sites: Names of the sites, in the order of their client numbers.
         words: The federation's configuration.
-        own: Words of ``cache``, ``fabric`` and ``tracking``, for the coordinator.
+        own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, for the coordinator.
         timeout: Longest exchange in seconds: who has not answered then has failed.
+        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
     """
 
     path: Path
@@ -80,6 +82,7 @@ class FederationFolder:
     words: Sequence[str]
     own: Sequence[str] = field(default_factory=list)
     timeout: float = 3600.0
+    classes: Sequence[str] = field(default_factory=list)
 
     @classmethod
     def open(cls, path: Path) -> FederationFolder:
@@ -123,7 +126,7 @@ class FederationFolder:
                 f"root-certificates = {json.dumps(str(folder.path / 'ca.crt'))}\n"
             )
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
-            content |= {name: list(content[name]) for name in ("sites", "words", "own")}
+            content |= {name: list(content[name]) for name in ("sites", "words", "own", "classes")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
@@ -157,7 +160,8 @@ class FederationFolder:
     @property
     def plan(self) -> Plan:
         """What the run is."""
-        return Plan(self.words, self.sites, str(self.run), ["tracking=mlflow", *self.own])
+        own = ["tracking=mlflow", *self.own]
+        return Plan(self.words, self.sites, str(self.run), own, [str(name) for name in self.classes])
 
     def public_keys(self) -> dict[int, bytes]:
         """Reads the sites' public keys by client.
@@ -191,7 +195,7 @@ def start(folder: FederationFolder, display: Display) -> None:
         UserError: If a key is missing, Flower does not start, or the run fails.
     """
     folder.public_keys()  # what is wrong is refused before anything starts
-    folder.plan.config()
+    check_crosses(folder.plan.config(), folder.plan.classes)
     error = folder.path / ERROR
     error.unlink(missing_ok=True)
     with locked(folder.path), _superlink(folder, display), _open_port(folder):

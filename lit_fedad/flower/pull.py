@@ -105,17 +105,17 @@ def _letter(name: str, contents: dict[str, bytes], most: int) -> bytes | Lost | 
             raise _TooLongError
         message = inflate_object_from_contents(name, contents)
         if not isinstance(message, Message):
-            return Lost("a message holds something else than a letter")
+            return Lost("a message holds something else than a letter", away=False)
         if message.has_error():
             return None if message.error.code in GONE else Lost(f"Flower: {message.error.reason}")
         return unwrapped(message)
     except UserError as error:
-        return Lost(str(error))
+        return Lost(str(error), away=False)
     except _TooLongError:
         raise
     except Exception as error:
         # Flower's readers fail in many ways.
-        return Lost(f"a message cannot be read ({type(error).__name__})")
+        return Lost(f"a message cannot be read ({type(error).__name__})", away=False)
 
 
 def _unfolded(contents: Mapping[str, bytes]) -> int:

@@ -8,12 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_fedad.config import Config, build, identity
+import torch
+
+from lit_fedad.config import Config, build, identity, takes
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.decisions import Rate, summarise_rates
+from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
 from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions, OwnImagesEvaluator, OwnScores
+from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
 from lit_fedad.experiment.build import Model, build_model, open_checkpoints
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.console import Console
@@ -44,13 +48,16 @@ class Plan:
         words: The federation's configuration, as choices and scalar values.
         names: Names of the sites, in the order of their client numbers.
         out: Folder of the run.
-        own: Words of ``cache``, ``fabric`` and ``tracking``, of the coordinator alone; nothing is tracked without.
+        own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, of the coordinator alone; nothing is tracked
+            without.
+        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
     """
 
     words: Sequence[str]
     names: Sequence[str]
     out: str
     own: Sequence[str] = ()
+    classes: Sequence[str] = ()
 
     def config(self) -> Config:
         """Composes the run's configuration.
@@ -58,8 +65,12 @@ class Plan:
         Raises:
             UserError: If a word is none that sites take.
         """
-        config = compose_words(self.words, self.own)
-        return config | {"out": self.out, "data": {"name": "sites", "sites": list(self.names)}}
+        config = compose_words(self.words, self.own, coordinator=True)
+        data = {"name": "sites", "sites": list(self.names), **(config["data"] or {})}
+        return config | {
+            "out": self.out,
+            "data": data | ({"classes": list(self.classes)} if self.classes else {}),
+        }
 
 
 def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]:
@@ -78,7 +89,7 @@ def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]
             or the run's policy for failures ends it.
     """
     config = plan.config()
-    check_crosses(config)
+    check_crosses(config, plan.classes)
     folder = RunFolder.of(config)
     with folder.locked():
         folder.claim(config)
@@ -96,14 +107,25 @@ def _play(
     tracking = SitesTracking(config, folder.path, status)
     settings = {**config["fabric"], "devices": 1, "num_nodes": 1}
     fabric = make_fabric(**settings, callbacks=[console, status, tracking])
-    model = build_model(config, ())
+    public = takes(config["method"]["server"], "public") and config.get("public")
+    model = build_model(config, plan.classes, build(public) if public else None)
     run = hashlib.sha256(f"{identity(config)}/{model.fingerprint}".encode()).hexdigest()[:16]
     up = build(config["federation"]["channel"]).up
 
     def largest(exchange: Exchange) -> int:
         return up.largest(exchange.upload_spec(model.client))
 
-    sites = Sites(carrier, run, plan.words, fabric, names, names=plan.names, visits=visits, largest=largest)
+    sites = Sites(
+        carrier,
+        run,
+        plan.words,
+        fabric,
+        names,
+        names=plan.names,
+        visits=visits,
+        largest=largest,
+        classes=plan.classes,
+    )
     facts, warnings = enrol(sites, config, model, names, folder.path / ROLL)
     for line in warnings:
         display.warn(line)
@@ -113,7 +135,9 @@ def _play(
     try:
         with tracking.open(model, facts, display):
             federation.run()
-            rates, extras = _judge(federation, config, folder, sites.products, facts)
+            rates, extras = {}, {}
+            if model.task.kind == "anomaly":
+                rates, extras = _judge(federation, config, folder, sites.products, facts)
             result = _result(federation, config, model, sites, facts, rates) | extras
             result |= {"status": status.sites(federation.history, rates)}
             result |= {"tracking_run_id": tracking.judged(federation, rates)}
@@ -162,12 +186,11 @@ def build_federation(
     config: Config, folder: RunFolder, model: Model, sites: Sites, facts: Mapping[int, Facts]
 ) -> Federation:
     """Builds the round loop of a server whose clients are sites."""
-    question = OwnScores(pro_limit=config["evaluation"]["pro_limit"])
     return Federation(
         server=model.server,
         client=model.client,
         data=SiteSizes({client: own.size for client, own in facts.items()}),
-        evaluator=OwnImagesEvaluator(question),
+        evaluator=_evaluator(config, sites.classes, facts),
         fabric=sites.progress.fabric,
         rounds=config["rounds"],
         seed=config["seed"],
@@ -182,6 +205,19 @@ def build_federation(
     )
 
 
+def _evaluator(config: Config, classes: Sequence[str], facts: Mapping[int, Facts]) -> OwnImagesEvaluator:
+    """Builds the evaluator of all sites on their own test images."""
+    if classes:
+        counts, tested = (
+            torch.tensor([[int(sizes.get(name, 0)) for name in classes] for sizes in by_site])
+            for by_site in zip(*((own.sizes, own.tested) for _, own in sorted(facts.items())), strict=True)
+        )
+        return OwnClassesEvaluator(OwnAccuracy(len(classes)), counts, tested)
+    if anomalies := facts[min(facts)].anomalies:
+        return OwnSemanticEvaluator(OwnSemanticScores(anomalies))
+    return OwnImagesEvaluator(OwnScores(pro_limit=config["evaluation"]["pro_limit"]))
+
+
 def _judge(
     federation: Federation,
     config: Config,
@@ -192,7 +228,9 @@ def _judge(
     """Calibrates all sites after the last round, and has each judge its own test images."""
     calibration = calibrate(federation, federation.rounds, OwnCalibration(products))
     folder.save_json("calibration.json", calibration.to_json())
-    found, by_product = {}, config["calibration"]["by"] == "product"
+    # Which class a semantic anomaly is taken for is not known.
+    semantic = any(own.anomalies for own in facts.values())
+    found, by_product = {}, config["calibration"]["by"] == "product" and not semantic
     for alpha in alphas(config):
         judged = decisions(federation, calibration, products, facts, alpha, by_product)
         found[alpha] = judged
@@ -217,10 +255,12 @@ def decisions(
     for limits, clients in _same_limits(federation.clients, calibration, products, alpha, by_product):
         answers = federation.ask(federation.rounds, OwnDecisions(products, limits), clients)
         for client in clients:
-            rates: dict[str, Rate] = answers.get(client, {})
+            rates = dict(answers.get(client, {}))
+            nowhere = rates.pop(None, Rate())
             held = facts[client].held
             judged[client] = {
-                "own": Rate.mixed([(held[name], rate) for name, rate in rates.items() if held.get(name)]),
+                "own": Rate.mixed([(held[name], rate) for name, rate in rates.items() if held.get(name)])
+                + nowhere,
                 "foreign": Rate.mixed([(1, rate) for name, rate in rates.items() if not held.get(name)]),
                 "products": rates,
                 "held": [name for name in rates if held.get(name)],

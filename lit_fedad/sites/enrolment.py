@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import lit_fedad
 from lit_fedad.config import Config, locate, takes
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.data.public import synthetic
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import Model
 from lit_fedad.report.files import whole_file
@@ -56,29 +57,43 @@ class SiteSizes:
         raise UserError("the coordinator holds no images: this needs those of its sites")
 
 
-def check_crosses(config: Config) -> None:
+def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
     """Checks that a federation's configuration works with sites.
 
+    Args:
+        config: The coordinator's configuration.
+        classes: Names of the classes that it learns.
+
     Raises:
-        UserError: If its method or task needs what no site shares.
+        UserError: If its method or task needs what no site shares, or what is learnt has no names.
     """
     name, server = config["method"]["name"], config["method"]["server"]
-    for needed in ("public", "server_labelled"):
-        if takes(server, needed):
-            raise UserError(
-                f"method={name}: its server needs images of its own, and a coordinator of sites has none; train it in"
-                " one process: lit-fedad train"
-            )
+    if takes(server, "server_labelled"):
+        raise UserError(
+            f"method={name}: its server needs labelled images of its own, and a coordinator of sites has none; train it"
+            " in one process: lit-fedad train"
+        )
+    public = config.get("public")
+    if takes(server, "public") and public is not None and not _drawn(public):
+        raise UserError(
+            "public: nobody can see whether images of the coordinator are also a site's; give public=synthetic, which"
+            " draws them"
+        )
     if config["federation"].get("privacy") is not None:
         raise UserError(
             "federation.privacy: sites do not draw noise of their own yet; leave it out, or train in one process:"
             " lit-fedad train"
         )
-    if locate(config["task"]["_target_"]).kind != "anomaly":
-        raise UserError(
-            f"method={name}: its task learns classes, and sites agree on none; give an anomaly task, or train it in"
-            " one process: lit-fedad train"
-        )
+    learns = takes(config["task"], "classes")
+    if learns and len(set(classes)) < 2:
+        raise UserError(f"method={name}: its task learns classes; name all that sites hold: classes=cat,dog")
+    if classes and not learns:
+        raise UserError(f"classes: the task of method={name} learns none; leave them out")
+
+
+def _drawn(public: Config) -> bool:
+    """Tells whether public images are drawn, and so in no site's folder."""
+    return locate(public["_target_"]) is synthetic or ("root" in public and public["root"] is None)
 
 
 def check_agreement(
@@ -121,6 +136,13 @@ def check_agreement(
                 raise UserError(f"site {names[client]} has another {what} ({theirs}, here {ours}); {mend}")
         if not own.size:
             raise UserError(f"site {names[client]} has no image to train with; give it some, or leave it out")
+        first = min(facts)
+        for field, what in (("anomalies", "sets of anomalies"), ("form", "list of classes")):
+            theirs, others = getattr(own, field), getattr(facts[first], field)
+            if theirs != others:
+                raise UserError(
+                    f"site {names[client]} has another {what} ({theirs}) than site {names[first]} ({others})"
+                )
     return [
         f"site {names[client]} has torch {own.torch}, here is {here.torch}: last digits may differ"
         for client, own in sorted(facts.items())
@@ -168,7 +190,9 @@ def enrol(
     facts = dict(sorted((known | answered).items()))
     if not outcome.failures:
         _write(roll, facts, names)
-    sites.products = list(dict.fromkeys(product for own in facts.values() for product in own.held))
+    sites.products = list(sites.classes) or list(
+        dict.fromkeys(product for own in facts.values() for product in own.held)
+    )
     return facts, warnings
 
 

@@ -18,7 +18,7 @@ from lit_fedad.guards.text import printable
 
 T = TypeVar("T")
 
-FORMAT = 2
+FORMAT = 3
 """Version of these letters; raise it when one that is sent could be misread by an older version."""
 
 _LENGTH = struct.Struct(">I")
@@ -46,6 +46,7 @@ class Order:
         run: The run, 16 hexadecimal digits.
         words: The federation's configuration, as choices and scalar values.
         client: The number that the site has in this run.
+        classes: Names of the classes that the federation learns; of none where it looks for anomalies.
         round: Round of the context.
         exchange: Index of the exchange in the round.
         sums: Whether the message is that of `Exchanges.sums` instead.
@@ -66,6 +67,7 @@ class Order:
     run: str
     words: list[str]
     client: int
+    classes: list[str] = field(default_factory=list)
     round: int = 0
     exchange: int = 0
     sums: bool = False
@@ -119,6 +121,9 @@ class Facts:
         initial: Hash of the client's initial weights.
         sizes: Training images by product; of none, if the site has only those that it keeps back.
         held: Images by product, those that it keeps back for calibration included.
+        tested: Test images by product or class.
+        anomalies: Names of the sets of semantic anomalies; of none for other images.
+        form: Number and hash of the classes that semantic anomalies are told from, whose labels are places among them.
     """
 
     version: str = ""
@@ -128,6 +133,9 @@ class Facts:
     initial: str = ""
     sizes: dict[str, float] = field(default_factory=dict)
     held: dict[str, float] = field(default_factory=dict)
+    tested: dict[str, float] = field(default_factory=dict)
+    anomalies: list[str] = field(default_factory=list)
+    form: str = ""
 
     @property
     def size(self) -> int:
@@ -165,7 +173,8 @@ class Reply:
             UserError: If the bytes hold none.
         """
         reply = _unpack(cls, blob, "the site")
-        sizes = (*reply.facts.sizes.values(), *reply.facts.held.values())
+        facts = reply.facts
+        sizes = (*facts.sizes.values(), *facts.held.values(), *facts.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
         return reply

@@ -35,9 +35,11 @@ class Lost:
 
     Attributes:
         cause: Why, in one line.
+        away: Whether its site may be gone; else it did answer, and what came is refused.
     """
 
     cause: str
+    away: bool = True
 
 
 class Carrier(Protocol):
@@ -63,12 +65,15 @@ def too_long(length: int | None, most: int) -> Lost:
         most: Most bytes of a reply.
     """
     return Lost(
-        f"sent {'' if length is None else f'{length}, '}more than {most} bytes, the most that a reply may have"
+        f"sent {'' if length is None else f'{length}, '}more than {most} bytes, the most that a reply may have",
+        away=False,
     )
 
 
 class Sites:
     """The transport to sites.
+
+    A site that does not answer costs its round one timeout: until the next round begins it is asked nothing more.
 
     Args:
         carrier: Carries bytes.
@@ -80,6 +85,7 @@ class Sites:
         names: Names of the sites, in the order of their client numbers.
         visits: Is told when sites answer; None for one of its own.
         largest: Computes the most bytes that an exchange's uploads may have.
+        classes: Names of the classes that the federation learns.
 
     Attributes:
         step: Number of orders that were given so far.
@@ -98,7 +104,9 @@ class Sites:
         names: Collection[str] = (),
         visits: Visits | None = None,
         largest: Callable[[Exchange], int] = lambda exchange: LARGEST_BLOB,
+        classes: Collection[str] = (),
     ) -> None:
+        self.classes = list(classes)
         self.largest = largest
         self.carrier, self.run, self.words = carrier, run, list(words)
         self.products, self.names = list(products), list(names)
@@ -108,10 +116,11 @@ class Sites:
         self.bases = dict.fromkeys(clients, 0)
         self.settled = dict(self.bases)
         self._sent: dict[int, str] = {}
+        self._round, self._away = -1, dict[int, str]()
 
     def hello(self) -> Outcome[Reply]:
         """Asks every site who it is."""
-        return self._carry({c: Order("hello", self.run, self.words, c) for c in self.bases}, 0)
+        return self._carry({c: Order("hello", self.run, self.words, c, self.classes) for c in self.bases}, 0)
 
     def play(
         self,
@@ -128,6 +137,8 @@ class Sites:
         """
         if scored:
             raise UserError("sites are not scored right after training: this data cannot be evaluated there")
+        if context.round != self._round:
+            self._round, self._away = context.round, {}
         most = self.largest(exchange) * (_MASKED if envelopes else 1)
         replies = self._send("play", context, blobs, most, envelopes=envelopes or {})
         self.bases |= dict.fromkeys(replies.values, self.step)
@@ -138,7 +149,7 @@ class Sites:
         """Brings sites letters of a secure sum; see `Transport.confer`."""
         replies = self._carry(
             {
-                client: Order(step, self.run, self.words, client, names=self.names, letter=blob)
+                client: Order(step, self.run, self.words, client, self.classes, names=self.names, letter=blob)
                 for client, blob in blobs.items()
             },
             _CONFERRED,
@@ -180,6 +191,7 @@ class Sites:
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the step of every site's state to a checkpoint."""
         state = {"step": self.step, "bases": self.bases, "visits": self.visits.state()}
+        state |= {"round": self._round, "away": self._away}
         write_state(state, folder / _FILE)
         self.settled = dict(self.bases)
 
@@ -188,6 +200,7 @@ class Sites:
         state = read_state(folder / _FILE, read_meta(folder)["files"].get(_FILE))
         self.step, self.bases = state["step"], dict(state["bases"])
         self.visits.restore(state.get("visits", {}))
+        self._round, self._away = state.get("round", -1), dict(state.get("away", {}))
         self.settled = dict(self.bases)
 
     def _send(
@@ -214,6 +227,7 @@ class Sites:
                 self.run,
                 self.words,
                 client,
+                self.classes,
                 round=context.round,
                 exchange=context.exchange,
                 step=self.step,
@@ -249,13 +263,21 @@ class Sites:
         """
         most = LONGEST_START + message
         outcome: Outcome[Reply] = Outcome({}, {})
-        carried: dict[int, bytes | Lost] = {}
+        carried: dict[int, bytes | Lost] = {
+            c: Lost(f"left out until the next round: {self._away[c]}") for c in orders if c in self._away
+        }
+        for _ in carried if turns else ():
+            self.progress.step()
         began = time.monotonic()
-        for client, found in self.carrier.carry({c: order.to_bytes() for c, order in orders.items()}, most):
+        asked = {c: order.to_bytes() for c, order in orders.items() if c not in carried}
+        for client, found in self.carrier.carry(asked, most) if asked else ():
             if not isinstance(found, Lost) and len(found) > most:
                 found = too_long(len(found), most)
             carried[client] = found
-            if not isinstance(found, Lost):
+            if isinstance(found, Lost):
+                if found.away and orders[client].kind != "hello":
+                    self._away[client] = found.cause
+            else:
                 self.visits.note(client, time.monotonic() - began)
             if turns:
                 self.progress.step()

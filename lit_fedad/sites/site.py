@@ -15,13 +15,14 @@ import lit_fedad
 from lit_fedad.config import build, compose
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.data.labelled import LabelledImage
 from lit_fedad.data.partition import Partition
-from lit_fedad.data.sample import ImageSet
+from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions, OwnScores
-from lit_fedad.experiment.build import build_data, build_images, build_model
-from lit_fedad.experiment.calibration import calibration_scores, with_calibration
+from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions
+from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.experiment.build import build_data, build_evaluator, build_model
+from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.processes import make_fabric
@@ -33,6 +34,14 @@ from lit_fedad.report.console import Display
 from lit_fedad.secure_sum.letters import read_survivors
 from lit_fedad.secure_sum.party import Party
 from lit_fedad.sites.letters import AGAIN, Facts, Order, Reply, digest
+from lit_fedad.sites.own_images import (
+    anomalies_of,
+    form_of,
+    own_images,
+    products_of,
+    scores_question,
+    training_indices,
+)
 from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words
@@ -98,7 +107,7 @@ class Site:
         return replace(reply, step=step).to_bytes()
 
     def _take(self, order: Order) -> _Seat:
-        key = (order.run, tuple(order.words), order.client)
+        key = (order.run, tuple(order.words), order.client, tuple(order.classes))
         if self._seat is None or self._seat[0] != key:
             self._seat = None  # its memory is free before the next model is built
             self._seat = key, _Seat(order, self.settings, self.display)
@@ -110,15 +119,11 @@ class _Seat:
 
     def __init__(self, order: Order, settings: SiteSettings, display: Display) -> None:
         config = compose_words(order.words, settings.own)
-        config["data"] = compose([*settings.data])["data"]
+        form, config["data"] = config["data"], compose([*settings.data])["data"]
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-        images = build_images(config)
-        if not isinstance(images, ImageSet):
-            raise UserError("a site's images are files with one label, normal or not; give data=folders")
-        if settings.apart:
-            images = _apart(images, settings.name)
-        model = build_model(config, images.categories)
-        whole = Partition.of_clients([*([()] * order.client), range(len(images.train))])
+        images = own_images(config, form, order.classes, settings.name, settings.apart)
+        model = build_model(config, order.classes)
+        whole = Partition.of_clients([*([()] * order.client), training_indices(images)])
         partition = with_calibration(config, images, whole, model.client)
         initial = read_kept(model.client)
         begins = digest_of([initial, model.task.learned_state()])
@@ -129,7 +134,7 @@ class _Seat:
             model=f"{model.fingerprint[:16]} {begins}",
         )
         data = build_data(config, images, partition, model, fabric, display)
-        self.config, self.images, self.partition, self.states = config, images, partition, states
+        self.config, self.data, self.states = config, data, states
         self.client, self.module, self.fabric = model.client, data.module, fabric
         self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
         self.summed = config["federation"].get("secure_sum") is not None
@@ -143,18 +148,18 @@ class _Seat:
         self.party: Party | None = None
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
-        pro_limit = config["evaluation"]["pro_limit"]
-        loader = data.module.test_dataloader()
-        products = [sample.category for sample in images.test]
-        self.judge = AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit)
+        self.scores = scores_question(build_evaluator(config, data, model.client, fabric))
         self.facts = Facts(
             version=lit_fedad.__version__,
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
-            sizes=_by_product(images, partition.clients[order.client]),
-            held=_by_product(images, range(len(images.train))),
+            sizes=_by_product(images.train, products_of(images), partition.clients[order.client]),
+            held=_by_product(images.train, products_of(images), whole.clients[order.client]),
+            tested=_by_product(images.test, images.categories, range(len(images.test))),
+            anomalies=anomalies_of(images),
+            form=form_of(images),
         )
 
     def answer(self, order: Order) -> Reply:
@@ -233,13 +238,22 @@ class _Seat:
         if order.question not in ("scores", "calibration", "decisions"):
             raise UserError(f"the coordinator asked '{order.question}', which no site answers")
         if order.question == "scores":
-            return OwnScores(self.judge)
-        if unknown := sorted(set(self.images.categories) - set(order.names)):
+            return self.scores
+        data = self.data
+        if data.images.kind == "classification":
+            raise UserError(f"the coordinator asked '{order.question}' about classes")
+        if unknown := sorted(set(self.facts.held) - set(order.names)):
             raise UserError(f"the coordinator does not know the site's product {unknown[0]}")
         if order.question == "calibration":
-            scores = calibration_scores(self.config, self.images, self.partition, self.module, self.fabric)
+            scores = calibration_scores(self.config, data.images, data.partition, data.module, self.fabric)
             return OwnCalibration(order.names, scores)
-        return OwnDecisions(order.names, order.numbers, self.images.test, self.judge)
+        loader = data.module.test_dataloader()
+        return OwnDecisions(
+            order.names,
+            order.numbers,
+            evaluated_images(self.config, data),
+            lambda client: image_scores(client, loader, self.fabric),
+        )
 
 
 def without_paths(text: str) -> str:
@@ -252,15 +266,10 @@ def without_paths(text: str) -> str:
     return _PATH.sub("<path>", text)
 
 
-def _apart(images: ImageSet, name: str) -> ImageSet:
-    def own(samples: Sequence) -> tuple:
-        return tuple(replace(sample, category=f"{name}.{sample.category}") for sample in samples)
-
-    return ImageSet(images.name, own(images.train), own(images.test))
-
-
-def _by_product(images: ImageSet, indices: Sequence[int]) -> dict[str, float]:
-    sizes: dict[str, float] = dict.fromkeys(images.categories, 0)
+def _by_product(
+    samples: Sequence[Sample | LabelledImage], products: Sequence[str], indices: Sequence[int]
+) -> dict[str, float]:
+    sizes: dict[str, float] = dict.fromkeys(products, 0)
     for index in indices:
-        sizes[images.train[index].category] += 1
+        sizes[samples[index].category] += 1
     return sizes

@@ -3,11 +3,10 @@
 import csv
 import json
 import shutil
-from dataclasses import asdict
 
 import pytest
 import torch
-from helpers.sites import DEBUG, HERE, NAMES, Here, in_one_process, paint, three_sites
+from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, in_one_process, paint, three_sites, told
 
 from lit_fedad.cli.main import main
 from lit_fedad.comparison.page import report_runs
@@ -28,15 +27,10 @@ from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.status import read_status
 from lit_fedad.tracking.reading import tracked_runs
 
-OTHERS = (
-    "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
-    "feddymem", "federated_subspace", "feddymem_trained", "feddymem_close", "feddymem_literal",
-)  # fmt: skip
-
 
 @pytest.mark.parametrize(
     "method",
-    ["federated_patchcore", *(pytest.param(m, marks=pytest.mark.slow) for m in OTHERS)],
+    ["federated_patchcore", *(pytest.param(m, marks=pytest.mark.slow) for m in OF_FILES)],
 )
 def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, method):
     played = []
@@ -89,11 +83,6 @@ def check_new_images(folder, run):
     known = {str(sample.path): float(score) for sample, score in zip(images, scores[1], strict=True)}
     assert found == pytest.approx({path: known[path] for path in found}, rel=1e-4)
     assert found
-
-
-def told(history):
-    """What reports say apart from times; floats to the last bit, and NaN equal to itself."""
-    return [json.dumps({**asdict(report), "seconds": 0}) for report in history]
 
 
 @pytest.mark.slow

@@ -1,16 +1,14 @@
 """A SuperLink and three sites in processes of their own, with TLS and enrolled keys: the digits of one process."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 import torch
 import yaml
-from helpers.sites import DEBUG, NAMES, in_one_process, paint
+from helpers.sites import DEBUG, NAMES, in_one_process, paint, told
 
 pytest.importorskip("flwr")
 
@@ -71,10 +69,6 @@ def federation(tmp_path_factory, ports):
 def runs(folder):
     """Names of the runs that the first site has taken part in."""
     return {path.name for path in (folder / NAMES[0] / "states").glob("*")}
-
-
-def told(history):
-    return [json.dumps({**asdict(report), "seconds": 0}) for report in history]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,18 +1,12 @@
 """Answers of sites: counts that add up, and nothing about single images beyond them."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from lightning.fabric import Fabric
-from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Prediction
-from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.decisions import Rate
+from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
 from lit_fedad.evaluation.own_images import (
     IMAGE_BINS,
     MOST_IMAGES,
@@ -120,11 +114,6 @@ def test_calibration_crosses_by_place_of_the_product():
         question.unpack(message)
 
 
-class Told:
-    def predict_step(self, batch):
-        return Prediction(batch["score"])
-
-
 def test_decisions_are_counted_where_the_images_are():
     rows = [
         ("nut", "good", 0.2),
@@ -134,15 +123,19 @@ def test_decisions_are_counted_where_the_images_are():
         ("pin", "hole", 0.1),
     ]
 
-    samples = [Sample(Path("x"), product, defect) for product, defect, _ in rows]
-    batches = DataLoader([{"score": score} for *_, score in rows], batch_size=2)
-    judge = AnomalyEvaluator(
-        batches, [product for product, *_ in rows], False, Fabric(accelerator="cpu", devices=1)
-    )
-    question = OwnDecisions(
-        ["nut", "bolt", "pin"], {"nut": 0.5, "bolt": 0.0, "pin": math.inf}, samples, judge
-    )
-    found = crossed(question, question(Told(), 0))
+    labels = torch.tensor([int(defect != "good") for _, defect, _ in rows])
+    images = EvaluatedImages(labels, [product for product, *_ in rows], {}, known=True)
+    limits = {"nut": 0.5, "bolt": 0.0, "pin": math.inf}
+    question = OwnDecisions(list(limits), limits, images, lambda _: torch.tensor([s for *_, s in rows]))
+    found = crossed(question, question(None, 0))
     assert found == {"nut": Rate(2, 1, 1, 0), "pin": Rate(1, 0, 1, 1)}
     with pytest.raises(UserError, match="more decisions about nut are wrong than there are"):
-        question.unpack({"rates": torch.tensor([[1, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])})
+        question.unpack({"rates": torch.tensor([[1, 2, 0, 0], *[[0, 0, 0, 0]] * 3])})
+
+
+def test_anomalies_of_no_product_are_counted_apart():
+    labels, limits = torch.tensor([0, 0, 1, 1, 1]), {"cat": 2.0, "dog": 2.0}
+    images = EvaluatedImages(labels, ["cat", "dog", None, None, None], {}, known=False)
+    question = OwnDecisions(list(limits), limits, images, lambda _: torch.tensor([1.0, 3.0, 1.0, 5.0, 1.5]))
+    found = crossed(question, question(None, 0))
+    assert found == {"cat": Rate(1, 0), "dog": Rate(1, 1), None: Rate(0, 0, 3, 2)}

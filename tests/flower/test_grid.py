@@ -118,7 +118,10 @@ def test_other_errors_and_other_messages_are_not_taken():
     foreign = RecordDict({"letter": ConfigRecord({"letter": b"bytes"})})
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, 7, foreign)
     found = carry(grid)
-    assert found == {0: Lost("Flower: gone"), 1: Lost("a message holds something else than a letter")}
+    assert found == {
+        0: Lost("Flower: gone"),
+        1: Lost("a message holds something else than a letter", away=False),
+    }
 
 
 def test_a_letter_is_one_array_of_its_bytes():
@@ -135,7 +138,7 @@ def test_of_a_reply_that_is_too_long_no_more_is_read(monkeypatch):
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, long)
     found = carry(grid, most=100_000)
     assert found == {
-        0: Lost("sent more than 100000 bytes, the most that a reply may have"),
+        0: Lost("sent more than 100000 bytes, the most that a reply may have", away=False),
         1: b"TO EAST",
     }
     assert grid.read < 1_000_000
@@ -147,5 +150,5 @@ def test_a_chunk_that_stands_in_many_places_counts_in_each(monkeypatch):
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, wrapped(bytes(4_000_000)))
     found = carry(grid, most=100_000)
-    assert found[0] == Lost("sent more than 100000 bytes, the most that a reply may have")
+    assert found[0] == Lost("sent more than 100000 bytes, the most that a reply may have", away=False)
     assert grid.read < 100_000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,6 +22,13 @@ from lit_fedad.sites.site import Site, SiteSettings
 NAMES = ("north", "east", "south")
 DEBUG = ("debug=seconds", "evaluation.alpha=0.3", "evaluation.pictures=0")
 HERE = ("fabric.accelerator=cpu",)
+
+OF_FILES = (
+    "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
+    "feddymem", "federated_subspace", "feddymem_trained", "feddymem_close", "feddymem_literal", "feddymem_drawn",
+    "feddetect",
+)  # fmt: skip
+"""Methods that are played on anomalies in image files."""
 
 
 class Here:
@@ -61,6 +70,11 @@ def settings(folder: Path, name: str, *own: str) -> SiteSettings:
 
 def three_sites(folder: Path) -> list[Site]:
     return [Site(settings(folder, name), Display(quiet=True)) for name in NAMES]
+
+
+def told(history):
+    """What reports say apart from times; floats to the last bit, and NaN equal to itself."""
+    return [json.dumps({**asdict(report), "seconds": 0}) for report in history]
 
 
 class OwnHere(OwnScores):

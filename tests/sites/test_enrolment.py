@@ -35,7 +35,7 @@ def model(monkeypatch):
 def call(folder, model, away=(), config=CONFIG):
     """Enrols both sites, but those that are away; returns the transport and what `enrol` does."""
     values = {client: Reply(facts=own) for client, own in FACTS.items() if client not in away}
-    sites = SimpleNamespace(hello=lambda: Outcome(values, dict.fromkeys(away, "did not connect")))
+    sites = SimpleNamespace(hello=lambda: Outcome(values, dict.fromkeys(away, "did not connect")), classes=())
     return sites, *enrol(sites, config, model, NAMES, folder / "sites.json")
 
 

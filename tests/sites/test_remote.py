@@ -58,18 +58,48 @@ def counted(number):
     return good(Channel().up.pack({"n": torch.tensor([number])}, Count().spec(), CONTEXT, "a site"))
 
 
+def checkpoint(transport, folder):
+    """A complete checkpoint of a transport."""
+    folder = folder / "round_100001"
+    folder.mkdir()
+    transport.save(folder, None)
+    (folder / "server.pt").write_bytes(b"")
+    files = {path.name: sha256(path) for path in folder.iterdir()}
+    (folder / "meta.json").write_text(json.dumps({"round": 1, "identity": "", "images": "", "files": files}))
+    return folder
+
+
 def test_a_site_starts_from_what_the_server_took_in():
     lost = {0: good(b"a"), 1: Lost("did not answer within 5 seconds")}
     transport, carrier = sites(lost, {0: good(b"b"), 1: good(b"c", scalars={"loss": 2.0})})
     first = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
     assert {c: result.blob for c, result in first.values.items()} == {0: b"a"}
     assert first.failures == {1: "did not answer within 5 seconds"}
-    second = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
+    second = transport.play(Exchange(), replace(CONTEXT, round=3), {0: b"x", 1: b"y"}, ())
     assert second.values[1].scalars == {"loss": 2.0}
     assert [(o[0].step, o[0].base, o[1].base) for o in carrier.orders] == [(1, 0, 0), (2, 1, 0)]
     assert transport.bases == {0: 2, 1: 2}
     order = carrier.orders[0][1]
     assert (order.kind, order.round, order.exchange, order.letter) == ("play", 2, 1, b"y")
+
+
+def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
+    """It is asked nothing more until the next round, also by a coordinator that was started again in between."""
+    lost, long = {0: counted(1), 1: Lost("gone")}, {0: good(), 1: Lost("too long", away=False)}
+    transport, carrier = sites(long, lost, {0: counted(2)}, {0: counted(3)}, {0: good(), 1: good()})
+    everyone, after = {0: b"x", 1: b"y"}, Context(seed=0, round=3)
+    transport.play(Exchange(), CONTEXT, everyone, ())
+    first = transport.ask(Count(), Exchange(), after, everyone, Pose(2))
+    second = transport.ask(Count(), Exchange(), after, everyone, Pose(2))
+    assert (first.failures, first.values) == ({1: "gone"}, {0: 1})
+    assert (second.failures, second.values) == ({1: "left out until the next round: gone"}, {0: 2})
+
+    again, _ = sites()
+    again.carrier = carrier
+    again.restore(checkpoint(transport, tmp_path))
+    assert again.ask(Count(), Exchange(), after, everyone, Pose(2)).values == {0: 3}
+    assert set(again.play(Exchange(), after, everyone, ()).values) == {0, 1}
+    assert [sorted(orders) for orders in carrier.orders] == [[0, 1], [0, 1], [0], [0], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +144,8 @@ def test_a_message_is_sent_once():
         {0: good()},
     ]
     transport, carrier = sites(*replies, {0: good(), 1: good()})
-    for blob in (b"x", b"x", b"x", b"x", b"y"):
-        outcome = transport.play(Exchange(), CONTEXT, {0: blob, 1: blob}, ())
+    for round, blob in enumerate((b"x", b"x", b"x", b"x", b"y")):
+        outcome = transport.play(Exchange(), replace(CONTEXT, round=round), {0: blob, 1: blob}, ())
         assert 0 in outcome.values
     sent = [{c: order.letter or order.same for c, order in orders.items()} for orders in carrier.orders]
     same = digest(b"x")
@@ -167,13 +197,8 @@ def test_a_checkpoint_holds_steps(tmp_path):
     reply = {0: good(), 1: good()}
     transport, _ = sites(reply, reply)
     transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
-    folder = tmp_path / "round_100001"
-    folder.mkdir()
-    transport.save(folder, None)
+    folder = checkpoint(transport, tmp_path)
     assert transport.settled == {0: 1, 1: 1}
-    (folder / "server.pt").write_bytes(b"")
-    files = {path.name: sha256(path) for path in folder.iterdir()}
-    (folder / "meta.json").write_text(json.dumps({"round": 1, "identity": "", "images": "", "files": files}))
     again, carrier = sites({0: good()})
     again.restore(folder)
     again.play(Exchange(), CONTEXT, {0: b""}, ())

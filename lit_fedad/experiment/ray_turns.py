@@ -1,0 +1,169 @@
+"""The transport to clients whose turns are played by Ray workers, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_fedad.config import Config
+from lit_fedad.contracts import Context, Exchange
+from lit_fedad.errors import UserError, first_line
+from lit_fedad.extras import require
+from lit_fedad.federation.client_pool import ClientPool, State
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.federation.transport import Outcome
+from lit_fedad.federation.turn import ClientResult
+from lit_fedad.federation.turns import Turns
+from lit_fedad.guards.bounds import at_least
+from lit_fedad.report.console import Display
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What plays the clients' turns.
+
+    Attributes:
+        workers: Number of processes, above 0; each plays one client's turn at a time.
+        address: Of a Ray cluster, such as ``auto``; None for workers on this machine alone.
+        cpus: Cores of each, by which Ray places them.
+        gpus: Devices of each; a fraction lets several share one.
+    """
+
+    workers: int
+    address: str | None = None
+    cpus: float = 1
+    gpus: float = 0
+
+    def __post_init__(self) -> None:
+        at_least("simulation", 0, workers=self.workers, cpus=self.cpus, gpus=self.gpus)
+
+
+class RayTurns(Turns):
+    """The transport to clients that Ray workers play; what is asked of clients is answered in this process.
+
+    A worker builds the run's data and live client once. A turn takes the server's bytes and the client's personal state
+    there, and brings its bytes and its new state back: the same `Turns` plays it, so digits are those of one process
+    with as many threads. A worker that ends is a failure of the client whose turn it played, and is started again.
+
+    Args:
+        config: The run's configuration.
+        simulation: The workers.
+        *turns: Those of `Turns`.
+    """
+
+    def __init__(self, config: Config, simulation: Simulation, *turns: Any) -> None:
+        super().__init__(*turns)
+        self.config, self.simulation = config, simulation
+        self._workers: list[Any] = []
+
+    def play(
+        self,
+        exchange: Exchange,
+        context: Context,
+        blobs: Mapping[int, bytes],
+        scored: Collection[int],
+        envelopes: Mapping[int, bytes] | None = None,
+    ) -> Outcome[ClientResult]:
+        """Plays an exchange with every client that a message is for; see `Transport.play`."""
+        import ray
+
+        self._workers = self._workers or self._start()
+        free, busy, waiting = list(self._workers), dict[Any, tuple[int, Any]](), sorted(blobs)
+        # Equal messages are packed once, and lie in Ray's store once.
+        stored = {id(blob): ray.put(blob) for blob in {id(blob): blob for blob in blobs.values()}.values()}
+        answers: dict[int, tuple[ClientResult | None, str | None]] = {}
+        stages = self.data.at(context.round).stages
+        while waiting or busy:
+            while waiting and free:
+                number, worker = waiting.pop(0), free.pop()
+                own = replace(context, client=number, stage=stages[number])
+                message, state = stored[id(blobs[number])], self.pool.get(number)
+                busy[worker.play.remote(own, message, state, number in scored)] = number, worker
+            (done,), _ = ray.wait(list(busy), num_returns=1)
+            number, worker = busy.pop(done)
+            free.append(worker)
+            try:
+                value, cause, changed = ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None  # a mistake in code, where clients that fail are not skipped
+            except ray.exceptions.RayError as error:
+                value, cause, changed = None, f"its worker ended ({first_line(error)})", None
+            if changed is not None:
+                self.pool.put(number, changed)
+            answers[number] = value, cause
+            self.progress.step()
+        return self._gathered(answers)
+
+    def _start(self) -> list[Any]:
+        """Starts the workers, and Ray where it does not run yet.
+
+        Raises:
+            UserError: If Ray is missing, or cannot be started or reached.
+        """
+        require("simulation", "simulation.workers")
+        import ray
+
+        given = self.simulation
+        try:
+            if not ray.is_initialized():
+                ray.init(
+                    address=given.address,
+                    num_cpus=None if given.address else max(1, round(given.workers * given.cpus)),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(f"simulation.address={given.address}: {first_line(error)}") from error
+        # Turns are not played twice: what is lost with its worker is the client's failure.
+        options = {"num_cpus": given.cpus, "num_gpus": given.gpus, "max_restarts": -1, "max_task_retries": 0}
+        remote = ray.remote(**options)(Worker)
+        config = ray.put(self.config)
+        return [remote.remote(config, torch.get_num_threads()) for _ in range(given.workers)]
+
+
+class Worker:
+    """A process that plays turns of any client, one at a time.
+
+    Args:
+        config: The run's configuration.
+        threads: Threads of torch, as in the process that asks: sums round alike.
+    """
+
+    def __init__(self, config: Config, threads: int) -> None:
+        from lit_fedad.experiment.train import build_run  # which imports this module
+
+        torch.set_num_threads(threads)
+        self.folder = tempfile.TemporaryDirectory(prefix="lit_fedad_worker_")
+        config = {**config, "simulation": {"workers": 0}, "callbacks": {}, "out": self.folder.name}
+        fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+        federation = build_run(fabric, config, Display(quiet=True)).federation
+        assert isinstance(federation.transport, Turns)
+        self.exchanges, self.turns = federation.exchanges, federation.transport
+
+    def play(
+        self, context: Context, blob: bytes, state: State, scored: bool
+    ) -> tuple[ClientResult | None, str | None, State | None]:
+        """Plays one turn.
+
+        Args:
+            context: Round, exchange, client and stage.
+            blob: The server's message.
+            state: The client's personal state.
+            scored: Whether it is scored with the weights that it has trained.
+
+        Returns:
+            The result or the cause of the failure, and the new state where there is one.
+        """
+        number = context.client
+        self.turns.pool = ClientPool(state, Path(self.folder.name))
+        outcome = self.turns.play(
+            self.exchanges.at(context), context, {number: blob}, {number} if scored else ()
+        )
+        changed = self.turns.pool.get(number) if number in self.turns.pool else None
+        return outcome.values.get(number), outcome.failures.get(number), changed

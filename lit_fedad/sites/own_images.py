@@ -1,0 +1,119 @@
+"""The images that a site holds, as its federation sees them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from lit_fedad.config import Config
+from lit_fedad.data.labelled import Images, LabelledSet
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.own_classes import OwnAccuracy
+from lit_fedad.evaluation.own_images import OwnScores
+from lit_fedad.evaluation.own_semantic import OwnSemanticScores
+from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.experiment.build import build_images
+from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.question import Question
+
+T = TypeVar("T", bound=LabelledSet)
+
+
+def own_images(
+    config: Config, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], name: str, apart: bool
+) -> Images:
+    """Reads a site's images.
+
+    Args:
+        config: The federation's configuration, with the site's data.
+        form: ``mean`` and ``std`` by which the federation normalises labelled images; None where it does not say.
+        classes: Names of the classes that the federation learns.
+        name: Name of the site.
+        apart: Whether its products are its own, even where those of another site have the same name.
+
+    Raises:
+        UserError: If they do not suit the task, or show a class that the federation does not learn.
+    """
+    images = build_images(config)
+    if isinstance(images, ImageSet):
+        return _apart(images, name) if apart else images
+    if apart:
+        raise UserError("apart=true is for products of files; classes have one name at all sites")
+    if isinstance(images, SemanticSet):
+        return replace(images, **(form or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}))
+    return relabelled(replace(images, **(form or {})), classes)
+
+
+def relabelled(images: T, classes: Sequence[str]) -> T:
+    """Returns images whose labels are places in other classes: a site need not hold each.
+
+    Raises:
+        UserError: If a class that it holds is not among them.
+    """
+    held = torch.cat([images.train_labels, images.test_labels]).unique().tolist()
+    if unknown := [images.classes[label] for label in held if images.classes[label] not in classes]:
+        raise UserError(f"the coordinator does not know the site's class {unknown[0]}")
+    places = torch.tensor([classes.index(own) if own in classes else -1 for own in images.classes])
+    return replace(
+        images,
+        classes=tuple(classes),
+        train_labels=places[images.train_labels],
+        test_labels=places[images.test_labels],
+    )
+
+
+def training_indices(images: Images) -> range | list[int]:
+    """Lists the images that a site trains with: of those with semantic anomalies the normal ones."""
+    if isinstance(images, SemanticSet):
+        return (images.train_labels < images.normal_classes).nonzero().flatten().tolist()
+    return range(len(images.train))
+
+
+def products_of(images: Images) -> list[str]:
+    """Lists the products or classes, without the sets of semantic anomalies."""
+    return [name for name in images.categories if name not in anomalies_of(images)]
+
+
+def anomalies_of(images: Images) -> list[str]:
+    """Lists the sets of semantic anomalies; none of other images."""
+    return list(images.anomalies) if isinstance(images, SemanticSet) else []
+
+
+def form_of(images: Images) -> str:
+    """Describes what all sites' images with semantic anomalies must have in common: the classes; empty for others."""
+    if not isinstance(images, SemanticSet):
+        return ""
+    names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
+    return f"{len(images.categories)} classes and sets of anomalies ({names})"
+
+
+def scores_question(judge: Evaluator) -> Question:
+    """Returns the question for a client's metric state that an evaluator of its own test images answers.
+
+    Raises:
+        UserError: If no metric state of it can cross.
+    """
+    if isinstance(judge, AnomalyEvaluator):
+        return OwnScores(judge)
+    if isinstance(judge, SemanticEvaluator):
+        return OwnSemanticScores(judge.anomalies, judge)
+    if isinstance(judge, AccuracyEvaluator):
+        return OwnAccuracy(judge.counts.shape[1], judge)
+    raise UserError("images that come in stages are not evaluated at sites")
+
+
+def _apart(images: ImageSet, name: str) -> ImageSet:
+    def own(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        return tuple(replace(sample, category=f"{name}.{sample.category}") for sample in samples)
+
+    return ImageSet(images.name, own(images.train), own(images.test))

@@ -1,0 +1,123 @@
+"""Sites that learn classes, or look for semantic anomalies, end with the digits of the same clients in one process."""
+
+import pytest
+import torch
+from helpers.class_sites import CLASSES, class_data, in_one_process, pack, semantic_data, sites
+from helpers.pairs import OWN, PAIRS, of_method
+from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
+from helpers.small_tasks import small_tasks
+
+from lit_fedad.config import choices
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.errors import UserError
+from lit_fedad.report.console import Display
+from lit_fedad.sites import coordinator
+from lit_fedad.sites.coordinator import Plan, coordinate
+from lit_fedad.sites.enrolment import check_crosses
+
+NEED_ALL_IMAGES = {"centralised", "nearest_neighbour"}
+NEEDS_LABELLED_IMAGES = {"fedic"}
+PLACES = ("/_anomalous", "/embedded/2")
+"""Entries of personal states that are places of images in their set: a site counts its own from 0."""
+STAY = NEED_ALL_IMAGES | NEEDS_LABELLED_IMAGES
+LEARN_CLASSES = [m for m in choices("method") if PAIRS[m, "classifier"] is None and m not in STAY]
+SEMANTIC = [
+    *((m, "contrastive") for m in choices("method") if PAIRS[m, "contrastive"] is None and m not in STAY),
+    *((m, m) for m in ("deep_svdd", "panda", "elsa")),
+    ("fedavg", "csi"),
+    ("local", "one_class_svm"),
+    ("local", "feature_neighbours"),
+]
+
+
+def words_of(method, task, folder):
+    """A small form of a method and its task: words of the federation, and those of its coordinator."""
+    form = [
+        w
+        for w in small_tasks(folder)[task]
+        if w.lstrip("~").split(".")[0].split("=")[0] not in ("data", "image")
+    ]
+    own = [word for word in OWN.get(method, []) if not word.startswith("partition")]
+    public = [word for word in own if word.startswith("public")]
+    return [
+        f"method={method}",
+        *of_method(method, form),
+        *(w for w in own if w not in public),
+        *DEBUG,
+    ], public
+
+
+def check_alike(folder, monkeypatch, differences, words, data, classes, public):
+    """Plays both ways, and compares server, personal states, bytes and metrics."""
+    played, build = [], coordinator.build_federation
+    monkeypatch.setattr(
+        coordinator, "build_federation", lambda *given: played.append(build(*given)) or played[-1]
+    )
+    pack(folder, own_numbers=bool(classes))
+    form = [] if classes else ["data.mean=0", "data.std=1"]  # as sets of semantic anomalies have it
+    plan = Plan([*words, *form], NAMES, str(folder / "run"), (*HERE, *public), classes)
+    result = coordinate(plan, Here(sites(folder, data)), Display(quiet=True))
+    (there,) = played
+    one = in_one_process(folder, words, data, *public).federation
+    assert told(there.history) == told(one.history)
+    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
+    for client, name in enumerate(NAMES):
+        (states,) = (folder / name / "states").glob("*")
+        kept = torch.load(states / f"{bases[client]:012d}.pt")
+        found = differences(kept, one.pool.get(client))
+        assert [line for line in found if not line.split(":")[0].endswith(PLACES)] == []
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", LEARN_CLASSES)
+def test_classifiers(tmp_path, monkeypatch, differences, method):
+    words, public = words_of(method, "classifier", tmp_path)
+    result = check_alike(tmp_path, monkeypatch, differences, words, class_data, CLASSES, public)
+    # Two sites hold two of three classes in equal parts, one all: of those that it tests, too.
+    assert result["constants"]["client_largest"][2]["accuracy"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
+    assert result["partition"]["counts"] == [[6, 6, 0], [6, 6, 6], [0, 6, 6]]
+    assert set(result["last"]) == {
+        "round",
+        "accuracy",
+        "own_accuracy",
+        "balanced_accuracy",
+        "predicted_classes",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "task"), SEMANTIC)
+def test_semantic_anomalies(tmp_path, monkeypatch, differences, method, task):
+    words, public = words_of(method, task, tmp_path)
+    result = check_alike(tmp_path, monkeypatch, differences, words, semantic_data, (), public)
+    assert {"auroc", "fe_calibrated", "false_alarm_rate", "miss_rate"} <= set(result["last"])
+
+
+def test_every_method_crosses_or_says_why():
+    """What is played here and in the tests of files, and one line of each other."""
+    played = {*LEARN_CLASSES, *(method for method, _ in SEMANTIC), *OF_FILES, "federated_patchcore"}
+    assert played == set(choices("method")) - STAY
+    for method in NEEDS_LABELLED_IMAGES:
+        with pytest.raises(UserError, match="its server needs labelled images of its own"):
+            check_crosses(Plan([f"method={method}", *DEBUG], NAMES, "x").config(), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("words", "classes", "cause"),
+    [
+        (["method=fedavg", "task=classifier_convnet"], (), "name all that sites hold: classes=cat,dog"),
+        (["method=fedavg", "task=classifier_convnet"], ("cat", "cat"), "name all that sites hold"),
+        (["method=fedavg", "task=subspace"], CLASSES, "learns none; leave them out"),
+    ],
+)
+def test_classes_are_named_where_they_are_learnt(words, classes, cause):
+    with pytest.raises(UserError, match=cause):
+        check_crosses(Plan([*words, *DEBUG], NAMES, "x").config(), classes)
+
+
+def test_public_images_are_drawn():
+    plan = Plan(["method=fadngs", *DEBUG], NAMES, "x", ("public=folder", "public.root=x"))
+    with pytest.raises(UserError, match="nobody can see whether images of the coordinator are also a site's"):
+        check_crosses(plan.config())

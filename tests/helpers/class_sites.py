@@ -1,0 +1,151 @@
+"""Three sites with labelled images in memory, of classes or with semantic anomalies, and the same in one process."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from helpers.sites import HERE, NAMES
+from lit_fedad.config import compose
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
+from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
+from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
+from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.experiment.calibration import alphas, calibration_scores
+from lit_fedad.experiment.train import build_run
+from lit_fedad.report.console import Display
+from lit_fedad.sites.site import Site, SiteSettings
+
+CLASSES = ("dark", "grey", "light")
+HELD = {"north": ("grey", "dark"), "east": CLASSES, "south": ("light", "grey")}
+"""Classes of each site, as its own file numbers them."""
+
+_PER_CLASS = {"train": 6, "test": 3}
+_TOGETHER = "all"
+ODD = "odd"  # the set of semantic anomalies
+
+
+def pack(folder, own_numbers):
+    """Writes every site's images to a folder of its own, and all of them to another.
+
+    Sites number their classes as they please where `own_numbers` is set, and else as all do.
+    """
+    draw = np.random.default_rng(0)
+    whole = {part: ([], []) for part in ("train", "test", "odd")}
+    for name in NAMES:
+        (folder / name).mkdir()
+        for part, count in _PER_CLASS.items():
+            labels = np.arange(count * len(HELD[name])) % len(HELD[name])
+            shades = np.array([CLASSES.index(own) for own in HELD[name]])[labels]
+            images = _shaded(draw, shades)
+            named = (labels, HELD[name]) if own_numbers else (shades, CLASSES)
+            _save(folder / name / f"{part}.npz", images, *named)
+            whole[part][0].append(images)
+            whole[part][1].append(shades)
+        odd = _shaded(draw, np.full(4, 3))
+        _save(folder / name / "odd.npz", odd, np.zeros(4, int), (ODD,))
+        whole["odd"][0].append(odd)
+        whole["odd"][1].append(np.zeros(4, int))
+    (folder / _TOGETHER).mkdir()
+    for part, (images, labels) in whole.items():
+        names = (ODD,) if part == "odd" else CLASSES
+        _save(folder / _TOGETHER / f"{part}.npz", np.concatenate(images), np.concatenate(labels), names)
+    ends = np.cumsum([0, *map(len, whole["train"][1])])
+    parts = [list(range(begin, end)) for begin, end in pairwise(ends)]
+    (folder / "parts.json").write_text(json.dumps(parts))
+
+
+def class_data(root):
+    """What an operator says of labelled images."""
+    return ("data=packed", f"data.root={root}", "data.train=train.npz", "data.test=test.npz")
+
+
+def semantic_data(root):
+    """What an operator says of images of which other classes are the anomalies."""
+    return (
+        "data=semantic_cifar10_packed", f"data.root={root}", "data.normal.train=train.npz",
+        "data.normal.test=test.npz", "~data.anomalies.imagenet", "data.anomalies.cifar100.train=null",
+        "data.anomalies.cifar100.test=odd.npz", "data.contaminants=null",
+    )  # fmt: skip
+
+
+def sites(folder, data):
+    """Three sites."""
+    return [
+        Site(
+            SiteSettings(
+                name,
+                folder / name,
+                data(folder / name),
+                (*HERE, f"cache.folder={folder / name / 'cache'}"),
+            ),
+            Display(quiet=True),
+        )
+        for name in NAMES
+    ]
+
+
+def in_one_process(folder, words, data, *own):
+    """The run of the same federation, whose clients are scored on their own test images."""
+    config = compose([
+        *words, *data(folder / _TOGETHER), "~data.train_per_product", "~data.test_per_product", "partition=file",
+        f"partition.path={folder / 'parts.json'}", "~partition.clients", "tracking=off", f"out={folder / 'one'}",
+        f"cache.folder={folder / 'cache'}", *HERE, *own,
+    ])  # fmt: skip
+    run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
+    counts = torch.from_numpy(run.data.partition.counts(run.data.images))
+    judges = {client: _judge(run, client) for client in run.federation.clients}
+    if data is class_data:
+        tested = torch.stack([test_images(judge.loader, len(CLASSES)) for judge in judges.values()])
+        evaluator = OwnClassesEvaluator(_Here(OwnAccuracy(len(CLASSES)), judges), counts, tested)
+    else:
+        evaluator = OwnSemanticEvaluator(_Here(OwnSemanticScores(run.data.images.anomalies), judges))
+    run.federation.evaluator = evaluator
+    run.federation.run()
+    return run
+
+
+class _Here:
+    """A question to clients of one process; answers pass their message's form."""
+
+    def __init__(self, question, judges):
+        self.question, self.judges = question, judges
+
+    def __getattr__(self, name):
+        return getattr(self.question, name)
+
+    def __call__(self, client, number):
+        state = self.judges[number].score(client, number)
+        return self.unpack(self.pack(state[number] if isinstance(state, dict) else state))
+
+
+def _judge(run, client):
+    """Scores a client of one process on the images that its site holds: those of its turn in the files."""
+    data, module = run.data, run.data.module
+    odd = 4 if len(data.images.classes) > len(CLASSES) else 0
+    ends = np.cumsum([0, *(_PER_CLASS["test"] * len(HELD[name]) for name in NAMES)])
+    chosen = [
+        *range(ends[client], ends[client + 1]),
+        *range(ends[-1] + odd * client, ends[-1] + odd * (client + 1)),
+    ]
+    loader = module._loader(module.test, chosen, module.eval_batch_size, False, torch.Generator())
+    if not odd:
+        return AccuracyEvaluator(loader, data.partition.counts(data.images), run.fabric)
+    scores = calibration_scores(run.config, data.images, data.partition, module, run.fabric)
+    own = type("Own", (), {"test_dataloader": lambda self: loader, "sizes": module.sizes})()
+    return SemanticEvaluator(
+        own, data.images.normal_classes, data.images.anomalies, run.fabric, scores, alphas(run.config)[0]
+    )
+
+
+def _shaded(draw, shades):
+    noise = draw.integers(0, 60, (len(shades), 32, 32, 3))
+    return (noise + 60 * shades[:, None, None, None]).astype(np.uint8)
+
+
+def _save(path, images, labels, classes):
+    np.savez(path, images=images, labels=labels, classes=np.array(classes))
