@@ -158,12 +158,11 @@ def identity(config: Config) -> str:
     # Cached features are in half precision: a run without the cache ends with other last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
-    image = config.get("image", {})
-    # Without tiles, or regions that saturate, a run is the same as before there were their keys.
+    image, data = config.get("image", {}), config.get("data", {})
+    # Without tiles, a split of its own or regions that saturate, a run is the same as before there were their keys.
     if image.get("tile") is None:
         decisive["image"] = {key: value for key, value in image.items() if key not in TILING}
-    data = config.get("data", {})
-    if isinstance(data, dict) and data.get("split_seed") is None:  # likewise: the set's own split
+    if data.get("split_seed") is None:
         decisive["data"] = {key: value for key, value in data.items() if key != "split_seed"}
     aside = _JUDGEMENT if "saturation" in data else (*_JUDGEMENT, "spro_limit")
     evaluation = {key: value for key, value in config.get("evaluation", {}).items() if key not in aside}

@@ -39,15 +39,15 @@ from lit_fedad.memory.drawn_slots import copies_apart, draw_slots, split_fullest
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
 from lit_fedad.methods.parts.bank_sums import (
+    BankSums,
     bank_sums_spec,
     check_slots,
-    leave_out_of_bank,
     made_of_sums,
     slot_means,
     slot_sums,
 )
 from lit_fedad.methods.parts.first_memory import FirstMemory
-from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments
+from lit_fedad.methods.parts.model_sums import pack_moments
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     add_moments,
@@ -237,14 +237,6 @@ class FedDyMemClient(AdditiveClient):
         }
         own = {name: known[name] for name in per_slot} if self.send_counts else {}
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **own}
-
-
-class BankSums(ModelSums[FedDyMemClient]):
-    """The exchange after the rounds in which clients receive the sums behind bank, radii and subspace."""
-
-    def leave_out(self, client: FedDyMemClient, loader: DataLoader) -> None:
-        """Takes images out of bank, radii and subspace."""
-        leave_out_of_bank(client.task, client.sums, loader, client.context, client.min_images)
 
 
 class FedDyMemServer(AttackableServer, AdditiveServer):

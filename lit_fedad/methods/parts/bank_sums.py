@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +13,12 @@ from lit_fedad.contracts import Context, Message, MessageSpec, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.memory.slot_sums import SlotSums
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
-from lit_fedad.methods.parts.model_sums import packed_moments_spec, remaining_moments
+from lit_fedad.methods.parts.model_sums import ModelSums, packed_moments_spec, remaining_moments
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.memory_bank import MemoryBank
+
+if TYPE_CHECKING:
+    from lit_fedad.methods.feddymem import FedDyMemClient
 
 
 def made_of_sums(task: MemoryBank) -> bool:
@@ -87,6 +91,14 @@ def bank_sums_spec(task: MemoryBank, sets: int) -> MessageSpec:
         "sum_images": TensorSpec((task.slots,), torch.int64, low=0),
         "counted": TensorSpec((), torch.int64, low=0, high=1),
     }
+
+
+class BankSums(ModelSums["FedDyMemClient"]):
+    """The exchange after the rounds in which clients receive the sums behind bank, radii and subspace."""
+
+    def leave_out(self, client: FedDyMemClient, loader: DataLoader) -> None:
+        """Takes images out of bank, radii and subspace."""
+        leave_out_of_bank(client.task, client.sums, loader, client.context, client.min_images)
 
 
 def leave_out_of_bank(
