@@ -118,7 +118,7 @@ class TableResults:
         with whole_file(self.files[1]) as part:
             lines = frame if constants is None else pd.concat([frame, constants[1]])
             lines.map(csv_cell).to_csv(part, index=False)
-        if self._table.figure != "none":
+        if self._table.figure != "none" and self._results:  # empty axes say nothing
             save_figure(self._figure(frame), self.files[2])
 
     def _figure(self, frame: pd.DataFrame) -> Figure:
@@ -193,4 +193,6 @@ class TableResults:
             display.note("")
         for line in caption(self._table, list(self._columns), frame):
             display.note(line)
-        display.where_next([*(("file", str(file)) for file in self.files), ("compare", "mlflow ui")])
+        display.where_next(
+            [*(("file", str(file)) for file in self.files if file.is_file()), ("compare", "mlflow ui")]
+        )

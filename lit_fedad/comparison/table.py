@@ -126,6 +126,7 @@ def _attack(options: Sequence[str], run: PlannedRun) -> list[str]:
 def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:
     """Logs the files of a table to MLflow."""
     tracking = config["tracking"]
+    files = [file for file in files if file.is_file()]  # no figure before the first run
     delivery = log_files(files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])
     if delivery.pending:
         display.warn(f"{delivery.pending} tracking records are kept in {out}; the same command sends them")
