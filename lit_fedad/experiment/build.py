@@ -344,7 +344,9 @@ def build_federation(
         channel=channel,
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"].get("robust")),
-        transport=simulation and RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
+        transport=None
+        if simulation is None
+        else RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
         secure_sum=build(config["federation"].get("secure_sum")),
         privacy=privacy,
         noise_key=b"" if finished else shared_key(folder, privacy, data.digest, fabric),

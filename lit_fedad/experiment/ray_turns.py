@@ -160,6 +160,7 @@ class Worker:
         Returns:
             The result or the cause of the failure, and the new state where there is one.
         """
+        assert context.client is not None
         number = context.client
         self.turns.pool = ClientPool(state, Path(self.folder.name))
         outcome = self.turns.play(

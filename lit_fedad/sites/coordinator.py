@@ -135,7 +135,8 @@ def _play(
     try:
         with tracking.open(model, facts, display):
             federation.run()
-            rates, extras = {}, {}
+            rates: dict[str, Any] = {}
+            extras: dict[str, Any] = {}
             if model.task.kind == "anomaly":
                 rates, extras = _judge(federation, config, folder, sites.products, facts)
             result = _result(federation, config, model, sites, facts, rates) | extras
@@ -255,8 +256,9 @@ def decisions(
     for limits, clients in _same_limits(federation.clients, calibration, products, alpha, by_product):
         answers = federation.ask(federation.rounds, OwnDecisions(products, limits), clients)
         for client in clients:
-            rates = dict(answers.get(client, {}))
-            nowhere = rates.pop(None, Rate())
+            found = answers.get(client, {})
+            rates = {name: rate for name, rate in found.items() if name is not None}
+            nowhere = found.get(None, Rate())
             held = facts[client].held
             judged[client] = {
                 "own": Rate.mixed([(held[name], rate) for name, rate in rates.items() if held.get(name)])

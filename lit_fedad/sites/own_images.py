@@ -49,9 +49,9 @@ def own_images(
         return _apart(images, name) if apart else images
     if apart:
         raise UserError("apart=true is for products of files; classes have one name at all sites")
-    if isinstance(images, SemanticSet):
-        return replace(images, **(form or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}))
-    return relabelled(replace(images, **(form or {})), classes)
+    form = form or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    images = replace(images, mean=form["mean"], std=form["std"])
+    return images if isinstance(images, SemanticSet) else relabelled(images, classes)
 
 
 def relabelled(images: T, classes: Sequence[str]) -> T:

@@ -1,5 +1,8 @@
 """Clients that Ray workers play end with the digits of one process, also where a worker ends."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("ray")
@@ -15,7 +18,10 @@ WORKERS = "simulation.workers=2"
 
 @pytest.fixture(scope="module", autouse=True)
 def ended():
-    yield
+    """Ray, whose workers find the tests' helpers, for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+        yield
     ray.shutdown()
 
 
