@@ -118,7 +118,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
     overrides = [empty.get(override, override) for override in overrides]
-    plain = [override for override in overrides if not override.startswith("debug=")]
+    # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
+    plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
             raise UserError(f"'{override}' is not of the form key=value")
@@ -158,7 +159,7 @@ def identity(config: Config) -> str:
     # Cached features are in half precision: a run without the cache ends with other last digits.
     decisive["precision"] = str(config.get("fabric", {}).get("precision"))
     decisive["cached"] = config.get("cache", {}).get("enabled", True)
-    image, data = config.get("image", {}), config.get("data", {})
+    image, data = config.get("image", {}), config.get("data") or {}
     # Without tiles, a split of its own or regions that saturate, a run is the same as before there were their keys.
     if image.get("tile") is None:
         decisive["image"] = {key: value for key, value in image.items() if key not in TILING}
@@ -378,17 +379,13 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         key = found[1]
         if key == "experiment":
             return _NO_PRESET
-        known = _flat_keys(_without_key(overrides, key))
+        known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key])
         leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
         return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
     return text
-
-
-def _without_key(overrides: list[str], key: str) -> list[str]:
-    return [o for o in overrides if o.lstrip("+~").partition("=")[0] != key]
 
 
 def _flat_keys(overrides: list[str]) -> set[str]:
