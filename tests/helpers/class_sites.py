@@ -73,6 +73,15 @@ def semantic_data(root):
     )  # fmt: skip
 
 
+_MORE_THAN_THERE_ARE = {
+    class_data: ("data.train_per_class=1000", "data.test_per_class=1000"),
+    semantic_data: (
+        "data.normal.train_per_class=1000", "data.normal.test_per_class=1000", "data.test_per_set=1000",
+    ),
+}  # fmt: skip
+"""Limits in place of those of the debug preset, so that one process reads all that the sites have."""
+
+
 def sites(folder, data):
     """Three sites."""
     return [
@@ -92,7 +101,7 @@ def sites(folder, data):
 def in_one_process(folder, words, data, *own):
     """The run of the same federation, whose clients are scored on their own test images."""
     config = compose([
-        *words, *data(folder / _TOGETHER), "~data.train_per_product", "~data.test_per_product", "partition=file",
+        *words, *data(folder / _TOGETHER), *_MORE_THAN_THERE_ARE[data], "partition=file",
         f"partition.path={folder / 'parts.json'}", "~partition.clients", "tracking=off", f"out={folder / 'one'}",
         f"cache.folder={folder / 'cache'}", *HERE, *own,
     ])  # fmt: skip
