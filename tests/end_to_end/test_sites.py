@@ -167,7 +167,10 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
     result = coordinate(plan, carrier, Display(quiet=True))
     assert result["failures"] == {1: {1: "did not answer within 5 seconds"}}
     status = read_status(tmp_path / "run")
-    assert status["sites"]["east"]["troubles"] == ["round 1: did not answer within 5 seconds"]
+    assert status["sites"]["east"]["troubles"] == [
+        "round 1: did not answer within 5 seconds",
+        "round 1: left out until the next round: did not answer within 5 seconds",  # its evaluation
+    ]
     assert [own["last_round"] for own in status["sites"].values()] == [2, 2, 2]
     # What it did in the round that was lost is forgotten: round 2 starts from the state before.
     plays = [Order.from_bytes(found[1]) for found in carrier.orders if 1 in found]
