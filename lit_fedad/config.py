@@ -29,9 +29,9 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.errors import UserError
-from lit_fedad.extras import extra_of, install
-from lit_fedad.fitting import fit_preset
 from lit_fedad.guards.bounds import pair
+from lit_fedad.guards.debug_preset import fit_preset
+from lit_fedad.guards.extras import extra_of, install
 from lit_fedad.guards.text import redact, redacted
 
 Config = dict[str, Any]

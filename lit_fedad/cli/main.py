@@ -12,7 +12,7 @@ from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.disk_full import is_disk_full
-from lit_fedad.extras import extra_of, install, require
+from lit_fedad.guards.extras import extra_of, install, require
 from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.errors import UserError
-from lit_fedad.extras import require
+from lit_fedad.guards.extras import require
 from lit_fedad.options import read, separate, split
 from lit_fedad.report.console import Display
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lit_fedad.config import choices, compose, config_groups
 from lit_fedad.errors import UserError
-from lit_fedad.extras import require
+from lit_fedad.guards.extras import require
 from lit_fedad.guards.text import redacted
 from lit_fedad.options import read
 from lit_fedad.report.console import Display

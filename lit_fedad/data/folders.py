@@ -6,7 +6,7 @@ from pathlib import Path
 from lit_fedad.data.resplit import resplit
 from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.errors import UserError
-from lit_fedad.extras import require
+from lit_fedad.guards.extras import require
 
 
 def folders(

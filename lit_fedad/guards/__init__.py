@@ -1,1 +1,1 @@
-"""Guards: numbers that a configuration gives, and text that leaves the program."""
+"""Guards: what a configuration gives, packages that a command needs, and text that leaves the program."""

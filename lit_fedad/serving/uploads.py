@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from lit_fedad.data.dicom import read_native_dicom
 from lit_fedad.data.transform import to_rgb
 from lit_fedad.errors import UserError, first_line
-from lit_fedad.extras import install
+from lit_fedad.guards.extras import install
 
 FORMATS = {
     "image/png": "PNG",

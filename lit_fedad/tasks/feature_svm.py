@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lit_fedad.contracts import Prediction
 from lit_fedad.errors import UserError
-from lit_fedad.extras import require
 from lit_fedad.guards.bounds import above, within
+from lit_fedad.guards.extras import require
 from lit_fedad.memory.knn import squared_distances
 from lit_fedad.tasks.frozen_detector import FrozenDetector
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.errors import UserError
-from lit_fedad.extras import install
+from lit_fedad.guards.extras import install
 from lit_fedad.guards.text import redact, without_user
 from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run

@@ -92,7 +92,9 @@ def test_methods_that_share_weights_refuse_them(task):
 
 
 def test_without_scikit_learn_one_line_names_the_extra(monkeypatch):
-    monkeypatch.setattr("lit_fedad.extras.find_spec", lambda name: None if name == "sklearn" else object())
+    monkeypatch.setattr(
+        "lit_fedad.guards.extras.find_spec", lambda name: None if name == "sklearn" else object()
+    )
     with pytest.raises(UserError, match=r"needs sklearn: pip install 'lit-fedad\[train\]'"):
         fitted(FeatureSVM(frozen_encoder()))
 
