@@ -143,6 +143,11 @@ class Exchanges:
     noised: Exchanges | None = None
 
     @property
+    def under_noise(self) -> Exchanges:
+        """The exchanges of a run with differential privacy, before noise is put around them."""
+        return self.noised or self
+
+    @property
     def first_round(self) -> int:
         """Round number of the first exchange: 1 minus the number of set-up exchanges."""
         return 1 - len(self.setup)

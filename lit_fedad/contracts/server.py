@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from lightning.fabric import Fabric
 
@@ -108,7 +108,7 @@ def takes_sums(server: Server) -> bool:
     """
     for cls in type(server).__mro__:
         if "adds_up" in vars(cls):
-            return bool(getattr(server, "adds_up"))  # noqa: B009 - declared by a class, not by all servers
+            return cast("AdditiveServer", server).adds_up
         if "aggregate" in vars(cls):
             return False
     return False

@@ -32,6 +32,9 @@ class Simulation:
         address: Of a Ray cluster, such as ``auto``; None for workers on this machine alone.
         cpus: Cores of each, by which Ray places them.
         gpus: Devices of each; a fraction lets several share one.
+
+    Raises:
+        UserError: If a number is out of range, or Ray is missing.
     """
 
     workers: int
@@ -41,6 +44,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         at_least("simulation", 0, workers=self.workers, cpus=self.cpus, gpus=self.gpus)
+        require("simulation", "simulation.workers")
 
 
 class RayTurns(Turns):
@@ -103,9 +107,8 @@ class RayTurns(Turns):
         """Starts the workers, and Ray where it does not run yet.
 
         Raises:
-            UserError: If Ray is missing, or cannot be started or reached.
+            UserError: If Ray cannot be started or reached.
         """
-        require("simulation", "simulation.workers")
         import ray
 
         given = self.simulation

@@ -87,7 +87,7 @@ class ImagePrivacy:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
         """
         assert self.epsilon is not None
-        exchanges = client.exchanges.noised or client.exchanges
+        exchanges = client.exchanges.under_noise
         for exchange in sending(exchanges, client):
             if exchange.image_sums(client) is None or not exchange.takes_sums(server):
                 raise UserError(

@@ -229,9 +229,9 @@ def noised(exchanges: Exchanges, client: Client, plan: Plan, key: bytes) -> Exch
 
     Images cannot be taken out of noised sums again: `Exchanges.sums` falls away.
     """
-    exchanges = exchanges.noised or exchanges
+    plain = exchanges.under_noise
     setup, rounds = (
         tuple(Noised(one, client, plan, key) if one.upload_spec(client) else one for one in group)
-        for group in (exchanges.setup, exchanges.rounds)
+        for group in (plain.setup, plain.rounds)
     )
     return Exchanges(setup, rounds)

@@ -9,8 +9,6 @@ pytest.importorskip("ray")
 
 import ray
 
-from lit_fedad.errors import UserError
-
 pytestmark = pytest.mark.slow
 SMALL = ("data=textures", "data.size=64", "data.train_per_product=8", "partition.clients=4", "batch_size=2")
 WORKERS = "simulation.workers=2"
@@ -56,10 +54,3 @@ def test_a_worker_that_ends_is_the_failure_of_its_client(lab, tmp_path, differen
     assert there["failures"][2][1].startswith("its worker ended")
     assert differences(there["last"], one["last"]) == []
     assert differences(lab.state(tmp_path / "there")["server"], lab.state(tmp_path / "one")["server"]) == []
-
-
-def test_what_workers_do_not_play_is_refused(lab, tmp_path):
-    with pytest.raises(UserError, match="Ray workers neither mask nor noise sums yet"):
-        lab.train(tmp_path, *SMALL, "method=federated_subspace", "federation=secure", WORKERS)
-    with pytest.raises(UserError, match=r"simulation\.workers=-1 must be at least 0"):
-        lab.train(tmp_path, *SMALL, "method=federated_subspace", "simulation.workers=-1")

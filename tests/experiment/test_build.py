@@ -1,5 +1,7 @@
 """How an experiment's parts are put together, where no run shows it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,7 +9,7 @@ from PIL import Image
 from lit_fedad.config import compose
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.errors import UserError
-from lit_fedad.experiment.build import build_images, build_public
+from lit_fedad.experiment.build import build_images, build_public, build_simulation
 from lit_fedad.experiment.train import train
 
 
@@ -63,3 +65,26 @@ def test_images_have_the_configured_channels(tmp_path):
         UserError, match="image.channels=1, but the images of motif_classes have 3; give image.ch"
     ):
         train(compose([*overrides, *grey, f"out={tmp_path / 'run'}"]), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "message"),
+    [
+        (["federation=secure"], 1, "Ray workers neither mask nor noise sums yet"),
+        ([], 2, "Ray starts the processes; give fabric.devices=1"),
+        ([], 1, r"simulation\.workers needs ray: pip install 'lit-fedad\[simulation\]'"),
+        (["simulation.cpus=-1"], 1, r"simulation\.cpus=-1\S* must be at least 0"),
+    ],
+)
+def test_workers_that_cannot_play_are_refused_before_anything_runs(
+    monkeypatch, overrides, processes, message
+):
+    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    config = compose(["method=federated_subspace", "simulation.workers=2", *overrides])
+    with pytest.raises(UserError, match=message):
+        build_simulation(config, SimpleNamespace(world_size=processes))
+
+
+def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
+    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    assert build_simulation(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None
