@@ -23,6 +23,7 @@ from lit_fedad.experiment.lock import locked
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import server
+from lit_fedad.guards.extras import install
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.enrolment import check_crosses
@@ -227,9 +228,18 @@ def _superlink(folder: FederationFolder, display: Display) -> Iterator[None]:
     if _listening(folder.link):
         raise UserError(f"port {folder.link} is in use; change link in {folder.path / SETTINGS}")
     with (folder.path / "superlink.log").open("ab") as log:
-        process = subprocess.Popen(  # noqa: S603
-            command, env=_environment(folder), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                env=_environment(folder),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise UserError(
+                f"{command[0]} is neither beside this Python nor on PATH: {install('flower')}"
+            ) from None
         remember(folder.path, process.pid)
         try:
             end = time.monotonic() + _READY_S

@@ -50,7 +50,7 @@ def test_a_worker_that_ends_is_the_failure_of_its_client(lab, tmp_path, differen
              "method.client._target_=helpers.dying_client.DyingClient"]  # fmt: skip
     one = lab.train(tmp_path / "one", *given)
     there = lab.train(tmp_path / "there", *given, WORKERS)
-    assert list(one["failures"][2]) == list(there["failures"][2]) == [1]
-    assert there["failures"][2][1].startswith("its worker ended")
+    assert list(one["failures"]["2"]) == list(there["failures"]["2"]) == ["1"]
+    assert there["failures"]["2"]["1"].startswith("its worker ended")
     assert differences(there["last"], one["last"]) == []
     assert differences(lab.state(tmp_path / "there")["server"], lab.state(tmp_path / "one")["server"]) == []
