@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
+from lit_fedad import config
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -31,6 +32,24 @@ def pytest_collection_finish():
     """Keeps the modules, which stay, out of every later search for garbage."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packaged_configurations_are_composed_once():
+    """Many tests compose the same configuration, and every debug preset is fitted to one without it."""
+    compose_anew, folder, composed = config.hydra_compose, config.conf_folder(), {}
+
+    def compose(name, overrides=(), **options):
+        if config.conf_folder() != folder:
+            return compose_anew(name, overrides, **options)
+        key = (name, *overrides, *options.items())
+        if key not in composed:
+            composed[key] = compose_anew(name, overrides, **options)
+        return copy.deepcopy(composed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "hydra_compose", compose)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -51,6 +51,7 @@ def test_the_classes_are_the_normal_families(images):
     assert torch.equal(classes.test_labels, images.test_labels[normal[1]])
 
 
+@pytest.mark.slow
 def test_a_line_through_the_pixels_tells_classes_apart_poorly_but_above_chance():
     classes = motif_classes()
     assert classes.train_labels.bincount().tolist() == [200] * 10

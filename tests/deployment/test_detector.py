@@ -27,6 +27,7 @@ def make_detector(make_task, make_loader):
     return make
 
 
+@pytest.mark.slow
 def test_the_graph_takes_any_number_of_images(make_detector):
     detector = make_detector(threshold=0.7)
     program = trace(detector, ImageTransform(32))

@@ -50,6 +50,7 @@ def test_the_snippets_of_the_card_score_a_file_as_the_run_does(exported, tiny_ru
     assert outputs["anomaly_map"].shape == (1, 32, 32)
 
 
+@pytest.mark.slow
 def test_the_folder_holds_detector_preprocessing_and_card(exported):
     files = {"image.png", "detector.pt2", "preprocessing.json", "detector.json", "model_card.md"}
     assert {path.name for path in exported.iterdir()} == files
@@ -58,6 +59,7 @@ def test_the_folder_holds_detector_preprocessing_and_card(exported):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_run_says(exported, tiny_run):
     # Cells are padded with spaces.
     card = re.sub(" +", " ", (exported / "model_card.md").read_text())
@@ -89,6 +91,7 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
     assert "onnx" not in card
 
 
+@pytest.mark.slow
 def test_a_hub_reads_the_cards_metadata(exported, tiny_run):
     card, last = ModelCard.load(exported / "model_card.md"), RunFolder(tiny_run).result()["last"]
     assert card.data.library_name == "lit_fedad"

@@ -32,10 +32,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "classifier" else pytest.mark.slow) for n in RUNS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_kept_features_and_such_that_are_computed_anew_give_the_same(lab, tmp_path, outcome, name):
     """A run that fills the cache, one that reads it, and one without."""
     folder = f"cache.folder={tmp_path / 'cache'}"

@@ -72,6 +72,7 @@ def check_found_and_missed(tmp_path, shape, side, tile, small):
     assert whole["p_ap"] < 0.1 * tiles["p_ap"]
 
 
+@pytest.mark.slow
 def test_a_small_defect_is_found_by_tiles_and_missed_without(tmp_path):
     check_found_and_missed(tmp_path, (128, 384), side=10, tile=64, small=48)
 

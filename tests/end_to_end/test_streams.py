@@ -25,9 +25,8 @@ TWO = ("partition=products_in_turn", "partition.order=[gravel,grain]", "partitio
 TASKS = ("i_auroc_task_1", "i_auroc_task_2")
 
 
-@pytest.mark.parametrize(
-    "method", ["feddymem", *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS if m != "feddymem")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_products_come_in_turn(lab, method):
     out, result = lab.finished(f"method={method}", *TWO)
     assert json.loads((out / "result.json").read_text()) == json.loads(json.dumps(result))

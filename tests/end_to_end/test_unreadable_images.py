@@ -46,6 +46,7 @@ def two_products(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_is_left_out_of_run_and_evaluation_and_named_in_the_result(two_products, tmp_path, capsys):
     out = tmp_path / "run"
     settings = (f"data.root={two_products}", f"out={out}", "federation.sampler.on_failure=skip")

@@ -35,7 +35,13 @@ def alive(pid):
 
 
 @pytest.mark.parametrize(
-    ("session", "headless"), [("same", False), ("same", True), ("own", False)], indirect=["session"]
+    ("session", "headless"),
+    [
+        ("same", False),
+        pytest.param("same", True, marks=pytest.mark.slow),
+        pytest.param("own", False, marks=pytest.mark.slow),
+    ],
+    indirect=["session"],
 )
 def test_a_session_ends_with_all_its_processes(tmp_path, session, headless):
     process, child = session

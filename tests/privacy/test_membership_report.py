@@ -104,6 +104,7 @@ def test_a_client_of_whom_nothing_is_seen_is_left_out():
     assert report.auc == membership_report({0: attacked[0]}).auc
 
 
+@pytest.mark.slow
 def test_without_a_leak_the_area_is_half_and_its_interval_says_so():
     """Many attacks on nothing: their mean is one half, and nearly all intervals hold it."""
     reports = [membership_report(attack(seed, 0.0), seed) for seed in range(30)]

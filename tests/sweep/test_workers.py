@@ -98,6 +98,7 @@ def test_one_worker_plays_the_default_first_and_shows_the_best(
         sweep([*options, "rounds=7"], Display(quiet=True), neighbours)
 
 
+@pytest.mark.slow
 def test_three_workers_share_the_trials_exactly(options, start, opened, tmp_path):
     processes = [start([*options, "n_trials=13"], neighbours) for _ in range(3)]
     for process in processes:

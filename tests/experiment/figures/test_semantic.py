@@ -131,6 +131,7 @@ def embed(task, images):
         return task.project(task.encoder((images / 255 - task.mean) / task.std))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_pictures_and_its_report(finished):
     folder, result = finished
     assert pictures(folder) >= ALL
