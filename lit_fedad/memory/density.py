@@ -123,8 +123,9 @@ class DensitySet(nn.Module):
             mean: Means [M, D].
             covariance: Covariances [M, D, D], positive definite.
         """
+        before = self.covariance
         self.mean, self.covariance = mean.to(self.mean), covariance.to(self.covariance)
-        self._whitening = None
+        self._forget_whitening(before)
 
     def forward(self, features: Tensor) -> Tensor:
         """Computes the squared Mahalanobis distance to the nearest density (FADngs Eq. 6).
@@ -166,11 +167,17 @@ class DensitySet(nn.Module):
             ).float()
         return self._whitening
 
+    def _forget_whitening(self, before: Tensor) -> None:
+        """Forgets what follows from covariances that have changed: clients in turn are given the same ones."""
+        if before is not self.covariance and not torch.equal(before, self.covariance):
+            self._whitening = None
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        before = self.covariance
         for name in ("mean", "covariance"):
             if prefix + name in state_dict:
                 setattr(
                     self, name, torch.empty_like(state_dict[prefix + name], device=getattr(self, name).device)
                 )
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._whitening = None
+        self._forget_whitening(before)

@@ -102,15 +102,15 @@ def attend(z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = Non
     Returns:
         ``log sum_j e^{z . d_j / tau}`` [B], and the mean of the keys under the distribution [B, D].
     """
-    logits = z @ keys.T / temperature
+    logits = (z / temperature) @ keys.T
     extra = None if own is None else (z * own).sum(1) / temperature
-    value = logits.logsumexp(1)
-    if extra is not None:
-        value = torch.logaddexp(value, extra)
-    mean = logits.sub_(value[:, None]).exp_() @ keys
+    largest = logits.amax(1) if extra is None else logits.amax(1).maximum(extra)
+    shares = logits.sub_(largest[:, None]).exp_()  # the only pass of exponentials over [B, Q]
+    total, mean = shares.sum(1), shares @ keys
     if own is not None and extra is not None:
-        mean += (extra - value).exp()[:, None] * own
-    return value, mean
+        share = (extra - largest).exp()
+        total, mean = total + share, mean + share[:, None] * own
+    return largest + total.log(), mean / total[:, None]
 
 
 def distillation_loss(
