@@ -13,6 +13,7 @@ import torch
 from lit_fedad.config import Config, build, identity, takes
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.decisions import Rate, summarise_rates
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
@@ -34,7 +35,7 @@ from lit_fedad.sites.remote import Carrier, Sites
 from lit_fedad.sites.status import Status
 from lit_fedad.sites.tracking import SitesTracking
 from lit_fedad.sites.visits import Visits
-from lit_fedad.sites.words import compose_words
+from lit_fedad.sites.words import compose_words, of_one_client
 
 ROLL = "sites.json"
 """File in a run's folder: what sites said of themselves when it began."""
@@ -63,9 +64,15 @@ class Plan:
         """Composes the run's configuration.
 
         Raises:
-            UserError: If a word is none that sites take.
+            UserError: If a word is none that sites take, or several sites are asked for what one client with all
+                images does.
         """
         config = compose_words(self.words, self.own, coordinator=True)
+        if len(self.names) > 1 and of_one_client(self.words):
+            raise UserError(
+                f"method={config['method']['name']}: is meant for one client that holds all images, and"
+                f" {len(self.names)} sites hold their own; take another method, or train in one process: lit-fedad train"
+            )
         data = {"name": "sites", "sites": list(self.names), **(config["data"] or {})}
         return config | {
             "out": self.out,

@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.config import Config, choices, compose, config_groups, identity, takes
+from lit_fedad.config import Config, choices, compose, config_groups, identity, locate, takes
+from lit_fedad.data.strategies import Pooled
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.trusted_targets import check_targets
 
@@ -107,6 +108,13 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
     }
     check_targets(config, Path("the federation's configuration"))
     return config
+
+
+def of_one_client(words: Sequence[str]) -> bool:
+    """Tells whether what words choose is meant for one client that holds all images, as its own partition says."""
+    plain = [word for word in words if word.split("=")[0] not in NORMALISATION]
+    chosen = compose([*plain, "data=textures", "tracking=off"])["partition"]
+    return locate(chosen["_target_"]) is Pooled
 
 
 def _number(word: str, value: str) -> None:

@@ -102,6 +102,12 @@ def test_every_method_crosses_or_says_why():
     for method in NEEDS_LABELLED_IMAGES:
         with pytest.raises(UserError, match="its server needs labelled images of its own"):
             check_crosses(Plan([f"method={method}", *DEBUG], NAMES, "x").config(), CLASSES)
+    for method in NEED_ALL_IMAGES:
+        with pytest.raises(
+            UserError, match=f"method={method}: is meant for one client that holds all images"
+        ):
+            Plan([f"method={method}", *DEBUG], NAMES, "x").config()
+        assert Plan([f"method={method}", *DEBUG], NAMES[:1], "x").config()["method"]["name"] == method
 
 
 @pytest.mark.parametrize(
