@@ -71,7 +71,7 @@ class Plan:
         if len(self.names) > 1 and of_one_client(self.words):
             raise UserError(
                 f"method={config['method']['name']}: is meant for one client that holds all images, and"
-                f" {len(self.names)} sites hold their own; take another method, or train in one process: lit-fedad train"
+                f" {len(self.names)} sites hold their own; take another method"
             )
         data = {"name": "sites", "sites": list(self.names), **(config["data"] or {})}
         return config | {

@@ -111,10 +111,11 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
 
 
 def of_one_client(words: Sequence[str]) -> bool:
-    """Tells whether what words choose is meant for one client that holds all images, as its own partition says."""
-    plain = [word for word in words if word.split("=")[0] not in NORMALISATION]
-    chosen = compose([*plain, "data=textures", "tracking=off"])["partition"]
-    return locate(chosen["_target_"]) is Pooled
+    """Tells whether the method that words choose is meant for one client that holds all images."""
+    method = [
+        word for word in words if word.startswith("method=")
+    ]  # presets beside it may have partitions too
+    return locate(compose(method)["partition"]["_target_"]) is Pooled
 
 
 def _number(word: str, value: str) -> None:
