@@ -191,6 +191,24 @@ def test_a_state_without_densities_leaves_them_alone(filled):
     assert torch.equal(filled(rows(5, 4)), before)
 
 
+def test_covariances_are_inverted_once_however_often_they_come(filled, monkeypatch):
+    inverted, invert = [], torch.linalg.cholesky_ex
+    monkeypatch.setattr(
+        torch.linalg, "cholesky_ex", lambda given: inverted.append(len(given)) or invert(given)
+    )
+    features, state = rows(5, 4), {name: entry.clone() for name, entry in filled.state_dict().items()}
+    before = filled(features)
+    filled.load_state_dict(state)
+    filled.set(state["mean"], state["covariance"].clone())
+    assert torch.equal(filled(features), before)
+    filled.set(state["mean"] + 1, state["covariance"])  # means alone
+    assert not torch.equal(filled(features), before)
+    assert inverted == [3]
+    filled.set(state["mean"], 4 * state["covariance"])
+    torch.testing.assert_close(filled(features), before / 4)
+    assert inverted == [3, 3]
+
+
 def test_a_copy_has_densities_of_its_own(filled):
     features = rows(5, 4)
     before, copied = filled(features), copy.deepcopy(filled)
