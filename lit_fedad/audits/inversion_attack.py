@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lit_fedad.audits.decoder import Decoder, train_decoder
 from lit_fedad.audits.statistics import own_part
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.randomness import generator
@@ -37,7 +39,7 @@ Target = Literal["images", "memory", "weights"]
 # Options that decide the search, by what is attacked.
 _SEARCH: dict[Target, tuple[str, ...]] = {
     "images": (),
-    "memory": ("images", "steps", "restarts", "seed", "knowledge"),
+    "memory": ("images", "steps", "restarts", "seed", "knowledge", "by"),
     "weights": ("images", "steps", "restarts", "seed", "update"),
 }
 
@@ -55,6 +57,8 @@ class InversionOptions:
         seed: Seed of what the search starts from.
         knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
             clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
+        by: How a memory bank that keeps positions is inverted: ``search`` for images whose features it has, or
+            ``decoder``, a network trained in as many steps on drawn scenes to make images of shared features.
         update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
             labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
             labels known: the classical setting.
@@ -70,12 +74,17 @@ class InversionOptions:
     restarts: int = 1
     seed: int = 0
     knowledge: Literal["shared", "own"] = "shared"
+    by: Literal["search", "decoder"] = "search"
     update: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
         if min(self.images, self.steps, self.restarts) < 1:
             raise UserError(
                 f"images={self.images} steps={self.steps} restarts={self.restarts} must be at least 1"
+            )
+        if self.by == "decoder" and self.knowledge == "own":
+            raise UserError(
+                "by=decoder learns to invert the features that all share: leave out knowledge=own"
             )
 
 
@@ -155,8 +164,13 @@ class Attack:
         return Inversion(images / 255 if images.dtype == torch.uint8 else images.clamp(0, 1), [])
 
     def _invert_memory(self, number: int, progress: Progress) -> Inversion:
-        federation, task = self.run.federation, self.run.model.task
+        task = self.run.model.task
         assert isinstance(task, MemoryBank)
+        if self.options.by == "decoder" and not self.ordered:
+            raise UserError(
+                "by=decoder needs a bank that keeps positions, as task.reduce=PositionReduce makes it, and this one has"
+                " no order; give by=search"
+            )
         known, sent = self._enter(number), self._send(number)
         bank = own_part(task, known, sent, self.round)
         if self.options.knowledge == "shared":
@@ -164,11 +178,27 @@ class Attack:
             first = build_model(self.run.config, self.run.result["partition"]["products"]).task
             assert isinstance(first, MemoryBank)
             task.head = first.head if first.head is None else first.head.to(task.device)
-        ordered = isinstance(federation.client, FedDyMemClient) and isinstance(task.reduce, PositionReduce)
-        return self.search_features(bank, ordered, self.options.images, progress)
+        return self.search_features(bank, self.ordered, self.options.images, progress)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the bank that is attacked keeps positions."""
+        client, task = self.run.federation.client, self.run.model.task
+        kept = isinstance(task, MemoryBank) and isinstance(task.reduce, PositionReduce)
+        return kept and isinstance(client, FedDyMemClient)
+
+    @cached_property
+    def decoder(self) -> tuple[Decoder, list[float]]:
+        """Trains a decoder of the features that all share, at its first use; with the loss of each step."""
+        task, size = self.run.model.task, self._shape(1)[2:]
+        assert isinstance(task, MemoryBank)
+        with self.run.display.progress("Decoder") as progress:
+            return train_decoder(
+                self.encode, task.grid, (size[0], size[1]), self.options.steps, self.options.seed, progress
+            )
 
     def search_features(self, target: Tensor, ordered: bool, images: int, progress: Progress) -> Inversion:
-        """Searches images whose generated features are a target.
+        """Searches images whose generated features are a target, or decodes the one image of an ordered one.
 
         Args:
             target: Features [P, C] of each image, or a bank [slots, C] of all.
@@ -176,6 +206,10 @@ class Attack:
             images: Number of images that are sought.
             progress: Called with the number of steps done and of all.
         """
+        if self.options.by == "decoder" and ordered:
+            decoder, losses = self.decoder
+            with torch.no_grad():
+                return Inversion(decoder(target.to(decoder.mean)[None]).cpu(), losses)
         return self._best(
             lambda source: invert_features(
                 self.encode,

@@ -65,5 +65,5 @@ def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
             context = Context(attack.options.seed, 0, attack.client)
             bank = task.reduce_memory(loader, context, None).memory.float()
             images = min(size, attack.options.images)
-            found = attack.search_features(bank, False, images, progress)
+            found = attack.search_features(bank, attack.ordered, images, progress)
             yield Control(f"bank of {size} image{'s' * (size > 1)}", found.images.cpu(), private[chosen])
