@@ -20,6 +20,7 @@ from lit_fedad.audits.statistics import COLUMNS, WHO
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.image_privacy import Plan
 from lit_fedad.guards.bounds import above, within
 from lit_fedad.privacy.lira import Rule, exchangeable_scores, offline_scores, online_scores
 from lit_fedad.privacy.membership_report import (
@@ -211,7 +212,7 @@ def attack(shadows: ShadowRuns, observed: Sequence[Seen], rule: Rule) -> dict[st
 
 def _uploads(run: FinishedRun) -> str:
     """Says what of the clients' messages is attacked."""
-    if run.federation.plan is not None:
+    if isinstance(run.federation.plan, Plan):
         return "their noised sum"
     return "their sum" if run.federation.summing is not None else "each client's own"
 

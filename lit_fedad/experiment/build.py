@@ -41,6 +41,7 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.private_training import TrainingPrivacy
 from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display
@@ -375,7 +376,9 @@ def build_simulation(config: Config, fabric: Fabric) -> Simulation | None:
     return simulation
 
 
-def shared_key(folder: Path, privacy: ImagePrivacy | None, images: str, fabric: Fabric) -> bytes:
+def shared_key(
+    folder: Path, privacy: ImagePrivacy | TrainingPrivacy | None, images: str, fabric: Fabric
+) -> bytes:
     """Returns the secret of a run's noise in every process; empty where there is no noise."""
     if privacy is None or privacy.epsilon is None:
         return b""

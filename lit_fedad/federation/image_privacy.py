@@ -13,6 +13,7 @@ from typing import Literal
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Server
 from lit_fedad.errors import UserError
+from lit_fedad.federation.noised_sums import noised
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.secure_sum import SecureSum, sending
 from lit_fedad.guards.bounds import above, at_least, within
@@ -70,6 +71,7 @@ class ImagePrivacy:
         server: Server,
         rounds: int,
         stages: Mapping[int, int],
+        sizes: Mapping[int, int],
         sampler: ClientSampler,
         secure_sum: SecureSum | None,
     ) -> Plan:
@@ -80,6 +82,7 @@ class ImagePrivacy:
             server: Its server.
             rounds: Training rounds.
             stages: Index of each client's stage after the last round; 0 where data come in no stages.
+            sizes: Images of each client.
             sampler: The clients of a round.
             secure_sum: Settings of secure aggregation; None for none.
 
@@ -105,7 +108,7 @@ class ImagePrivacy:
                     "federation.privacy.where=distributed: a client's share of the noise hides nothing alone, nor that"
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
-            carriers = secure_sum.quorum_of(len(stages))
+            carriers = secure_sum.quorum_of(len(sizes))
         releases = count_releases(exchanges, client, rounds)
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
@@ -163,6 +166,14 @@ class Plan:
                 f" {budget:g}; give more noise, fewer rounds or a larger epsilon"
             )
 
+    def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:
+        """Counts the exchanges in which something of images is released."""
+        return releases_of(exchanges, client)
+
+    def noised(self, exchanges: Exchanges, client: Client, key: bytes) -> Exchanges:
+        """Puts the noise around all exchanges of a method; see `lit_fedad.federation.noised_sums`."""
+        return noised(exchanges, client, self, key)
+
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""
         settings = self.settings
@@ -176,6 +187,7 @@ class Plan:
             "clip": settings.clip,
             "where": settings.where,
             "sums": releases,
+            "of": "sums",
             "secret": settings.seed is None,
         }
 
@@ -185,7 +197,8 @@ def in_words(summary: dict[str, float | int | str | bool]) -> str:
     known = "" if summary["secret"] else "; its noise has a known seed: a measurement, no protection"
     return (
         f"epsilon {summary['epsilon']:.4g} at delta {summary['delta']:g}, unit: {summary['unit']}"
-        f" ({summary['where']} noise {summary['noise']:.3g} x clip {summary['clip']:g}, {summary['sums']} sums{known})"
+        f" ({summary['where']} noise {summary['noise']:.3g} x clip {summary['clip']:g}, {summary['sums']}"
+        f" {summary.get('of', 'sums')}{known})"
     )
 
 

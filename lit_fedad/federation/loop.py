@@ -29,9 +29,9 @@ from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, releases_of
-from lit_fedad.federation.noised_sums import noised
+from lit_fedad.federation.image_privacy import ImagePrivacy, Plan
 from lit_fedad.federation.outbox import Outbox
+from lit_fedad.federation.private_training import TrainingPlan, TrainingPrivacy
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
 from lit_fedad.federation.round_report import RoundReport, add_counts
@@ -91,7 +91,7 @@ class Federation:
         robust: Robust | None = None,
         transport: Transport | None = None,
         secure_sum: SecureSum | None = None,
-        privacy: ImagePrivacy | None = None,
+        privacy: ImagePrivacy | TrainingPrivacy | None = None,
         noise_key: bytes = b"",
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
@@ -117,11 +117,12 @@ class Federation:
             self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline, parties
         )
         self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, fabric)
-        self.plan: Plan | None = None
+        self.plan: Plan | TrainingPlan | None = None
         if privacy is not None and privacy.epsilon is not None:
             stages = {client: data.at(rounds).stages[client] for client in self.clients}
-            self.plan = privacy.plan(client, server, rounds, stages, sampler, secure_sum)
-            self.exchanges = noised(self.exchanges, client, self.plan, noise_key)
+            sizes = {client: data.at(rounds).sizes[client] for client in self.clients}
+            self.plan = privacy.plan(client, server, rounds, stages, sizes, sampler, secure_sum)
+            self.exchanges = self.plan.noised(self.exchanges, client, noise_key)
         self.summing = secure_sum and Summing(
             secure_sum, client, self.outbox, self.transport, sampler, fabric
         )
@@ -155,7 +156,7 @@ class Federation:
         context = Context(self.seed, round)
         self.server.begin(context)
         exchanges = self.exchanges.of_round(round)
-        noised_sums = releases_of(exchanges, self.client) if self.plan else 0
+        noised_sums = self.plan.released_in(exchanges, self.client) if self.plan else 0
         if (plan := self.plan) is not None:
             on_first(self.fabric, lambda: plan.check(self.released + noised_sums, f"round {round}"))
         report = RoundReport(round, exchanges[0].name, self.sampler.sample(self.clients, context))
@@ -215,12 +216,12 @@ class Federation:
 
     @property
     def released(self) -> int:
-        """Number of noised sums that clients' images have been in so far; 0 on all processes but the first."""
+        """Noised sums, or rounds of training, that images have been in so far; 0 on all processes but the first."""
         return sum(report.noised_sums for report in self.history)
 
     @property
     def privacy(self) -> dict[str, Any] | None:
-        """What is spent of the budget of privacy (`Plan.summary`); None where no sum is noised."""
+        """What is spent of the budget of privacy (`Plan.summary`); None where nothing is noised."""
         return None if self.plan is None else self.plan.summary(self.released)
 
     def over_processes(self, value: T) -> list[T]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,9 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import Plan
+
+if TYPE_CHECKING:
+    from lit_fedad.federation.image_privacy import Plan
 
 _TAIL = 40.0
 """Deviations of the noise that sums have room for."""

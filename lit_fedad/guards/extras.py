@@ -15,6 +15,7 @@ EXTRAS = {
     "serve": ("fastapi", "uvicorn", "onnxruntime"),
     "ui": ("gradio", "onnxruntime"),
     "dicom": ("pydicom",),
+    "dp": ("opacus",),
 }
 """Modules by extra; ``pyproject.toml`` says which distributions hold them."""
 

@@ -91,7 +91,13 @@ class Method:
 def plan(client=Method, rounds=3, sampler=None, secure_sum=None, stage=0, **settings):
     privacy = ImagePrivacy(**{"epsilon": 4.0, **settings})
     return privacy.plan(
-        client, None, rounds, dict.fromkeys(range(5), stage), sampler or ClientSampler(), secure_sum
+        client,
+        None,
+        rounds,
+        dict.fromkeys(range(5), stage),
+        dict.fromkeys(range(5), 9),
+        sampler or ClientSampler(),
+        secure_sum,
     )
 
 

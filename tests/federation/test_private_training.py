@@ -1,0 +1,239 @@
+"""DP-SGD on clients: its steps, its noise, its budget, and what it is refused for."""
+
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.client_data import SameEveryRound
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.errors import UserError
+from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.private_training import (
+    Steps,
+    TrainingPlan,
+    TrainingPrivacy,
+    TrainPrivately,
+    fit_privately,
+)
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedprox import FedProxClient
+from lit_fedad.privacy.gaussian_dp import mu_of
+from lit_fedad.tasks.classifier import Classifier
+
+needs_opacus = pytest.mark.usefixtures("opacus")
+
+
+@pytest.fixture
+def opacus():
+    return pytest.importorskip("opacus")
+
+
+class Rows:
+    """Images of three numbers with two classes."""
+
+    def __init__(self, count, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.images, self.labels = torch.randn(count, 3, generator=generator), torch.arange(count) % 2
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitems__(self, places):
+        return {"image": self.images[places], "label": self.labels[places]}
+
+
+class AsIs(nn.Flatten):
+    num_features = 3
+
+
+class Batchwise(nn.Sequential):
+    num_features = 3
+
+
+def client(encoder=None, kind=FedAvgClient, **settings):
+    torch.manual_seed(0)
+    options = {"augment": False, "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.0, **settings}
+    return kind(Classifier(encoder or AsIs(), 2, **options))
+
+
+def weights(own):
+    return torch.cat([own.task.classifier.weight.detach(), own.task.classifier.bias.detach()[:, None]], 1)
+
+
+def trained(rows, steps, clip=0.3, key=b"secret", round=1, own=None):
+    own = own or client()
+    own.begin(Context(0, round, 0))
+    loader = DataLoader(rows, batch_size=4, collate_fn=lambda batch: batch)
+    fit_privately(own, loader, Fabric(accelerator="cpu"), steps, clip, key)
+    return own
+
+
+def clipped_mean(rows, weight, clip):
+    """The mean gradient of softmax regression, each image's shortened to a norm, by hand."""
+    inputs = torch.cat([rows.images, torch.ones(len(rows), 1)], 1).double()
+    errors = (inputs @ weight.double().T).softmax(1)
+    errors[range(len(rows)), rows.labels] -= 1
+    gradients = errors[:, :, None] * inputs[:, None]
+    norms = gradients.flatten(1).norm(dim=1)
+    assert (norms > clip).any()
+    return ((clip / norms).clamp(max=1)[:, None, None] * gradients).mean(0)
+
+
+def plan(own=None, rounds=3, sizes=(40, 10), stage=0, **settings):
+    sizes = dict(enumerate(sizes))
+    privacy = TrainingPrivacy(**{"epsilon": 4.0, "batch_size": 10, **settings})
+    stages = dict.fromkeys(sizes, stage)
+    return privacy.plan(own or client(), None, rounds, stages, sizes, ClientSampler(), None)
+
+
+@needs_opacus
+def test_a_step_without_noise_is_the_mean_of_clipped_gradients():
+    rows, before = Rows(8), weights(client())
+    after = weights(trained(rows, Steps(share=1.0, number=1, noise=0.0)))
+    expected = before.double() - 0.5 * clipped_mean(rows, before, 0.3)
+    torch.testing.assert_close(after.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@needs_opacus
+def test_a_step_that_draws_no_image_is_noise_of_the_declared_width():
+    steps = Steps(share=1e-9, number=400, noise=2.0)
+    moved = weights(trained(Rows(8), steps, clip=0.3)) - weights(client())
+    # 400 steps of 0.5 * (2 * 0.3) / (8e-9): the deviation of a sum of as many independent draws.
+    width = 0.5 * 2.0 * 0.3 / 8e-9 * math.sqrt(400)
+    assert 0.4 < float(moved.std()) / width < 1.8  # 8 numbers
+
+
+@needs_opacus
+def test_draws_and_noise_follow_from_the_secret_and_the_round_alone():
+    steps = Steps(share=0.5, number=3, noise=1.0)
+    once = weights(trained(Rows(8), steps))
+    torch.manual_seed(5)
+    assert torch.equal(weights(trained(Rows(8), steps)), once)
+    assert not torch.equal(weights(trained(Rows(8), steps, key=b"other")), once)
+    assert not torch.equal(weights(trained(Rows(8), steps, round=2)), once)
+
+
+@needs_opacus
+def test_nothing_stays_on_the_model():
+    own = trained(Rows(8), Steps(share=0.5, number=2, noise=1.0))
+    assert not any(hasattr(parameter, "grad_sample") for parameter in own.task.parameters())
+    assert not any(module._forward_hooks or module._backward_hooks for module in own.task.modules())
+    assert not own.task.training
+
+
+@needs_opacus
+def test_noise_of_whole_batches_is_that_of_the_gaussian_mechanism():
+    """With every image in every step there is nothing to gain by drawing: a closed form, by another accountant."""
+    found = plan(sizes=(10,), rounds=4, batch_size=10).steps(10)
+    assert (found.share, found.number) == (1.0, 1)
+    closed = math.sqrt(4) / mu_of(4.0, 1e-5)
+    assert closed <= found.noise < 1.1 * closed  # Renyi's bound is a few per cent above
+
+
+@needs_opacus
+def test_the_budget_is_spent_when_the_rounds_are_over():
+    found = plan()
+    assert found.steps(40).share == 0.25
+    assert found.steps(40).number == 4
+    assert found.steps(40).noise < found.steps(10).noise  # fewer draws of an image hide more
+    assert found.epsilon(3) == pytest.approx(4.0, rel=5e-3)
+    assert found.epsilon(3) <= 4.0
+    assert found.epsilon(1) < found.epsilon(2) < found.epsilon(3)
+    assert found.summary(3)["epsilon"] == found.epsilon(3)
+    with pytest.raises(UserError, match="round 4 would be the 4th round of training"):
+        found.check(4, "round 4")
+
+
+@needs_opacus
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        (
+            {"own": lambda: client(kind=FedProxClient)},
+            "FedProxClient with task Classifier sends more than weights",
+        ),
+        (
+            {"own": lambda: client(Batchwise(nn.Flatten(), nn.BatchNorm1d(3)))},
+            "looks at several images at once",
+        ),
+        ({"stage": 1}, "data that come in stages"),
+    ],
+)
+def test_what_cannot_be_trained_privately_is_one_line(given, cause):
+    if "own" in given:
+        given = {"own": given["own"]()}
+    with pytest.raises(UserError, match=cause) as caught:
+        plan(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs opacus: pip install 'lit-fedad\[dp\]'"):
+        plan()
+
+
+@pytest.mark.parametrize("given", [{"epsilon": 0.0}, {"delta": 0.2}, {"clip": 0.0}, {"batch_size": 0}])
+def test_numbers_out_of_range_are_refused(given):
+    with pytest.raises(UserError, match=r"federation\.privacy"):
+        TrainingPrivacy(**given)
+
+
+def test_training_takes_the_place_of_training_alone():
+    found = TrainingPlan(TrainingPrivacy(epsilon=1.0), {0: 4}, 1, 2)
+    noised = found.noised(client().exchanges, client(), b"secret")
+    assert [type(one) for one in noised.rounds] == [TrainPrivately]
+    assert found.released_in(noised.rounds, client()) == 1
+    with pytest.raises(ValueError, match="no secret"):
+        TrainPrivately(found, b"").train(client(), None, None)
+
+
+class Two(SameEveryRound):
+    """Two clients with eight images each."""
+
+    sizes = {0: 8, 1: 8}
+
+    def client_loader(self, client, generator, shuffle=True):
+        return DataLoader(Rows(8, client), batch_size=4, collate_fn=lambda batch: batch)
+
+
+@needs_opacus
+def test_an_interrupted_run_ends_with_the_noise_of_an_uninterrupted_one(toy, tmp_path):
+    def federation(name, key=b"secret"):
+        own = client()
+        folder = tmp_path / name
+        return toy(
+            folder=folder,
+            server=FedAvgServer(own),
+            client=own,
+            data=Two(),
+            evaluator=SimpleNamespace(after_fit=False),
+            pool=ClientPool(read_kept(own), folder / "personal"),
+            privacy=TrainingPrivacy(epsilon=8.0, batch_size=4),
+            noise_key=key,
+        )
+
+    def end(run):
+        run.resume()
+        for number in range(run.history[-1].round + 1 if run.history else 1, 4):
+            run.history.append(run.play(number))
+            run.save(number)
+        return run.server.weights["classifier.weight"]
+
+    whole, cut = federation("whole"), federation("cut")
+    cut.history.append(cut.play(1))
+    cut.save(1)
+    assert torch.equal(end(whole), end(federation("cut")))
+    assert not torch.equal(end(federation("other", b"other")), end(whole))
+    assert whole.privacy["epsilon"] == pytest.approx(8.0, rel=5e-3)
+    assert (whole.privacy["sums"], whole.privacy["of"]) == (3, "rounds of DP-SGD")
+    assert not any("loss" in report.scalars for report in whole.history)
