@@ -47,8 +47,8 @@ def privacy(options: Sequence[str]) -> None:
         run = reopen(chosen.run, overrides)
         if run.federation.plan is not None and chosen.attack in ("inversion", "dcor"):
             raise UserError(
-                f"run={chosen.run}: its sums are noised, and attack={chosen.attack} looks at plain uploads; attack the"
-                " same run without federation/privacy; attack=lira attacks the noised sums"
+                f"run={chosen.run}: it is noised, and attack={chosen.attack} looks at plain uploads; attack the"
+                " same run without federation/privacy; attack=lira attacks what is released"
             )
         if run.federation.summing is not None and chosen.attack == "inversion":
             raise UserError(
