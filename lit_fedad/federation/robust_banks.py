@@ -66,8 +66,8 @@ class BankSupport:
         liars: Share of clients that may be left out, at least one; if more have no support, see `standing_out`.
     """
 
-    far: float = 1.15
-    far_without_counts: float = 1.15
+    far: float = 1.25
+    far_without_counts: float = 2.0
     reach: float = 1.25
     reach_first: float = 3.0
     holders: int = 1
@@ -75,10 +75,10 @@ class BankSupport:
 
     def __post_init__(self) -> None:
         far = max(self.far, self.far_without_counts)
-        if not 0 < far <= min(self.reach, self.reach_first):
+        if not (0 < self.far <= self.reach and 0 < self.far_without_counts and far <= self.reach_first):
             raise UserError(
-                f"federation.robust.banks.reach={self.reach} and reach_first={self.reach_first} must be at least"
-                f" far={self.far} and far_without_counts={self.far_without_counts}, and these above 0"
+                f"federation.robust.banks.reach={self.reach} must be at least far={self.far}, reach_first="
+                f"{self.reach_first} at least far and far_without_counts={self.far_without_counts}, and these above 0"
             )
         at_least("federation.robust.banks", 1, holders=self.holders)
         within("federation.robust.banks", 0, 1, liars=self.liars)
