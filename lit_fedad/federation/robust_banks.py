@@ -75,7 +75,7 @@ class BankSupport:
 
     def __post_init__(self) -> None:
         far = max(self.far, self.far_without_counts)
-        if not (0 < self.far <= self.reach and 0 < self.far_without_counts and far <= self.reach_first):
+        if not (0 < self.far <= self.reach and self.far_without_counts > 0 and far <= self.reach_first):
             raise UserError(
                 f"federation.robust.banks.reach={self.reach} must be at least far={self.far}, reach_first="
                 f"{self.reach_first} at least far and far_without_counts={self.far_without_counts}, and these above 0"
