@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Server
@@ -245,7 +247,6 @@ def fit_privately(
     Raises:
         UserError: If gradients are scaled, or the loss is not finite.
     """
-    from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     if getattr(fabric.strategy.precision, "scaler", None) is not None:
@@ -255,44 +256,55 @@ def fit_privately(
     configured = client.configure_optimizers()
     if client.optimizer_state is not None:
         resume_optimizer(configured, client.optimizer_state)
-    hooks = GradSampleModule(task)
-    optimizer = DPOptimizer(
-        configured,
-        noise_multiplier=steps.noise,
-        max_grad_norm=clip,
-        expected_batch_size=steps.share * images,  # type: ignore[arg-type]
-        generator=noise,
-    )
     task.train()
-    client.on_train_start()
-    for _ in range(client.local_epochs):
-        client.on_train_epoch_start()
-        drawn = [_places(images, steps.share, draw) for _ in range(steps.number)]
-        batches = iter(_loader(loader, [places for places in drawn if places]))
-        for index, places in enumerate(drawn):
-            optimizer.zero_grad()
-            if places:
-                with fabric.autocast():
-                    loss = client.training_step(fabric.to_device(next(batches)), index)["loss"]
-                if not torch.isfinite(loss):
-                    raise UserError("the loss is not finite: training has diverged; lower the learning rate")
-                with warnings.catch_warnings():
-                    warnings.filterwarnings(
-                        "ignore", "Full backward hook is firing"
-                    )  # images need no gradient
+    with _gradients_by_image(task):
+        optimizer = DPOptimizer(
+            configured,
+            noise_multiplier=steps.noise,
+            max_grad_norm=clip,
+            expected_batch_size=steps.share * images,  # type: ignore[arg-type]
+            generator=noise,
+        )
+        client.on_train_start()
+        for _ in range(client.local_epochs):
+            client.on_train_epoch_start()
+            drawn = [_places(images, steps.share, draw) for _ in range(steps.number)]
+            batches = iter(_loader(loader, [places for places in drawn if places]))
+            for index, places in enumerate(drawn):
+                optimizer.zero_grad()
+                if places:
+                    with fabric.autocast():
+                        loss = client.training_step(fabric.to_device(next(batches)), index)["loss"]
+                    if not torch.isfinite(loss):
+                        raise UserError(
+                            "the loss is not finite: training has diverged; lower the learning rate"
+                        )
                     loss.backward()
-            else:  # noise alone
-                for parameter in optimizer.params:
-                    parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
-            optimizer.step()
-    client.on_train_end()
-    hooks.to_standard_module()
-    for parameter in task.parameters():
-        parameter.__dict__.pop("grad_sample", None)
-        parameter.__dict__.pop("summed_grad", None)
+                else:  # noise alone
+                    for parameter in optimizer.params:
+                        parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
+                optimizer.step()
+        client.on_train_end()
     task.eval()
     if client.keep_optimizer:
         client.optimizer_state = configured.state_dict()
+
+
+@contextmanager
+def _gradients_by_image(task: nn.Module) -> Iterator[None]:
+    """Has backward passes keep every image's gradient, and leaves nothing of that behind."""
+    from opacus.grad_sample import GradSampleModule
+
+    hooks = GradSampleModule(task)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")  # images need no gradient
+            yield
+    finally:
+        hooks.to_standard_module()
+        for parameter in task.parameters():
+            parameter.__dict__.pop("grad_sample", None)
+            parameter.__dict__.pop("summed_grad", None)
 
 
 def _places(images: int, share: float, draw: torch.Generator) -> list[int]:

@@ -123,7 +123,12 @@ def test_draws_and_noise_follow_from_the_secret_and_the_round_alone():
 
 @needs_opacus
 def test_nothing_stays_on_the_model():
-    own = trained(Rows(8), Steps(share=0.5, number=2, noise=1.0))
+    own = client()
+    with pytest.raises(UserError, match="the loss is not finite"):
+        rows = Rows(8)
+        rows.images[:] = torch.nan
+        trained(rows, Steps(share=1.0, number=2, noise=1.0), own=own)
+    trained(Rows(8), Steps(share=0.5, number=2, noise=1.0), own=own)
     assert not any(hasattr(parameter, "grad_sample") for parameter in own.task.parameters())
     assert not any(module._forward_hooks or module._backward_hooks for module in own.task.modules())
     assert not own.task.training
