@@ -41,7 +41,7 @@ from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.private_training import TrainingPrivacy
+from lit_fedad.federation.training_privacy import TrainingPrivacy
 from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.report.console import Display

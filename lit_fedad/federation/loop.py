@@ -31,13 +31,13 @@ from lit_fedad.federation.collecting import Collecting
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.image_privacy import ImagePrivacy, Plan
 from lit_fedad.federation.outbox import Outbox
-from lit_fedad.federation.private_training import TrainingPlan, TrainingPrivacy
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.federation.summing import Parties, Summing
+from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
 from lit_fedad.federation.transport import Pose, Transport
 from lit_fedad.federation.turn import ClientResult, Turn
 from lit_fedad.federation.turns import Turns

@@ -15,14 +15,9 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.private_training import (
-    Steps,
-    TrainingPlan,
-    TrainingPrivacy,
-    TrainPrivately,
-    fit_privately,
-)
+from lit_fedad.federation.private_training import Steps, TrainPrivately, fit_privately
 from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.privacy.gaussian_dp import mu_of
@@ -124,9 +119,9 @@ def test_draws_and_noise_follow_from_the_secret_and_the_round_alone():
 @needs_opacus
 def test_nothing_stays_on_the_model():
     own = client()
+    rows = Rows(8)
+    rows.images[:] = torch.nan
     with pytest.raises(UserError, match="the loss is not finite"):
-        rows = Rows(8)
-        rows.images[:] = torch.nan
         trained(rows, Steps(share=1.0, number=2, noise=1.0), own=own)
     trained(Rows(8), Steps(share=0.5, number=2, noise=1.0), own=own)
     assert not any(hasattr(parameter, "grad_sample") for parameter in own.task.parameters())
