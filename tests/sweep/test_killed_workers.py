@@ -42,7 +42,8 @@ def test_forty_trials_four_workers_ten_kills(study_file, tmp_path):
     workers = [begin() for _ in range(4)]
     deadline = time.monotonic() + 3000
     try:
-        while kills:
+        # On a fast machine the study may end before so many have been killed.
+        while kills and any(worker.poll() is None for worker in workers):
             time.sleep(draw.uniform(3, 12))
             assert time.monotonic() < deadline
             # At any moment of a trial; a worker that still imports its libraries has nothing to lose.
@@ -55,6 +56,7 @@ def test_forty_trials_four_workers_ten_kills(study_file, tmp_path):
                 workers[chosen].wait()
                 workers[chosen] = begin()
                 kills -= 1
+        assert kills < 10
         for worker in workers:
             assert worker.wait(deadline - time.monotonic()) == 0, (tmp_path / "log.txt").read_text()
     finally:
