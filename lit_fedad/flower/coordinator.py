@@ -20,6 +20,7 @@ import yaml
 
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
+from lit_fedad.flower.held_polls import Bell
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import server
@@ -159,6 +160,11 @@ class FederationFolder:
         return self.path / "run"
 
     @property
+    def bell(self) -> Bell:
+        """What the run tells the open port by that there are orders."""
+        return Bell(self.path / "orders.given")
+
+    @property
     def plan(self) -> Plan:
         """What the run is."""
         own = ["tracking=mlflow", *self.own]
@@ -265,7 +271,7 @@ def _open_port(folder: FederationFolder) -> Iterator[None]:
     """Lets sites in for a block."""
     if _listening(folder.port):
         raise UserError(f"port {folder.port} is in use; change port in {folder.path / SETTINGS}")
-    proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port)  # noqa: S104
+    proxy = server(f"127.0.0.1:{folder.link}", folder.path, "0.0.0.0", folder.port, folder.bell)  # noqa: S104
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     try:

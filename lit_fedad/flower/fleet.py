@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.app import Message
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -25,20 +27,47 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from lit_fedad.errors import UserError, first_line
 from lit_fedad.flower.keys import read_private_key
-from lit_fedad.flower.letters import unwrapped, wrapped
+from lit_fedad.flower.letters import in_record, wrapped
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 2.0
 _POLL_SHARE = 0.05
-"""Share of the time without an order after which a site asks again: each poll is a kilobyte on the wire."""
+"""Share of the time without an order after which a site asks again, where the port does not hold its poll."""
 
 _PATIENCE_S = 150
 """How long a site that is refused tries again: one that was killed counts as online until it misses two heartbeats."""
+
+_KEPT_S = 60
+"""How long a connection is kept that nothing goes over, in seconds: less than the open port keeps it."""
+
+
+class KeepingClient(FleetHttpClient):
+    """Flower's client, whose connections outlast the time between two heartbeats and short turns.
+
+    Flower's own keeps them for five seconds, and a new one costs kilobytes and two round trips.
+    """
+
+    _client: httpx.Client
+
+    def __init__(self, base_url: str, **given: Any) -> None:
+        super().__init__(base_url, **given)
+        self._client.close()
+        self._client = httpx.Client(
+            verify=given.get("verify", True),
+            timeout=self._client.timeout,
+            follow_redirects=True,
+            limits=httpx.Limits(keepalive_expiry=_KEPT_S),
+        )
+        for name in ("accept-encoding", "user-agent"):  # which nobody reads, in every request
+            del self._client.headers[name]
+
+
+fleet_http_connection.FleetHttpClient = KeepingClient  # type: ignore[misc]  # its connection takes none from outside
 
 
 def answer_orders(
@@ -61,23 +90,23 @@ def answer_orders(
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
     _knock(address, authority, private, note)
     keys = (private, private.public_key())
-    with http_request_response(address, False, str(authority), keys) as (
+    with fleet_http_connection.http_request_response(address, False, str(authority), keys) as (
         _, receive, send, _, _, pull, push, confirm,
     ):  # fmt: skip
         note(f"connected to {address}")
         idle = time.monotonic()
         while True:
             try:
+                asked = time.monotonic()
                 if (received := receive()) is None:
-                    time.sleep(pause(time.monotonic() - idle))
+                    time.sleep(max(0.0, asked + pause(asked - idle) - time.monotonic()))
                     continue
                 message, tree = received
                 run = message.metadata.run_id
-                whole = pull_and_inflate_object_from_tree(
-                    tree, partial(pull, run), partial(confirm, run), return_type=Message
-                )
+                record = pull_and_inflate_object_from_tree(_record(tree), partial(pull, run), lambda _: None)
+                confirm(run, tree.object_id)
                 began = time.monotonic()
-                reply = Message(wrapped(answer(unwrapped(whole))), reply_to=message)
+                reply = Message(wrapped(answer(in_record(record))), reply_to=message)
                 with no_object_id_recompute():
                     reply.metadata.__dict__["_message_id"] = reply.object_id
                     objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
@@ -92,8 +121,23 @@ def answer_orders(
                 time.sleep(_POLL_S)
 
 
+def _record(tree: ObjectTree) -> ObjectTree:
+    """Finds the record of a letter in its message: what is around it has come with the poll, and is not pulled.
+
+    Raises:
+        UserError: If the message holds anything else.
+    """
+    for _ in ("content", "record"):
+        if len(tree.children) != 1:
+            raise UserError("a message holds something else than a letter")
+        tree = tree.children[0]
+    return tree
+
+
 def pause(idle: float) -> float:
-    """Returns how many seconds a site waits until it asks again, after so many without an order.
+    """Returns how many seconds lie between two polls at least, after so many without an order.
+
+    The open port holds a poll for longer than that (`lit_fedad.flower.held_polls`); another one may not.
 
     Example:
         >>> [pause(idle) for idle in (0, 20, 3600)]
@@ -111,38 +155,38 @@ def _knock(address: str, authority: Path, private: object, note: Callable[[str],
     ]
     end = time.monotonic() + _PATIENCE_S
     told = ""
-    while True:
-        try:
-            with FleetHttpClient.from_server_address(
-                address, False, str(authority), interceptors=interceptors
-            ) as client:
+    with KeepingClient.from_server_address(
+        address, False, str(authority), interceptors=interceptors
+    ) as client:
+        while True:
+            try:
                 request = ActivateNodeRequest(
                     public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
                 )
                 node = client.ActivateNode(request)
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-            return
-        except httpx.HTTPStatusError as error:
-            cause = _refusal(error)
-            if time.monotonic() > end or "2004" not in cause:
-                raise UserError(
-                    f"{address} refuses this site ({cause}): its operator must put key.pub of this site under keys, and"
-                    " begin again"
-                ) from None
-        except httpx.ConnectError as error:
-            if "CERTIFICATE" in str(error).upper():
-                raise UserError(
-                    f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
-                    " operator"
-                ) from None
-            cause, end = f"cannot be reached ({first_line(error)})", time.monotonic() + _PATIENCE_S
-        except httpx.TransportError as error:
-            cause = f"does not answer ({type(error).__name__})"
-            end = time.monotonic() + _PATIENCE_S
-        if cause != told:
-            note(f"{address}: {cause}; trying again")
-            told = cause
-        time.sleep(2.0)
+                return
+            except httpx.HTTPStatusError as error:
+                cause = _refusal(error)
+                if time.monotonic() > end or "2004" not in cause:
+                    raise UserError(
+                        f"{address} refuses this site ({cause}): its operator must put key.pub of this site under"
+                        " keys, and begin again"
+                    ) from None
+            except httpx.ConnectError as error:
+                if "CERTIFICATE" in str(error).upper():
+                    raise UserError(
+                        f"{address} is not vouched for by {authority} ({first_line(error)}): do not connect; ask its"
+                        " operator"
+                    ) from None
+                cause, end = f"cannot be reached ({first_line(error)})", time.monotonic() + _PATIENCE_S
+            except httpx.TransportError as error:
+                cause = f"does not answer ({type(error).__name__})"
+                end = time.monotonic() + _PATIENCE_S
+            if cause != told:
+                note(f"{address}: {cause}; trying again")
+                told = cause
+            time.sleep(2.0)
 
 
 def _refusal(error: httpx.HTTPStatusError) -> str:

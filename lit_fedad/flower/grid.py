@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from lit_fedad.flower.held_polls import Bell
 from lit_fedad.flower.letters import KIND, wrapped
 from lit_fedad.flower.pull import pull
 from lit_fedad.sites.remote import Lost
@@ -25,10 +26,11 @@ class GridCarrier:
         grid: Flower's grid.
         keys: Public key of every client.
         timeout: Longest time until all replies are there, in seconds.
+        bell: Is rung when orders were pushed, so that sites come for them.
     """
 
-    def __init__(self, grid: Grid, keys: Mapping[int, bytes], timeout: float) -> None:
-        self.grid, self.keys, self.timeout = grid, dict(keys), timeout
+    def __init__(self, grid: Grid, keys: Mapping[int, bytes], timeout: float, bell: Bell) -> None:
+        self.grid, self.keys, self.timeout, self.bell = grid, dict(keys), timeout, bell
 
     def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
         """Brings every client its order; see `Carrier.carry`."""
@@ -52,6 +54,7 @@ class GridCarrier:
         """Sends what waits to the clients that are online."""
         if not waiting:
             return
+        before = len(sent)
         nodes = {bytes(node.public_key): node.node_id for node in self.grid.get_nodes()}
         for client in sorted(waiting):
             node = nodes.get(self.keys[client])
@@ -62,3 +65,5 @@ class GridCarrier:
             if pushed:
                 sent[pushed] = client
                 waiting.discard(client)
+        if len(sent) > before:
+            self.bell.ring()

@@ -1,8 +1,8 @@
-"""Letters as Flower's messages: one array of bytes."""
+"""Letters as Flower's messages: one record of bytes."""
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from lit_fedad.errors import UserError
 
@@ -10,9 +10,14 @@ _NAME = "letter"
 KIND = "train.letter"
 """Type of the messages: one of those that a SuperLink accepts."""
 
+_SHORT = 1 << 20
+"""Most bytes of a letter that crosses as one value of a configuration: fewer requests, but no chunks."""
+
 
 def wrapped(blob: bytes) -> RecordDict:
-    """Returns bytes as the content of a message: an array, which travels in chunks, unlike a configuration."""
+    """Returns bytes as the content of a message: a long one as an array, which travels in chunks."""
+    if len(blob) <= _SHORT:
+        return RecordDict({_NAME: ConfigRecord({_NAME: blob})})
     array = Array(dtype="uint8", shape=(len(blob),), stype="lit_fedad", data=blob)
     return RecordDict({_NAME: ArrayRecord({_NAME: array})})
 
@@ -24,9 +29,20 @@ def unwrapped(message: Message) -> bytes:
         UserError: If it holds anything else.
     """
     records = message.content
-    if set(records) != {_NAME} or not isinstance(records[_NAME], ArrayRecord):
-        raise UserError("a message holds something else than a letter")
-    arrays = records[_NAME]
-    if set(arrays) != {_NAME} or arrays[_NAME].stype != "lit_fedad":
-        raise UserError("a message holds something else than a letter")
-    return bytes(arrays[_NAME].data)
+    return in_record(records[_NAME] if set(records) == {_NAME} else None)
+
+
+def in_record(record: object) -> bytes:
+    """Returns the bytes in a record.
+
+    Raises:
+        UserError: If it holds anything else.
+    """
+    value = (
+        record[_NAME] if isinstance(record, ArrayRecord | ConfigRecord) and set(record) == {_NAME} else None
+    )
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Array) and value.stype == "lit_fedad":
+        return bytes(value.data)
+    raise UserError("a message holds something else than a letter")

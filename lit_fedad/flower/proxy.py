@@ -8,7 +8,7 @@ here.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,17 +19,26 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from lit_fedad.flower.held_polls import Bell
+
 _PREFIX = "/v1/fleet/"
+_POLL = f"{_PREFIX}pull-messages"
 _LARGEST = 8 << 20  # bytes of a request; Flower sends messages in chunks of five
 _HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te", "trailer"}
+_UNREAD = {"content-encoding", "date", "server"}  # of answers: the first is undone, nobody reads the others
+
+_KEPT_S = 75
+"""How long a connection is kept that nothing goes over, in seconds: longer than a site keeps it."""
 
 
-def fleet_only(upstream: str, authority: Path) -> Starlette:
+def fleet_only(upstream: str, authority: Path, bell: Bell, over: Callable[[], bool]) -> Starlette:
     """Builds the proxy.
 
     Args:
         upstream: Host and port of the SuperLink.
         authority: Certificate of the authority that vouches for it.
+        bell: Rings when there are orders; until then the answer to a site for which there is none is held.
+        over: Whether the proxy is about to end.
     """
 
     @asynccontextmanager
@@ -50,20 +59,21 @@ def fleet_only(upstream: str, authority: Path) -> Starlette:
                 return PlainTextResponse("too large\n", status_code=413)
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
         client: httpx.AsyncClient = request.app.state.client
+        heard = bell.rings
         try:
             found = await client.request(request.method, path, content=bytes(body), headers=headers)
         except httpx.TransportError:
             return PlainTextResponse("the SuperLink does not answer\n", status_code=503)
-        kept = {
-            name: value for name, value in found.headers.items() if name not in _HOP | {"content-encoding"}
-        }
+        if path == _POLL and found.is_success and not found.content:
+            await bell.wait(heard, over)
+        kept = {name: value for name, value in found.headers.items() if name not in _HOP | _UNREAD}
         return Response(found.content, found.status_code, kept)
 
     methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
     return Starlette(routes=[Route("/{path:path}", forward, methods=methods)], lifespan=lifespan)
 
 
-def server(upstream: str, folder: Path, host: str, port: int) -> uvicorn.Server:
+def server(upstream: str, folder: Path, host: str, port: int, bell: Bell) -> uvicorn.Server:
     """Builds a server of the proxy over TLS; call ``run`` of it in a thread.
 
     Args:
@@ -71,14 +81,23 @@ def server(upstream: str, folder: Path, host: str, port: int) -> uvicorn.Server:
         folder: Folder with ``ca.crt``, ``server.pem`` and ``server.key``.
         host: Address to listen on.
         port: Port to listen on.
+        bell: Rings when there are orders.
     """
+
+    def over() -> bool:
+        return proxy.should_exit
+
     config = uvicorn.Config(
-        fleet_only(upstream, folder / "ca.crt"),
+        fleet_only(upstream, folder / "ca.crt", bell, over),
         host=host,
         port=port,
         ssl_certfile=str(folder / "server.pem"),
         ssl_keyfile=str(folder / "server.key"),
         log_level="warning",
         access_log=False,
+        timeout_keep_alive=_KEPT_S,
+        server_header=False,
+        date_header=False,
     )
-    return uvicorn.Server(config)
+    proxy = uvicorn.Server(config)
+    return proxy

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
@@ -19,6 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from lit_fedad.errors import UserError
+from lit_fedad.flower import letters
 from lit_fedad.flower.grid import GridCarrier
 from lit_fedad.flower.letters import unwrapped, wrapped
 from lit_fedad.sites.remote import Lost
@@ -40,7 +41,7 @@ class Grid:
 
     def __init__(self, nodes, *script):
         self.nodes, self.script = nodes, list(script)
-        self.pushed, self.waiting = [], {}
+        self.pushed, self.waiting, self.rings = [], {}, []
         self.objects, self.read, self.confirmed = {}, 0, 0
         self._runtime_client = self
 
@@ -90,13 +91,23 @@ class Grid:
 
 
 def carry(grid, timeout=2.0, most=1000):
-    return dict(GridCarrier(grid, KEYS, timeout).carry({0: b"to north", 1: b"to east"}, most))
+    bell = SimpleNamespace(ring=lambda: grid.rings.append(len(grid.pushed)))
+    return dict(GridCarrier(grid, KEYS, timeout, bell).carry({0: b"to north", 1: b"to east"}, most))
 
 
 def test_orders_go_to_keys_not_to_names():
     grid = Grid({7: KEYS[1], 8: KEYS[0], 9: b"a stranger who calls itself north"})
     assert carry(grid) == {0: b"TO NORTH", 1: b"TO EAST"}
     assert sorted(grid.pushed) == [(7, b"to east"), (8, b"to north")]
+
+
+def test_sites_are_rung_for_when_all_their_orders_are_there():
+    grid = Grid({7: KEYS[1], 8: KEYS[0]}, 3)
+    carry(grid)
+    assert grid.rings == [2, 3]  # one order got lost, and was sent again
+    nobody = Grid({}, "wait")
+    carry(nobody, 0.1)
+    assert nobody.rings == []
 
 
 @pytest.mark.parametrize("code", [3, 4, 5, 8])
@@ -115,7 +126,7 @@ def test_who_is_away_or_late_is_lost():
 
 
 def test_other_errors_and_other_messages_are_not_taken():
-    foreign = RecordDict({"letter": ConfigRecord({"letter": b"bytes"})})
+    foreign = RecordDict({"letter": ConfigRecord({"letter": "text"})})
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, 7, foreign)
     found = carry(grid)
     assert found == {
@@ -124,11 +135,20 @@ def test_other_errors_and_other_messages_are_not_taken():
     }
 
 
-def test_a_letter_is_one_array_of_its_bytes():
+@pytest.mark.parametrize(("short", "record"), [(8, ConfigRecord), (7, ArrayRecord)])
+def test_a_letter_is_one_record_of_its_bytes(monkeypatch, short, record):
+    monkeypatch.setattr(letters, "_SHORT", short)
     content = wrapped(b"\x00\x01letter")
+    assert [type(found) for found in content.values()] == [record]
     assert unwrapped(SimpleNamespace(content=content)) == b"\x00\x01letter"
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"letter": ConfigRecord({"other": b"x"})}, {"letter": MetricRecord({"letter": 1.0})}]
+)
+def test_what_is_no_letter_is_refused(content):
     with pytest.raises(UserError, match="something else than a letter"):
-        unwrapped(SimpleNamespace(content=RecordDict({})))
+        unwrapped(SimpleNamespace(content=RecordDict(content)))
 
 
 def test_of_a_reply_that_is_too_long_no_more_is_read(monkeypatch):

@@ -12,34 +12,54 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lit_fedad.flower import proxy
+from lit_fedad.flower import held_polls, proxy
+from lit_fedad.flower.held_polls import Bell
 from lit_fedad.flower.keys import write_certificates
+
+POLL = "/v1/fleet/pull-messages"
+
+
+class Port:
+    """The open port of a folder; behind it stands a server that tells what it was asked."""
+
+    def __init__(self, folder):
+        write_certificates(folder, "localhost")
+        self.bell, self.ending, self.asked = Bell(folder / "orders.given"), False, asyncio.Event()
+        self.meanwhile = lambda: None
+        self.app = proxy.fleet_only("127.0.0.1:1", folder / "ca.crt", self.bell, lambda: self.ending)
+
+    async def answer(self, request: Request) -> Response:
+        """Sends what came back, with the status that the request names."""
+        self.meanwhile()
+        self.asked.set()
+        told = {"x-path": request.url.path, "x-key": request.headers.get("key", "")}
+        return Response(await request.body(), int(request.headers.get("status", 200)), told)
+
+    async def send(self, path, content=b"", headers=None):
+        url = httpx.URL("http://here", raw_path=path.encode())
+        transport = httpx.ASGITransport(self.app)
+        async with self.app.router.lifespan_context(self.app), self.client(transport=transport) as sender:
+            return await sender.send(sender.build_request("POST", url, content=content, headers=headers))
 
 
 @pytest.fixture
-def send(tmp_path, monkeypatch):
-    """Sends a request to the proxy, behind which stands a server that tells what it was asked."""
-    write_certificates(tmp_path, "localhost")
-
-    async def echo(request: Request) -> Response:
-        body = await request.body()
-        return Response(body, headers={"x-path": request.url.path, "x-key": request.headers.get("key", "")})
-
-    inner = Starlette(routes=[Route("/{path:path}", echo, methods=["POST", "GET"])])
-    client = httpx.AsyncClient
+def port(tmp_path, monkeypatch):
+    """The open port, without a network."""
+    found, Port.client = Port(tmp_path), httpx.AsyncClient
+    inner = Starlette(routes=[Route("/{path:path}", found.answer, methods=["POST", "GET"])])
 
     def without_network(verify, **given):
-        return client(**given, transport=httpx.ASGITransport(inner))
+        return Port.client(**given, transport=httpx.ASGITransport(inner))
 
     monkeypatch.setattr(proxy.httpx, "AsyncClient", without_network)
-    app = proxy.fleet_only("127.0.0.1:1", tmp_path / "ca.crt")
+    monkeypatch.setattr(held_polls, "HELD_S", 3600.0)
+    monkeypatch.setattr(held_polls, "_LOOK_S", 0.001)
+    return found
 
-    async def ask(path, content, headers):
-        url = httpx.URL("http://here", raw_path=path.encode())
-        async with app.router.lifespan_context(app), client(transport=httpx.ASGITransport(app)) as sender:
-            return await sender.send(sender.build_request("POST", url, content=content, headers=headers))
 
-    return lambda path, content=b"", headers=None: asyncio.run(ask(path, content, headers))
+@pytest.fixture
+def send(port):
+    return lambda *given: asyncio.run(asyncio.wait_for(port.send(*given), 30))
 
 
 def test_sites_come_in_with_their_headers_and_bytes(send):
@@ -65,3 +85,38 @@ def test_nobody_else_does(send, path):
 def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch):
     monkeypatch.setattr(proxy, "_LARGEST", 10)
     assert send("/v1/fleet/push-object", b"x" * 11).status_code == 413
+
+
+@pytest.mark.parametrize("end", ["orders", "closing", "time"])
+def test_an_empty_answer_is_held_until_there_are_orders(port, monkeypatch, end):
+    async def play():
+        poll = asyncio.create_task(port.send(POLL))
+        await port.asked.wait()
+        await asyncio.sleep(0.02)
+        assert not poll.done()
+        if end == "orders":
+            port.bell.ring()
+        elif end == "closing":
+            port.ending = True
+        found = await poll
+        assert (found.status_code, found.content) == (200, b"")
+
+    if end == "time":
+        monkeypatch.setattr(held_polls, "HELD_S", 0.2)
+    asyncio.run(play())
+
+
+def test_orders_that_are_given_while_a_site_asks_are_not_waited_for(port, send):
+    """They may have come after the SuperLink had looked."""
+    port.meanwhile = port.bell.ring
+    assert send(POLL).content == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [(POLL, b"an order", 200), (POLL, b"", 401), ("/v1/fleet/confirm-message-received", b"", 200)],
+)
+def test_nothing_else_is_held(send, path, content, status):
+    """Above all no order, which would be lost with a site that has gone without a word."""
+    found = send(path, content, {"status": str(status)})
+    assert (found.status_code, found.content) == (status, content)

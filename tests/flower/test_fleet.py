@@ -1,0 +1,55 @@
+"""A site's end: which part of an order it pulls, and how its connections are kept."""
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import fleet_http_connection
+
+from lit_fedad.errors import UserError
+from lit_fedad.flower import fleet, proxy
+from lit_fedad.flower.letters import in_record, wrapped
+
+
+@pytest.mark.parametrize("size", [0, 1000, (1 << 20) + 1])
+def test_of_an_order_only_the_letters_record_is_pulled(monkeypatch, size):
+    for name in ("_task_id", "_run_id", "_node_id"):  # what Flower tells the process of a ServerApp
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    order = Message(wrapped(bytes(size)), 7, "train.letter")
+    with no_object_id_recompute():
+        objects = {key: part.deflate() for key, part in get_all_nested_objects(order).items()}
+        record = fleet._record(get_object_tree(order))
+    pulled = []
+
+    def pull(name):
+        pulled.append(name)
+        return objects[name]
+
+    assert in_record(pull_and_inflate_object_from_tree(record, pull, lambda _: None)) == bytes(size)
+    assert len(pulled) == len(objects) - 2  # the message and its content are around it
+
+
+@pytest.mark.parametrize("children", [[], [ObjectTree()], [ObjectTree()] * 2])
+def test_a_message_without_a_letters_record_is_refused(children):
+    with pytest.raises(UserError, match="something else than a letter"):
+        fleet._record(ObjectTree(children=children))
+
+
+def test_flowers_connection_is_made_with_connections_that_are_kept():
+    """Longer than the time between two heartbeats, and not so long as the open port keeps them."""
+    assert fleet_http_connection.FleetHttpClient is fleet.KeepingClient
+    assert fleet.HEARTBEAT_DEFAULT_INTERVAL < fleet._KEPT_S < proxy._KEPT_S
+    with fleet.KeepingClient("https://localhost") as client:
+        sent = client._client.build_request("POST", "https://localhost/v1/fleet/pull-messages").headers
+        pool = client._client._transport._pool
+    assert pool._keepalive_expiry == fleet._KEPT_S
+    assert not {"accept-encoding", "user-agent"} & set(sent)
