@@ -63,13 +63,16 @@ class FedGenClient(FedAvgClient):
     """A client that also trains on generated features, and sends how many images of each class it has.
 
     From round 2, with g = ``weight * 0.98^(t - 1)``: ``CE(x, y) + n / B g CE(head(G(y')), y') +
-    g KL(softmax head(G(y)) || p(x))``, with y' drawn uniformly from classes that some client has.
+    g KL(softmax head(G(y)) || p(x))``, with y' drawn uniformly from classes that some client has. B is the size of a
+    full batch, as in the released code: divided by the images of a client's last, short batch, the middle term would
+    be up to B times as large, and training diverges.
 
     Args:
         task: A `Classifier`.
         local_epochs: Passes over the client's data per round (E).
         weight: Weight of both losses; 0 gives FedAvg.
         generated: Features n that are generated in a step.
+        batch_size: Images B of a full batch.
         noise: Numbers of noise of the generator.
         hidden: Hidden units of the generator.
     """
@@ -83,13 +86,14 @@ class FedGenClient(FedAvgClient):
         local_epochs: int = 1,
         weight: float = 10.0,
         generated: int = 32,
+        batch_size: int = 32,
         noise: int = 64,
         hidden: int = 512,
     ) -> None:
         super().__init__(task, local_epochs)
         at_least("method.client", 0, weight=weight)
-        at_least("method.client", 1, generated=generated, noise=noise, hidden=hidden)
-        self.weight, self.generated = weight, generated
+        at_least("method.client", 1, generated=generated, batch_size=batch_size, noise=noise, hidden=hidden)
+        self.weight, self.generated, self.batch_size = weight, generated, batch_size
         self.generator = FeatureGenerator(task.classes, task.num_features, noise, hidden).requires_grad_(
             False
         )
@@ -131,7 +135,7 @@ class FedGenClient(FedAvgClient):
         target = head(self.generator(labels)).float().softmax(1).detach()
         latent = F.kl_div(head(features).float().log_softmax(1), target, reduction="batchmean")
         weight = self.weight * _DECAY ** (self.context.round - 1)
-        loss = outputs["loss"] + weight * (self.generated / len(labels) * teacher + latent)
+        loss = outputs["loss"] + weight * (self.generated / self.batch_size * teacher + latent)
         return {**outputs, "loss": loss, "teacher": teacher, "latent": latent}
 
     def send(self, loader: DataLoader) -> Message:
