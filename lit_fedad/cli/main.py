@@ -322,7 +322,7 @@ COMMANDS = {
     "site": Command(
         _site,
         {
-            "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true]": (
+            "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true] [epsilon=E]": (
                 "real sites, at a site: write its settings and its key"
             ),
             "start site=DIR": "answer the coordinator's orders until the process is ended",

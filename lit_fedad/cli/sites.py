@@ -58,6 +58,7 @@ class SiteInit:
         address: The coordinator's host and port.
         ca: The coordinator's ``ca.crt``.
         apart: Whether its products are its own, even where another site's have the same name.
+        epsilon: Largest budget of differential privacy of a run that it takes part in, whose sites draw the noise.
     """
 
     out: str
@@ -65,6 +66,7 @@ class SiteInit:
     address: str
     ca: str
     apart: bool = False
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ def _init_site(options: Sequence[str]) -> None:
         data=[word for word in others if _section(word) == "data"],
         own=[word for word in others if _section(word) != "data"],
         apart=chosen.apart,
+        epsilon=chosen.epsilon,
     )
     Display().where_next(
         [

@@ -143,7 +143,7 @@ class TrainingPlan:
         """
         if releases > self.releases:
             raise UserError(
-                f"federation.privacy: {what} would be the {releases}th round of training, and the noise was made for"
+                f"federation.privacy: {what} would be number {releases} of a client's rounds of training, and the noise was made for"
                 f" {self.releases}; begin anew with fresh=true"
             )
 

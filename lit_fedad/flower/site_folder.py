@@ -14,6 +14,7 @@ import yaml
 from lit_fedad.errors import UserError
 from lit_fedad.flower.fleet import answer_orders
 from lit_fedad.flower.keys import write_site_key
+from lit_fedad.guards.bounds import above
 from lit_fedad.report.console import Display
 from lit_fedad.sites.roster import Roster, write_sum_key
 from lit_fedad.sites.site import Site, SiteSettings
@@ -32,6 +33,7 @@ class SiteFolder:
         data: Words that describe its images.
         own: Words of ``cache`` and ``fabric``.
         apart: Whether its products are its own.
+        epsilon: Largest budget of differential privacy of a run that it takes part in; None for any.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class SiteFolder:
     data: Sequence[str]
     own: Sequence[str] = field(default_factory=list)
     apart: bool = False
+    epsilon: float | None = None
 
     @classmethod
     def open(cls, path: Path) -> SiteFolder:
@@ -105,6 +108,7 @@ class SiteFolder:
             raise UserError(f"address={self.address} must be host:port of the coordinator")
         if not any(word.startswith("data=") for word in self.data):
             raise UserError("a site has images: give data=folders data.root=DIR")
+        above("site", 0, epsilon=self.epsilon)
 
     @property
     def settings(self) -> SiteSettings:
@@ -115,7 +119,13 @@ class SiteFolder:
         """
         own = [f"cache.folder={self.path / 'cache'}", *self.own]
         return SiteSettings(
-            self.name, self.path, self.data, own, self.apart, Roster.read(self.path, self.name)
+            self.name,
+            self.path,
+            self.data,
+            own,
+            self.apart,
+            Roster.read(self.path, self.name),
+            self.epsilon,
         )
 
     def runs(self) -> dict[str, int]:

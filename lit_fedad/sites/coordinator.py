@@ -25,12 +25,14 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_history
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.image_privacy import KEY_FILE, ImagePrivacy, in_words, noise_key
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
 from lit_fedad.sites.letters import Facts
+from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.remote import Carrier, Sites
 from lit_fedad.sites.status import Status
 from lit_fedad.sites.tracking import SitesTracking
@@ -137,7 +139,7 @@ def _play(
     for line in warnings:
         display.warn(line)
     federation = build_federation(config, folder, model, sites, facts)
-    display.header(_describe(config, folder, model, facts, names))
+    display.header(_describe(config, folder, federation, model, facts, names))
     console.begin(display)
     try:
         with tracking.open(model, facts, display):
@@ -151,9 +153,12 @@ def _play(
             result |= {"tracking_run_id": tracking.judged(federation, rates)}
             status.write(federation, result["status"])
             folder.save_json("result.json", result)
+            (folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
             tracking.files()
     finally:
         console.end()
+    if (spent := result["differential_privacy"]) is not None:
+        display.note(f"spent: {in_words(spent)}")
     return result
 
 
@@ -187,6 +192,7 @@ def _result(
         "rounds": config["rounds"],
         "config": config,
         "privacy": None,
+        "differential_privacy": federation.privacy,
     }
 
 
@@ -194,6 +200,8 @@ def build_federation(
     config: Config, folder: RunFolder, model: Model, sites: Sites, facts: Mapping[int, Facts]
 ) -> Federation:
     """Builds the round loop of a server whose clients are sites."""
+    privacy = promised(config)
+    central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"  # all other noise sites draw
     return Federation(
         server=model.server,
         client=model.client,
@@ -210,6 +218,8 @@ def build_federation(
         robust=build(config["federation"].get("robust")),
         secure_sum=build(config["federation"].get("secure_sum")),
         transport=sites,
+        privacy=privacy,
+        noise_key=noise_key(folder.path, None, sites.run) if central else b"",
     )
 
 
@@ -294,8 +304,15 @@ def _same_limits(
 
 
 def _describe(
-    config: Config, folder: RunFolder, model: Model, facts: Mapping[int, Facts], names: Mapping[int, str]
+    config: Config,
+    folder: RunFolder,
+    federation: Federation,
+    model: Model,
+    facts: Mapping[int, Facts],
+    names: Mapping[int, str],
 ) -> dict[str, str]:
+    plan = federation.plan
+    private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
     sites = ", ".join(f"{names[client]} ({own.size} images)" for client, own in sorted(facts.items()))
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
@@ -303,5 +320,6 @@ def _describe(
         "sites": sites,
         "backbone": f"{model.provenance['name']}, weights {model.provenance['taken']}",
         "rounds": f"{config['rounds']} (seed {config['seed']})",
+        **private,
         "files": str(folder.path),
     }

@@ -79,11 +79,6 @@ def check_crosses(config: Config, classes: Sequence[str] = ()) -> None:
             "public: nobody can see whether images of the coordinator are also a site's; give public=synthetic, which"
             " draws them"
         )
-    if config["federation"].get("privacy") is not None:
-        raise UserError(
-            "federation.privacy: sites do not draw noise of their own yet; leave it out, or train in one process:"
-            " lit-fedad train"
-        )
     learns = takes(config["task"], "classes")
     if learns and len(set(classes)) < 2:
         raise UserError(f"method={name}: its task learns classes; name all that sites hold: classes=cat,dog")

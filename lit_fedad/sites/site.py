@@ -13,7 +13,7 @@ import torch
 
 import lit_fedad
 from lit_fedad.config import build, compose
-from lit_fedad.contracts import Context, Exchange
+from lit_fedad.contracts import Context, Exchange, Exchanges
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.data.labelled import LabelledImage
 from lit_fedad.data.partition import Partition
@@ -25,6 +25,7 @@ from lit_fedad.experiment.build import build_data, build_evaluator, build_model
 from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.federation.image_privacy import in_words
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.secure_sum import Mask
@@ -42,6 +43,7 @@ from lit_fedad.sites.own_images import (
     scores_question,
     training_indices,
 )
+from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words
@@ -61,6 +63,8 @@ class SiteSettings:
         own: Words of ``cache`` and ``fabric``.
         apart: Whether its products are its own, even where those of another site have the same name.
         roster: The keys for secure sums; a site that has some answers in runs of secure sums alone. None for none.
+        epsilon: Largest budget of differential privacy of a run, whose sites draw the noise; None for any, and for runs
+            without noise.
     """
 
     name: str
@@ -69,6 +73,7 @@ class SiteSettings:
     own: Sequence[str] = ()
     apart: bool = False
     roster: Roster | None = None
+    epsilon: float | None = None
 
 
 class Site:
@@ -119,6 +124,7 @@ class _Seat:
 
     def __init__(self, order: Order, settings: SiteSettings, display: Display) -> None:
         config = compose_words(order.words, settings.own)
+        check_promise(config, settings.epsilon)
         form, config["data"] = config["data"], compose([*settings.data])["data"]
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         images = own_images(config, form, order.classes, settings.name, settings.apart)
@@ -134,10 +140,15 @@ class _Seat:
             model=f"{model.fingerprint[:16]} {begins}",
         )
         data = build_data(config, images, partition, model, fabric, display)
+        size = len(partition.clients[order.client])
+        self.noise = OwnNoise.of(config, model, states.folder, data.digest, order.client, size)
+        if self.noise is not None:
+            display.note(f"run {order.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
         self.config, self.data, self.states = config, data, states
         self.client, self.module, self.fabric = model.client, data.module, fabric
         self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
-        self.summed = config["federation"].get("secure_sum") is not None
+        self.secure = build(config["federation"].get("secure_sum"))
+        self.summed = self.secure is not None
         if self.summed != (settings.roster is not None):
             raise UserError(
                 "the coordinator's run has secure sums, and this site no roster: docs/sites.md"
@@ -172,11 +183,15 @@ class _Seat:
             return Reply(letter=self._reveal(order.letter))
         stage = self.module.stages[order.client]
         context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
-        exchange = self._exchange(order, context)
-        self.states.settle(order.settled, order.base)
         envelopes, blob = order.letter[: order.sealed], self._message(order)
-        self.turn.activate(exchange, context, self.states.get(order.base), blob)
+        state = self.states.get(order.base)
+        asked = Asked(order.round, order.exchange, digest(blob), digest_of(state) if self.noise else "")
+        exchange = self._exchange(order, context, asked)
+        self.states.settle(order.settled, order.base)
+        self.turn.activate(exchange, context, state, blob)
         if order.kind == "play":
+            if self.noise is not None:
+                self.noise.pay(exchange, self.client, asked)
             mask = self._mask(exchange, envelopes)
             self.place = order.round, order.exchange
             result = self.turn.play(exchange, self.module.at(order.round), mask)
@@ -202,6 +217,8 @@ class _Seat:
         if self.roster is None:
             raise UserError("the coordinator invites to a secure sum, and the run has none")
         keys = self.roster.numbered(order.names, order.client)
+        if self.noise is not None:
+            self.noise.share(self.secure, len(order.names))
         self.party = Party(order.client, self.roster.pair, keys)
         offer = self.party.offer(order.letter)
         images = self.party.invitation.members[order.client]
@@ -221,11 +238,17 @@ class _Seat:
         """Reveals shares of the sum that the site has last had a part in."""
         if self.party is None:
             raise UserError("the coordinator asks for shares of no sum")
-        self.given.claim(self.place, read_survivors(letter))
+        clients = read_survivors(letter)
+        if self.noise is not None:
+            self.noise.check_sum(clients)
+        self.given.claim(self.place, clients)
         return self.party.reveal(letter)
 
-    def _exchange(self, order: Order, context: Context) -> Exchange:
-        exchanges = self.client.exchanges
+    def _exchanges(self, asked: Asked) -> Exchanges:
+        return self.noise.exchanges(self.client, asked) if self.noise else self.client.exchanges
+
+    def _exchange(self, order: Order, context: Context, asked: Asked) -> Exchange:
+        exchanges = self._exchanges(asked)
         if order.sums:
             if exchanges.sums is None:
                 raise UserError("the coordinator asked for a model made of sums, which this method has not")

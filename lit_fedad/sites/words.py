@@ -107,6 +107,11 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         "fresh": False,
     }
     check_targets(config, Path("the federation's configuration"))
+    if (config["federation"].get("privacy") or {}).get("seed") is not None:
+        raise UserError(
+            "federation.privacy.seed: whoever knows it can take the noise away; leave it out, and each machine draws a"
+            " secret of its own"
+        )
     return config
 
 

@@ -1,0 +1,154 @@
+"""The noise that a site draws itself: its secret never leaves the site, nor does more than the budget pays for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+from lit_fedad.config import Config, build
+from lit_fedad.contracts import Client, Exchange, Exchanges
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import Model
+from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, noise_key
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.federation.state_file import sync
+from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
+
+
+@dataclass(frozen=True)
+class Asked:
+    """All that a site's answer follows from, beside its images.
+
+    Attributes:
+        round: Round of the exchange.
+        exchange: Its index in the round.
+        message: Hash of the server's message.
+        state: Hash of the personal state that it starts from.
+    """
+
+    round: int
+    exchange: int
+    message: str
+    state: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of it."""
+        return blake2b(repr(self).encode(), digest_size=16).hexdigest()
+
+
+class OwnNoise:
+    """A site's noise in one run with differential privacy.
+
+    The coordinator is not trusted to ask once. What is asked again has the same answer with the same noise, and tells
+    nothing new. What is asked in another way has other noise, since the difference of two answers with the same noise
+    would show both without; and it is paid for from the budget, as an answer of its own.
+
+    Args:
+        plan: The noise that the run needs.
+        folder: The site's folder of this run.
+        images: Hash of the site's images.
+    """
+
+    def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str) -> None:
+        self.plan, self._paid = plan, folder / "noised.json"
+        self._key = noise_key(folder, None, images)
+
+    @classmethod
+    def of(
+        cls, config: Config, model: Model, folder: Path, images: str, client: int, size: int
+    ) -> OwnNoise | None:
+        """Plans the noise of a run that a coordinator describes; None where it has none.
+
+        Raises:
+            UserError: If the run cannot keep its promise.
+        """
+        privacy = promised(config)
+        if privacy is None:
+            return None
+        federation = config["federation"]
+        secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
+        plan = privacy.plan(
+            model.client, model.server, config["rounds"], {client: 0}, {client: size}, sampler, secure
+        )
+        return cls(plan, folder, images)
+
+    def share(self, secure: SecureSum, sites: int) -> None:
+        """Sets the share of the noise that this site adds, where all sites together add it.
+
+        Args:
+            secure: Settings of secure sums.
+            sites: Sites of the run.
+        """
+        if isinstance(self.plan, Plan) and self.plan.settings.where == "distributed":
+            self.plan = replace(self.plan, carriers=secure.quorum_of(sites))
+
+    def check_sum(self, clients: Sequence[int]) -> None:
+        """Checks that a sum holds the whole noise.
+
+        Args:
+            clients: The clients whose messages are in it.
+
+        Raises:
+            UserError: If they are too few.
+        """
+        if isinstance(self.plan, Plan) and len(clients) < self.plan.carriers:
+            raise UserError(
+                f"the coordinator asks for the sum of {len(clients)} sites, which holds less noise than that of"
+                f" {self.plan.carriers}"
+            )
+
+    def exchanges(self, client: Client, asked: Asked) -> Exchanges:
+        """Puts the noise around the exchanges of a method."""
+        key = blake2b(asked.digest.encode(), key=self._key, digest_size=32).digest()
+        return self.plan.noised(client.exchanges, client, key)
+
+    def pay(self, exchange: Exchange, client: Client, asked: Asked) -> None:
+        """Notes what is asked for, before it is answered.
+
+        Raises:
+            UserError: If that overdraws the budget, or nothing can be noted.
+        """
+        if not self.plan.released_in([exchange], client):
+            return
+        try:
+            paid = json.loads(self._paid.read_text()) if self._paid.exists() else []
+            if asked.digest in paid:
+                return
+            self.plan.check(len(paid) + 1, "this order")
+            partial = self._paid.with_name(f".{self._paid.name}.partial")
+            partial.write_text(json.dumps([*paid, asked.digest]))
+            sync(partial)
+            partial.replace(self._paid)
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{self._paid}: cannot be kept ({type(error).__name__})") from error
+
+
+def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
+    """Returns the differential privacy that a run promises; None for none."""
+    privacy: ImagePrivacy | TrainingPrivacy | None = build(config["federation"].get("privacy"))
+    return None if privacy is None or privacy.epsilon is None else privacy
+
+
+def check_promise(config: Config, most: float | None) -> None:
+    """Checks that a run promises what a site's operator asks for.
+
+    Args:
+        config: The run's configuration.
+        most: Largest epsilon, of noise that sites draw themselves; None where the operator asks for nothing.
+
+    Raises:
+        UserError: If the run promises less.
+    """
+    if most is None:
+        return
+    privacy = promised(config)
+    own = privacy is not None and getattr(privacy, "where", "own") != "central"
+    if privacy is None or not own or privacy.epsilon is None or privacy.epsilon > most:
+        raise UserError(
+            f"this site answers in runs alone whose sites draw noise for epsilon of at most {most:g}: give"
+            f" federation/privacy=distributed or dp_sgd, and federation.privacy.epsilon={most:g}"
+        )

@@ -1,0 +1,205 @@
+"""Sites that draw noise of their own: what is asked twice, what is paid for, and what sums hold."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers.class_sites import CLASSES, class_data, pack, sites
+from helpers.sites import DEBUG, HERE, NAMES, Here, paint, settings
+from lightning.fabric import Fabric
+from safetensors.torch import load
+
+from lit_fedad.config import build
+from lit_fedad.contracts import Context
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.build import build_model
+from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.federation.image_privacy import KEY_FILE, ImagePrivacy, Plan
+from lit_fedad.federation.outbox import Outbox
+from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.report.console import Display
+from lit_fedad.sites import coordinator
+from lit_fedad.sites.coordinator import coordinate
+from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
+from lit_fedad.sites.roster import Roster, write_sum_key
+from lit_fedad.sites.site import Site
+from lit_fedad.sites.words import compose_words
+
+RUN = "0123456789abcdef"
+CLASSIFIER = [
+    "method=fedavg", "task=classifier", "features=frozen", *DEBUG, "rounds=2",
+    "federation/privacy=dp_sgd", "federation.privacy.epsilon=8", "federation/robust=off",
+]  # fmt: skip
+SUBSPACE = ["method=federated_subspace", *DEBUG, "rounds=0"]
+OWN = ["cache.enabled=false", "fabric.accelerator=cpu"]
+
+
+def plan_of(releases=2, **settings):
+    return Plan(ImagePrivacy(epsilon=4.0, **settings), 3.0, releases)
+
+
+class Sums:
+    """An exchange whose sums are noised."""
+
+    @staticmethod
+    def image_sums(client):
+        return type("Form", (), {"form": lambda self: {"sum": (2,)}})()
+
+
+def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
+    noise = OwnNoise(plan_of(), tmp_path, "images")
+    budget = noise.plan.settings.epsilon
+    asked = [Asked(1, 0, message, "state") for message in "abcdefghijklmnopqrst"]
+    affordable = sum(noise.plan.epsilon(count) <= budget for count in range(1, 20))
+    assert 1 <= affordable < 19
+    for one in asked[:affordable]:
+        noise.pay(Sums, None, one)
+        noise.pay(Sums, None, one)
+    again = OwnNoise(noise.plan, tmp_path, "images")  # the site was started anew
+    again.pay(Sums, None, asked[0])
+    with pytest.raises(UserError, match=r"this order needs epsilon .* the budget is 4"):
+        again.pay(Sums, None, asked[affordable])
+    assert len(json.loads((tmp_path / "noised.json").read_text())) == affordable
+
+
+def test_all_that_an_answer_follows_from_tells_it_apart():
+    first = Asked(1, 0, "message", "state")
+    others = [replace(first, **change) for change in (
+        {"round": 2}, {"exchange": 1}, {"message": "other"}, {"state": "other"},
+    )]  # fmt: skip
+    assert len({one.digest for one in (first, *others)}) == 5
+    assert replace(first).digest == first.digest
+
+
+def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
+    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images")
+    noise.share(SecureSum(), 5)
+    assert noise.plan.carriers == 3
+    assert 3 * noise.plan.share**2 == pytest.approx(noise.plan.deviation**2)
+    noise.check_sum([0, 1, 4])
+    with pytest.raises(UserError, match="sum of 2 sites, which holds less noise than that of 3"):
+        noise.check_sum([0, 1])
+
+
+def test_the_secret_stays_in_the_sites_folder(tmp_path):
+    OwnNoise(plan_of(), tmp_path, "images")
+    assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["federation/privacy=distributed", "federation.privacy.epsilon=8"],
+        ["federation/privacy=central", "federation.privacy.epsilon=1"],
+        ["federation/privacy=distributed"],
+    ],
+)
+def test_an_operator_who_asks_for_a_promise_gets_it_or_nothing(words):
+    config = compose_words([*SUBSPACE, *words])
+    check_promise(config, None)
+    with pytest.raises(UserError, match="epsilon of at most 4"):
+        check_promise(config, 4)
+
+
+def test_a_promise_that_is_kept_is_taken():
+    for choice in ("distributed", "dp_sgd"):
+        words = [f"federation/privacy={choice}", "federation.privacy.epsilon=4"]
+        check_promise(compose_words([*SUBSPACE, *words]), 4)
+
+
+def test_noise_that_the_coordinator_knows_is_refused():
+    with pytest.raises(UserError, match="federation.privacy.seed: whoever knows it"):
+        compose_words([*SUBSPACE, "federation/privacy=distributed", "federation.privacy.seed=1"])
+
+
+class Asking:
+    """Asks one site to train, with whatever message."""
+
+    def __init__(self, folder, epsilon=None):
+        pack(folder, own_numbers=False)
+        self.site = sites(folder, class_data)[0]
+        self.site.settings = replace(self.site.settings, epsilon=epsilon)
+        config = coordinator.Plan(CLASSIFIER, ["north"], "x", classes=CLASSES).config()
+        self.model = build_model(config, CLASSES)
+        self.down = build(config["federation"]["channel"]).down
+
+    def train(self, round=1, change=0.0):
+        context, server = Context(0, round), self.model.server
+        server.begin(context)
+        server.weights = {
+            name: entry + change if entry.is_floating_point() else entry
+            for name, entry in server.weights.items()
+        }
+        outbox = Outbox(server, self.model.client, self.down, Fabric(accelerator="cpu", devices=1))
+        letter = outbox.pack(self.model.client.exchanges.at(context), [0], context)[0]
+        order = Order("play", RUN, CLASSIFIER, 0, [*CLASSES], round=round, step=round, letter=letter)
+        return Reply.from_bytes(self.site.answer(order.to_bytes()))
+
+
+def test_asked_twice_a_site_draws_the_same_noise_and_asked_otherwise_another(tmp_path):
+    pytest.importorskip("opacus")
+    asking = Asking(tmp_path, epsilon=8)
+    first, again = asking.train(), asking.train()
+    assert not first.cause
+    assert first.letter == again.letter
+    assert not first.scalars  # losses are of its images
+    other = asking.train(change=1e-3)
+    weights = [load(reply.letter)["classifier.weight"] for reply in (first, other)]
+    # The same noise would move both in the same way from where they start, .001 apart.
+    assert (weights[1] - weights[0]).std() > 0.01
+    assert not other.cause
+    assert "noise was made for 2" in asking.train(change=2e-3).cause
+
+
+@pytest.mark.slow
+def test_a_federation_whose_sites_train_privately(tmp_path):
+    pytest.importorskip("opacus")
+    pack(tmp_path, own_numbers=False)
+    plan = coordinator.Plan(CLASSIFIER, NAMES, str(tmp_path / "run"), HERE, CLASSES)
+    result = coordinate(plan, Here(sites(tmp_path, class_data)), Display(quiet=True))
+    spent = result["differential_privacy"]
+    assert 7 < spent["epsilon"] <= 8
+    assert spent["secret"]
+    assert not list((tmp_path / "run").rglob(KEY_FILE))  # sites alone have secrets
+    assert result["client_losses"] in ({}, None) or not any(result["client_losses"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    paint(folder)
+    lines = []
+    for name in NAMES:
+        write_sum_key(folder / name, name)
+        lines.append((folder / name / "sum.pub").read_text())
+    for name in NAMES:
+        (folder / name / "roster").write_text("".join(lines))
+    return folder
+
+
+def centre(folder, name, noise):
+    """The centre of features that sites find with so much noise."""
+    found = [
+        Site(replace(settings(folder, own, *OWN), roster=Roster.read(folder / own, own)), Display(quiet=True))
+        for own in NAMES
+    ]
+    private = ["federation/privacy=distributed", "federation.privacy.epsilon=1e12"]
+    words = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
+    plan = coordinator.Plan(words, NAMES, str(folder / name), OWN)
+    result = coordinate(plan, Here(found), Display(quiet=True))
+    checkpoints = Checkpoints(folder / name / "checkpoints")
+    return checkpoints.load(checkpoints.latest())[1]["server"]["moments"]["centre"], result
+
+
+@pytest.mark.slow
+def test_shares_of_sites_add_up_to_the_noise_that_was_planned(folder):
+    (plain, _), (little, told), (much, _) = (
+        centre(folder, f"noise_{noise}", noise) for noise in (0.00001, 0.001, 0.03)
+    )
+    small, large = (little - plain).norm(), (much - plain).norm()
+    assert 0 < small < 0.1 * plain.norm()
+    assert 3 < large / small < 300  # 30, as the noise; both are random
+    spent = told["differential_privacy"]
+    assert (spent["noise"], spent["where"], spent["sums"]) == (0.001, "distributed", 3)
