@@ -143,8 +143,8 @@ class TrainingPlan:
         """
         if releases > self.releases:
             raise UserError(
-                f"federation.privacy: {what} would be number {releases} of a client's rounds of training, and the noise was made for"
-                f" {self.releases}; begin anew with fresh=true"
+                f"federation.privacy: {what} would be number {releases} of a client's rounds of training, and the noise"
+                f" was made for {self.releases}; begin anew with fresh=true"
             )
 
     def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:

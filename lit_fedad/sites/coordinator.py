@@ -153,6 +153,7 @@ def _play(
             result |= {"tracking_run_id": tracking.judged(federation, rates)}
             status.write(federation, result["status"])
             folder.save_json("result.json", result)
+            result = folder.result() or result  # as a later call has it: names are strings
             (folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
             tracking.files()
     finally:
