@@ -1,7 +1,7 @@
-"""A decoder from features to images, trained on drawn scenes: where places are kept, it inverts better than a search.
+"""A decoder from features to images, trained on public ones: where places are kept, it inverts better than a search.
 
 After Dosovitskiy and Brox (CVPR 2016), who train a network on public images to invert the features of another: what it
-has learned of images stands in for what features no longer say. Drawn scenes show nothing of any client.
+has learned of images stands in for what features no longer say. Drawn scenes, the default, show nothing of any client.
 """
 
 from __future__ import annotations
@@ -13,11 +13,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.contracts.randomness import seeded
+from lit_fedad.contracts.randomness import generator, seeded
 from lit_fedad.errors import UserError
 from lit_fedad.pretraining.scenes import Scenes
 
 _WIDTH, _BATCH, _LEARNING_RATE = 96, 16, 2e-3
+
+Batches = Callable[[int], Tensor]
+"""Images [n, 3, H, W] in [0, 1] of the batch of a number."""
+
+
+def drawn_scenes(size: tuple[int, int], seed: int) -> Batches:
+    """Returns batches of drawn scenes.
+
+    Args:
+        size: Height and width H, W.
+        seed: Seed of the scenes.
+    """
+    scenes = Scenes(size=max(size), scenes=_BATCH, textures=_BATCH, seed=seed)
+    return lambda number: scenes.views(number)[0][:, :, : size[0], : size[1]]
+
+
+def drawn_from(images: Tensor, size: tuple[int, int], seed: int) -> Batches:
+    """Returns batches of public images, each mirrored or not.
+
+    Args:
+        images: uint8 [P, 3, S, S], with S the larger of height and width.
+        size: Height and width H, W.
+        seed: Seed of the draws.
+    """
+
+    def batch(number: int) -> Tensor:
+        draw = generator(seed, "public", number)
+        chosen = images[torch.randint(len(images), (_BATCH,), generator=draw)] / 255
+        mirrored = torch.rand(_BATCH, generator=draw) < 0.5
+        chosen[mirrored] = chosen[mirrored].flip(3)
+        return chosen[:, :, : size[0], : size[1]]
+
+    return batch
 
 
 class Decoder(nn.Module):
@@ -57,16 +90,18 @@ def train_decoder(
     size: tuple[int, int],
     steps: int,
     seed: int,
+    public: Batches,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Decoder, list[float]]:
-    """Trains a decoder on drawn scenes, a new batch a step, by the mean absolute error.
+    """Trains a decoder on public images, a new batch a step, by the mean absolute error.
 
     Args:
         encode: Function from images [n, 3, H, W] in [0, 1] to features [n, P, C].
         grid: Rows and columns of the P places.
         size: Height and width of the images.
         steps: Steps of Adam; the learning rate falls to 0 along a cosine.
-        seed: Seed of scenes and initial weights.
+        seed: Seed of the initial weights.
+        public: The images, of that size.
         on_step: Called with the number of steps done and of all.
 
     Returns:
@@ -75,10 +110,9 @@ def train_decoder(
     Raises:
         UserError: If features have no places.
     """
-    scenes = Scenes(size=max(size), scenes=_BATCH, textures=_BATCH, seed=seed)
 
     def batch(number: int) -> tuple[Tensor, Tensor]:
-        shown = scenes.views(number)[0][:, :, : size[0], : size[1]]
+        shown = public(number)
         with torch.no_grad():
             return shown, encode(shown)
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lit_fedad.audits.decoder import Decoder, train_decoder
+from lit_fedad.audits.decoder import Batches, Decoder, drawn_from, drawn_scenes, train_decoder
 from lit_fedad.audits.statistics import own_part
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.randomness import generator
+from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.public import natural, refuse_overlap
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
@@ -39,9 +41,13 @@ Target = Literal["images", "memory", "weights"]
 # Options that decide the search, by what is attacked.
 _SEARCH: dict[Target, tuple[str, ...]] = {
     "images": (),
-    "memory": ("images", "steps", "restarts", "seed", "knowledge", "by"),
+    "memory": ("images", "steps", "restarts", "seed", "knowledge", "by", "public"),
     "weights": ("images", "steps", "restarts", "seed", "update"),
 }
+
+
+_MOST_PUBLIC = 10_000
+"""Images that a decoder is trained on at most, of those that are given."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,14 @@ class InversionOptions:
         knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
             clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
         by: How a memory bank that keeps positions is inverted: ``search`` for images whose features it has, or
-            ``decoder``, a network trained in as many steps on drawn scenes to make images of shared features.
+            ``decoder``, a network trained in as many steps to make images of shared features.
+        public: Folder or ``.npz`` file of images that the decoder is trained on; None for drawn scenes.
         update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
             labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
             labels known: the classical setting.
 
     Raises:
-        UserError: If ``images``, ``steps`` or ``restarts`` is less than 1.
+        UserError: If ``images``, ``steps`` or ``restarts`` is less than 1, or options exclude each other.
     """
 
     client: int | None = None
@@ -75,6 +82,7 @@ class InversionOptions:
     seed: int = 0
     knowledge: Literal["shared", "own"] = "shared"
     by: Literal["search", "decoder"] = "search"
+    public: str | None = None
     update: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
@@ -86,6 +94,8 @@ class InversionOptions:
             raise UserError(
                 "by=decoder learns to invert the features that all share: leave out knowledge=own"
             )
+        if self.public is not None and self.by != "decoder":
+            raise UserError(f"public={self.public}: a search learns from no images; give by=decoder")
 
 
 @dataclass(frozen=True)
@@ -192,10 +202,29 @@ class Attack:
         """Trains a decoder of the features that all share, at its first use; with the loss of each step."""
         task, size = self.run.model.task, self._shape(1)[2:]
         assert isinstance(task, MemoryBank)
+        public = self._public((size[0], size[1]))
         with self.run.display.progress("Decoder") as progress:
             return train_decoder(
-                self.encode, task.grid, (size[0], size[1]), self.options.steps, self.options.seed, progress
+                self.encode,
+                task.grid,
+                (size[0], size[1]),
+                self.options.steps,
+                self.options.seed,
+                public,
+                progress,
             )
+
+    def _public(self, size: tuple[int, int]) -> Batches:
+        """Reads what a decoder is trained on, none of it a client's."""
+        if self.options.public is None:
+            return drawn_scenes(size, self.options.seed)
+        run = self.run
+        images = natural(self.options.public, max(size), _MOST_PUBLIC, self.options.seed)
+        held = run.data.images
+        if isinstance(held, ImageSet):
+            own = read_images([sample.path for sample in held.train], max(size))
+            refuse_overlap(images, own, f"the training images of {held.name}")
+        return drawn_from(images, size, self.options.seed)
 
     def search_features(self, target: Tensor, ordered: bool, images: int, progress: Progress) -> Inversion:
         """Searches images whose generated features are a target, or decodes the one image of an ordered one.

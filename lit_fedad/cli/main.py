@@ -277,7 +277,7 @@ COMMANDS = {
                 "membership inference: all messages, against those of shadow runs; the same command continues"
             ),
             f"{_RUN} attack=inversion [client=N] [control=N] [images=4] [steps=500] [restarts=1] [seed=0]"
-            " [knowledge=shared|own] [by=search|decoder] [update=round|step]": (
+            " [knowledge=shared|own] [by=search|decoder] [public=DIR] [update=round|step]": (
                 "images out of what a client uploads: banks, weights of classifiers, condensed images"
             ),
             f"{_RUN} attack=dcor": "distance correlation of shared densities with the images behind them",

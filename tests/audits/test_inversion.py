@@ -327,6 +327,12 @@ def test_a_bank_that_keeps_positions_is_decoded(tmp_path):
     assert len(found["losses"]) == 3
     assert found["losses"] == found["control_losses"]
     assert len(found["identified"]["client 0"]["ranks"]) == 1
+    options = {"by": "decoder", "steps": 3, "images": 2}
+    with pytest.raises(UserError, match="images are also in the training images"):
+        invert(reopen(str(folder)), InversionOptions(**options, public=str(tmp_path / "data")))
+    np.savez(tmp_path / "public.npz", images=np.zeros((5, 40, 40, 3), np.uint8), labels=np.zeros(5, int))
+    invert(reopen(str(folder)), InversionOptions(**options, public=str(tmp_path / "public.npz")))
+    assert report(folder)["public"].endswith("public.npz")
 
 
 def test_a_reconstruction_that_is_the_image_is_identified(averaged, monkeypatch):

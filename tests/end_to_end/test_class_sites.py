@@ -76,7 +76,9 @@ def test_classifiers(tmp_path, monkeypatch, differences, capsys, method):
     words, public = words_of(method, "classifier", tmp_path)
     result = check_alike(tmp_path, monkeypatch, differences, words, class_data, CLASSES, public)
     # Two sites hold two of three classes in equal parts, one all: of those that it tests, too.
-    assert result["constants"]["client_largest"]["2"]["accuracy"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 3)
+    assert result["constants"]["client_largest"]["2"]["accuracy"] == pytest.approx(
+        (1 / 2 + 1 / 3 + 1 / 2) / 3
+    )
     assert result["partition"]["counts"] == [[6, 6, 0], [6, 6, 6], [0, 6, 6]]
     Display().closing_table(result)  # what `federation start` ends with
     assert "Without a look at images" in capsys.readouterr().out
