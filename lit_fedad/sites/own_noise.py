@@ -23,21 +23,18 @@ class Asked:
     """All that a site's answer follows from, beside its images.
 
     Attributes:
+        configuration: Hash of the run's configuration.
         round: Round of the exchange.
         exchange: Its index in the round.
         message: Hash of the server's message.
         state: Hash of the personal state that it starts from.
     """
 
+    configuration: str
     round: int
     exchange: int
     message: str
     state: str
-
-    @property
-    def digest(self) -> str:
-        """A hash of it."""
-        return blake2b(repr(self).encode(), digest_size=16).hexdigest()
 
 
 class OwnNoise:
@@ -103,8 +100,12 @@ class OwnNoise:
 
     def exchanges(self, client: Client, asked: Asked) -> Exchanges:
         """Puts the noise around the exchanges of a method."""
-        key = blake2b(asked.digest.encode(), key=self._key, digest_size=32).digest()
+        key = blake2b(self._digest(asked).encode(), key=self._key, digest_size=32).digest()
         return self.plan.noised(client.exchanges, client, key)
+
+    def _digest(self, asked: Asked) -> str:
+        """Hashes a question and the size of its noise: two sizes of the same noise would tell what they hide."""
+        return blake2b(repr((asked, self.plan)).encode(), digest_size=16).hexdigest()
 
     def pay(self, exchange: Exchange, client: Client, asked: Asked) -> None:
         """Notes what is asked for, before it is answered.
@@ -114,13 +115,14 @@ class OwnNoise:
         """
         if not self.plan.released_in([exchange], client):
             return
+        digest = self._digest(asked)
         try:
             paid = json.loads(self._paid.read_text()) if self._paid.exists() else []
-            if asked.digest in paid:
+            if digest in paid:
                 return
             self.plan.check(len(paid) + 1, "this order")
             partial = self._paid.with_name(f".{self._paid.name}.partial")
-            partial.write_text(json.dumps([*paid, asked.digest]))
+            partial.write_text(json.dumps([*paid, digest]))
             sync(partial)
             partial.replace(self._paid)
         except (OSError, ValueError, TypeError) as error:

@@ -185,7 +185,8 @@ class _Seat:
         context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
         envelopes, blob = order.letter[: order.sealed], self._message(order)
         state = self.states.get(order.base)
-        asked = Asked(order.round, order.exchange, digest(blob), digest_of(state) if self.noise else "")
+        known = digest_of(state) if self.noise else ""
+        asked = Asked(self.facts.configuration, order.round, order.exchange, digest(blob), known)
         exchange = self._exchange(order, context, asked)
         self.states.settle(order.settled, order.base)
         self.turn.activate(exchange, context, state, blob)

@@ -2,19 +2,22 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
+import torch
 from helpers.class_sites import CLASSES, class_data, pack, sites
 from helpers.sites import DEBUG, HERE, NAMES, Here, paint, settings
 from lightning.fabric import Fabric
 from safetensors.torch import load
 
 from lit_fedad.config import build
-from lit_fedad.contracts import Context
+from lit_fedad.contracts import Context, Exchanges
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.image_privacy import KEY_FILE, ImagePrivacy, Plan
+from lit_fedad.federation.noised_sums import gaussian
 from lit_fedad.federation.outbox import Outbox
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.report.console import Display
@@ -39,8 +42,22 @@ def plan_of(releases=2, **settings):
     return Plan(ImagePrivacy(epsilon=4.0, **settings), 3.0, releases)
 
 
+class Client:
+    """A client of one exchange."""
+
+    @property
+    def exchanges(self):
+        return Exchanges((), (Sums(),))
+
+
 class Sums:
     """An exchange whose sums are noised."""
+
+    name = "sums"
+
+    @staticmethod
+    def upload_spec(client):
+        return {"sum": None}
 
     @staticmethod
     def image_sums(client):
@@ -50,7 +67,7 @@ class Sums:
 def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
     noise = OwnNoise(plan_of(), tmp_path, "images")
     budget = noise.plan.settings.epsilon
-    asked = [Asked(1, 0, message, "state") for message in "abcdefghijklmnopqrst"]
+    asked = [Asked("configuration", 1, 0, message, "state") for message in "abcdefghijklmnopqrst"]
     affordable = sum(noise.plan.epsilon(count) <= budget for count in range(1, 20))
     assert 1 <= affordable < 19
     for one in asked[:affordable]:
@@ -63,13 +80,23 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
     assert len(json.loads((tmp_path / "noised.json").read_text())) == affordable
 
 
-def test_all_that_an_answer_follows_from_tells_it_apart():
-    first = Asked(1, 0, "message", "state")
+def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
+    """The size of the noise too: two sizes of the same noise would tell what they hide."""
+
+    def drawn(noise, asked):
+        exchange = noise.exchanges(Client(), asked).rounds[0]
+        return gaussian(exchange._key, Context(0, 1), {"sum": (3,)}, 1.0)["sum"]
+
+    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images")
+    first = Asked("configuration", 1, 0, "message", "state")
     others = [replace(first, **change) for change in (
-        {"round": 2}, {"exchange": 1}, {"message": "other"}, {"state": "other"},
+        {"configuration": "other"}, {"round": 2}, {"exchange": 1}, {"message": "other"}, {"state": "other"},
     )]  # fmt: skip
-    assert len({one.digest for one in (first, *others)}) == 5
-    assert replace(first).digest == first.digest
+    found = [drawn(noise, asked) for asked in (first, *others)]
+    assert torch.equal(drawn(noise, replace(first)), found[0])
+    noise.share(SecureSum(), 5)
+    found.append(drawn(noise, first))
+    assert all(not torch.equal(one, other) for one, other in combinations(found, 2))
 
 
 def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
