@@ -224,6 +224,7 @@ def _site_status(options: Sequence[str]) -> None:
     rows = [("site", folder.name), ("coordinator", folder.address)]
     rows += [("fingerprint", fingerprint(folder.path / "key.pub"))]
     rows += [("run", f"{run}, state after step {step}") for run, step in folder.runs().items()]
+    rows += [("report", str(page)) for page in folder.reports()]
     Display().where_next(rows)
 
 

@@ -184,9 +184,8 @@ class OwnDecisions(Question[dict[str | None, Rate]]):
         limits: Score above which an image is called anomalous, by product.
         images: The client's test images; None on the server.
         scores: Scores them with the live client; None on the server.
+        shipped: Whether the limits are those that the detector is shipped with, and a client may report by.
     """
-
-    name = "decisions"
 
     def __init__(
         self,
@@ -194,7 +193,9 @@ class OwnDecisions(Question[dict[str | None, Rate]]):
         limits: Mapping[str, float],
         images: EvaluatedImages | None = None,
         scores: Callable[[Client], Tensor] | None = None,
+        shipped: bool = True,
     ) -> None:
+        self.name = "decisions" if shipped else "further decisions"
         self.products, self.numbers = [*products, None], limits
         self.images, self.scores = images, scores
 
@@ -206,9 +207,9 @@ class OwnDecisions(Question[dict[str | None, Rate]]):
         rates = {}
         for product in dict.fromkeys(products):
             place = torch.tensor([i for i, other in enumerate(products) if other == product])
-            # Where anomalies belong to no product, thresholds do not depend on it.
-            limit = max(self.numbers.values()) if product is None else self.numbers.get(product, math.inf)
-            rates[product] = Rate.of(self.images.labels[place], scores[place] > limit)
+            rates[product] = Rate.of(
+                self.images.labels[place], scores[place] > limit_of(self.numbers, product)
+            )
         return rates
 
     def pack(self, answer: dict[str | None, Rate]) -> Message:
@@ -234,6 +235,14 @@ class OwnDecisions(Question[dict[str | None, Rate]]):
             if rate.normal or rate.anomalous:
                 found[product] = rate
         return found
+
+
+def limit_of(limits: Mapping[str, float], product: str | None) -> float:
+    """Returns the score above which an image of a product is called anomalous.
+
+    Where anomalies belong to no product (None), limits do not depend on it.
+    """
+    return max(limits.values()) if product is None else limits.get(product, math.inf)
 
 
 def _of_images(state: AnomalyMetrics) -> AnomalyMetrics:

@@ -128,6 +128,10 @@ class SiteFolder:
             self.epsilon,
         )
 
+    def reports(self) -> list[Path]:
+        """Returns the pages that runs have left here, of test images."""
+        return sorted((self.path / "reports").glob("*/report.md"))
+
     def runs(self) -> dict[str, int]:
         """Returns the last step of every run that left a state here."""
         found = {}

@@ -250,11 +250,12 @@ def _judge(
     # Which class a semantic anomaly is taken for is not known.
     semantic = any(own.anomalies for own in facts.values())
     found, by_product = {}, config["calibration"]["by"] == "product" and not semantic
+    shipped = alphas(config)[0]
     for alpha in alphas(config):
-        judged = decisions(federation, calibration, products, facts, alpha, by_product)
+        judged = decisions(federation, calibration, products, facts, alpha, by_product, alpha == shipped)
         found[alpha] = judged
-    shipped = summarise_rates(found[alphas(config)[0]])
-    return shipped, {"decisions": {f"{alpha:g}": summarise_rates(judged) for alpha, judged in found.items()}}
+    rates = summarise_rates(found[shipped])
+    return rates, {"decisions": {f"{alpha:g}": summarise_rates(judged) for alpha, judged in found.items()}}
 
 
 def decisions(
@@ -264,15 +265,25 @@ def decisions(
     facts: Mapping[int, Facts],
     alpha: float,
     by_product: bool,
+    shipped: bool,
 ) -> dict[int, dict[str, Any]]:
     """Has every site judge its own test images at the thresholds that its calibration gives.
+
+    Args:
+        federation: The federation.
+        calibration: Calibration scores of all sites.
+        products: Names of all sites' products.
+        facts: What sites said of themselves.
+        alpha: Promised rate of false alarms.
+        by_product: Whether thresholds depend on the product.
+        shipped: Whether this is the rate that the detector is shipped with.
 
     Returns:
         By client what `summarise_rates` takes: its rates on products that it holds, and on others.
     """
     judged: dict[int, dict[str, Any]] = {}
     for limits, clients in _same_limits(federation.clients, calibration, products, alpha, by_product):
-        answers = federation.ask(federation.rounds, OwnDecisions(products, limits), clients)
+        answers = federation.ask(federation.rounds, OwnDecisions(products, limits, shipped=shipped), clients)
         for client in clients:
             found = answers.get(client, {})
             rates = {name: rate for name, rate in found.items() if name is not None}

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import lit_fedad
 from lit_fedad.config import build, compose
-from lit_fedad.contracts import Context, Exchange, Exchanges
+from lit_fedad.contracts import Client, Context, Exchange, Exchanges
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.data.labelled import LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
-from lit_fedad.errors import UserError
+from lit_fedad.errors import UserError, first_line
+from lit_fedad.evaluation.decisions import EvaluatedImages
 from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import build_data, build_evaluator, build_model
@@ -44,6 +46,7 @@ from lit_fedad.sites.own_images import (
     training_indices,
 )
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
+from lit_fedad.sites.own_report import OwnReport
 from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words
@@ -145,6 +148,7 @@ class _Seat:
         if self.noise is not None:
             display.note(f"run {order.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
         self.config, self.data, self.states = config, data, states
+        self.settings, self.display = settings, display
         self.client, self.module, self.fabric = model.client, data.module, fabric
         self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
         self.secure = build(config["federation"].get("secure_sum"))
@@ -259,7 +263,7 @@ class _Seat:
         return exchanges.at(context)
 
     def _question(self, order: Order) -> Question:
-        if order.question not in ("scores", "calibration", "decisions"):
+        if order.question not in ("scores", "calibration", "decisions", "further decisions"):
             raise UserError(f"the coordinator asked '{order.question}', which no site answers")
         if order.question == "scores":
             return self.scores
@@ -271,13 +275,26 @@ class _Seat:
         if order.question == "calibration":
             scores = calibration_scores(self.config, data.images, data.partition, data.module, self.fabric)
             return OwnCalibration(order.names, scores)
-        loader = data.module.test_dataloader()
-        return OwnDecisions(
-            order.names,
-            order.numbers,
-            evaluated_images(self.config, data),
-            lambda client: image_scores(client, loader, self.fabric),
+        loader, images = data.module.test_dataloader(), evaluated_images(self.config, data)
+        shipped = order.question == "decisions"
+
+        def scored(client: Client) -> Tensor:
+            scores = image_scores(client, loader, self.fabric)
+            if shipped:
+                self._report(client, scores, order, images)
+            return scores
+
+        return OwnDecisions(order.names, order.numbers, images, scored, shipped)
+
+    def _report(self, client: Client, scores: Tensor, order: Order, images: EvaluatedImages) -> None:
+        """Writes the site's own report; a failure ends no round."""
+        report = OwnReport(
+            self.settings.folder / "reports" / order.run, self.config, self.data, images, self.fabric
         )
+        try:
+            self.display.note(f"report: {report.write(client, scores.double(), order.numbers)}")
+        except (OSError, ValueError, UserError) as error:
+            self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
 
 
 def without_paths(text: str) -> str:

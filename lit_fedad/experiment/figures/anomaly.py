@@ -40,7 +40,7 @@ def draw_heatmaps(run: Run) -> None:
         if number != largest:
             return None
         scores = image_scores(client, data.module.test_dataloader(), fabric)
-        cases = {i: _case(client, data, fabric, i) for i in pick_cases(scores, labels, each, each)}
+        cases = {i: case_of(client, data, fabric, i) for i in pick_cases(scores, labels, each, each)}
         return [(i, float(scores[i]), case) for i, case in cases.items() if case is not None]
 
     cases = federation.ask(federation.rounds, answer).get(largest)
@@ -57,7 +57,7 @@ def draw_heatmaps(run: Run) -> None:
     save_figure(heatmap_sheet(captioned, title), folder / "figures" / "heatmaps.png")
 
 
-def _case(client: Client, data: Data, fabric: Fabric, index: int) -> Case | None:
+def case_of(client: Client, data: Data, fabric: Fabric, index: int) -> Case | None:
     """Returns a test image with the client's prediction; None if its task does not localise."""
     assert isinstance(data.images, ImageSet)
     sample = data.images.test[index]

@@ -1,0 +1,110 @@
+"""A site's own report: scores, thresholds and pictures of its test images, in its folder alone."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+from helpers.sites import DEBUG, paint, settings
+from lightning.fabric import Fabric
+from PIL import Image
+
+from lit_fedad.config import build
+from lit_fedad.contracts import Context
+from lit_fedad.experiment.build import build_model
+from lit_fedad.federation.outbox import Outbox
+from lit_fedad.report.console import Display
+from lit_fedad.sites.coordinator import Plan
+from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.site import Site
+
+RUN = "0123456789abcdef"
+PICTURES = [word for word in DEBUG if not word.startswith("evaluation.pictures")]
+WORDS = [
+    "method=fedavg", "task=autoencoder", "encoder.depth=18", "task.decoder.channels=16", *PICTURES,
+    "evaluation.pictures=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    paint(folder)
+    return Site(settings(folder, "north"), Display(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def decide(site):
+    """Asks the site for decisions at a threshold for its product."""
+    config = Plan(WORDS, ["north"], "x").config()
+    model = build_model(config, ())
+    channel = build(config["federation"]["channel"])
+    context = Context(0, 1)
+    model.server.begin(context)
+    outbox = Outbox(model.server, model.client, channel.down, Fabric(accelerator="cpu", devices=1))
+    letter = outbox.pack(model.client.exchanges.at(context), [0], context)[0]
+    first = Order("hello", RUN, WORDS, 0)
+    (product,) = Reply.from_bytes(site.answer(first.to_bytes())).facts.held
+
+    def ask(limit, question="decisions"):
+        order = Order(
+            "ask", RUN, WORDS, 0, round=1, step=1, question=question, numbers={product: limit}, names=[product],
+            letter=letter,
+        )  # fmt: skip
+        reply = Reply.from_bytes(site.answer(order.to_bytes()))
+        assert not reply.cause
+        return reply
+
+    ask.product = product
+    return ask
+
+
+def rows_of(folder):
+    with (folder / "decisions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_image_is_in_it_and_only_counts_cross(site, decide):
+    folder = site.settings.folder / "reports" / RUN
+    decide(1e9)
+    rows = rows_of(folder)
+    scores = [float(row["score"]) for row in rows]
+    assert len(rows) == 4
+    assert {row["product"] for row in rows} == {decide.product}
+    assert {row["decision"] for row in rows} == {"normal"}
+    middle = sorted(scores)[1]
+    reply = decide((middle + sorted(scores)[2]) / 2)
+    called = [row["decision"] == "anomalous" for row in rows_of(folder)]
+    assert called == [score > middle for score in scores]
+    page = (folder / "report.md").read_text()
+    normal = sum(row["shows"] == "good" for row in rows)
+    alarms = sum(row["decision"] == "anomalous" and row["shows"] == "good" for row in rows_of(folder))
+    cells = [cell.strip() for cell in page.splitlines()[6].split("|")[1:-1]]
+    assert cells[:4] == [decide.product, str(normal), str(alarms), str(4 - normal)]
+    with Image.open(folder / "heatmaps.png") as picture:
+        assert min(picture.size) > 100
+    sent = reply.to_bytes()
+    assert b".png" not in sent
+    assert len(reply.letter) < 1000  # eight counts
+
+
+def test_it_has_the_limits_that_the_detector_is_shipped_with(site, decide):
+    folder = site.settings.folder / "reports" / RUN
+    decide(1e9)
+    before = (folder / "decisions.csv").read_bytes()
+    decide(0.0, "further decisions")
+    assert (folder / "decisions.csv").read_bytes() == before
+
+
+def test_a_limit_without_a_promise_is_named(site, decide):
+    decide(float("inf"))
+    page = (site.settings.folder / "reports" / RUN / "report.md").read_text()
+    assert "none: too few calibration images" in page
+
+
+def test_where_no_report_can_be_written_the_round_goes_on(site, decide, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    seat = site._seat[1]
+    before, seat.settings = seat.settings, replace(seat.settings, folder=blocked)
+    decide(1.0)
+    seat.settings = before
