@@ -165,7 +165,7 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
     carrier = Away(three_sites(tmp_path))
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))
     result = coordinate(plan, carrier, Display(quiet=True))
-    assert result["failures"] == {1: {1: "did not answer within 5 seconds"}}
+    assert result["failures"] == {"1": {"1": "did not answer within 5 seconds"}}
     status = read_status(tmp_path / "run")
     assert status["sites"]["east"]["troubles"] == [
         "round 1: did not answer within 5 seconds",
