@@ -9,7 +9,6 @@ from lit_fedad.deployment.model_card import Facts, _summary
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
-from lit_fedad.sites.enrolment import check_crosses
 from lit_fedad.tracking.tracker import Tracker
 
 SETTINGS = [
@@ -48,13 +47,3 @@ def test_methods_whose_exchanges_cannot_be_noised_say_so(tmp_path, method):
     with pytest.raises(UserError, match=r"is no sum over images .* docs/privacy\.md") as refused:
         train(compose([f"method={method}", *SETTINGS[1:], *places]), quiet=True)
     assert "\n" not in str(refused.value)
-
-
-def test_sites_refuse_noise_that_they_do_not_draw():
-    with pytest.raises(UserError, match=r"federation\.privacy: sites do not draw noise"):
-        check_crosses(
-            {
-                "method": {"name": "m", "server": {"_target_": "builtins.object"}},
-                "federation": {"privacy": {}},
-            }
-        )
