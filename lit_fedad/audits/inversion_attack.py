@@ -15,7 +15,7 @@ from lit_fedad.audits.decoder import Batches, Decoder, drawn_from, drawn_scenes,
 from lit_fedad.audits.statistics import own_part
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.randomness import generator
-from lit_fedad.data.arrays import read_images
+from lit_fedad.data.arrays import read_images, resized
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.public import natural, refuse_overlap
@@ -218,12 +218,13 @@ class Attack:
         """Reads what a decoder is trained on, none of it a client's."""
         if self.options.public is None:
             return drawn_scenes(size, self.options.seed)
-        run = self.run
         images = natural(self.options.public, max(size), _MOST_PUBLIC, self.options.seed)
-        held = run.data.images
+        held = self.run.data.images
         if isinstance(held, ImageSet):
             own = read_images([sample.path for sample in held.train], max(size))
-            refuse_overlap(images, own, f"the training images of {held.name}")
+        else:
+            own = resized(held.train_images, max(size), max(size))
+        refuse_overlap(images, own, f"the training images of {held.name}")
         return drawn_from(images, size, self.options.seed)
 
     def search_features(self, target: Tensor, ordered: bool, images: int, progress: Progress) -> Inversion:

@@ -56,11 +56,11 @@ class SiteFolder:
             if not isinstance(content, dict) or not set(content) <= {f.name for f in fields(cls)} - {"path"}:
                 raise ValueError("other keys")
             folder = cls(path.absolute(), **content)
+            folder.check()
         except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
             raise UserError(
                 f"{path / SETTINGS}: cannot be read ({' '.join(str(error).split())}); make it: lit-fedad site init"
             ) from error
-        folder.check()
         return folder
 
     @classmethod

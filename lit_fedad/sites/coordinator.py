@@ -105,12 +105,13 @@ def coordinate(plan: Plan, carrier: Carrier, display: Display) -> dict[str, Any]
         if (before := folder.result()) is not None:
             display.note(f"complete already: {folder.path}")
             return before
-        return _play(config, plan, folder, carrier, display)
+        _play(config, plan, folder, carrier, display)
+        result = folder.result()
+    assert result is not None
+    return result
 
 
-def _play(
-    config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, display: Display
-) -> dict[str, Any]:
+def _play(config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, display: Display) -> None:
     console, names, visits = Console(), dict(enumerate(plan.names)), Visits()
     status = Status(folder.path, names, visits)
     tracking = SitesTracking(config, folder.path, status)
@@ -153,14 +154,12 @@ def _play(
             result |= {"tracking_run_id": tracking.judged(federation, rates)}
             status.write(federation, result["status"])
             folder.save_json("result.json", result)
-            result = folder.result() or result  # as a later call has it: names are strings
             (folder.path / KEY_FILE).unlink(missing_ok=True)  # with it the noise could be taken away again
             tracking.files()
     finally:
         console.end()
     if (spent := result["differential_privacy"]) is not None:
         display.note(f"spent: {in_words(spent)}")
-    return result
 
 
 def _result(

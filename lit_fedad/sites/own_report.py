@@ -55,7 +55,10 @@ class OwnReport:
         Returns:
             The page.
         """
-        with whole_file(self.folder / "decisions.csv") as path, path.open("w", newline="") as file:
+        with (
+            whole_file(self.folder / "decisions.csv") as path,
+            path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+        ):
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows(map(csv_cell, row) for row in self._rows(scores, limits))
@@ -98,10 +101,10 @@ class OwnReport:
             chosen = [place for place, other in enumerate(self.images.products) if other == product]
             limit = limit_of(limits, product)
             rate = Rate.of(self.images.labels[chosen], scores[chosen] > limit)
-            named = "none: too few calibration images" if math.isinf(limit) else f"{limit:.4g}"
+            threshold = "none: too few calibration images" if math.isinf(limit) else f"{limit:.4g}"
             counts = (rate.normal, rate.false_alarms, rate.anomalous, rate.misses)
-            named_product = (product or "of no product").replace("|", "\\|")
-            rows.append([named_product, *map(str, counts), named])
+            name = (product or "of no product").replace("|", "\\|")
+            rows.append([name, *map(str, counts), threshold])
         head = ["product", "normal images", "false alarms", "anomalous images", "misses", "threshold"]
         lines = [
             f"# {self.config['method']['name']} after round {self.config['rounds']}, on this site's test images",

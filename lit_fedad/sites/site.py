@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lit_fedad
 from lit_fedad.config import build, compose
-from lit_fedad.contracts import Client, Context, Exchange, Exchanges
+from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.data.labelled import LabelledImage
 from lit_fedad.data.partition import Partition
@@ -249,11 +249,8 @@ class _Seat:
         self.given.claim(self.place, clients)
         return self.party.reveal(letter)
 
-    def _exchanges(self, asked: Asked) -> Exchanges:
-        return self.noise.exchanges(self.client, asked) if self.noise else self.client.exchanges
-
     def _exchange(self, order: Order, context: Context, asked: Asked) -> Exchange:
-        exchanges = self._exchanges(asked)
+        exchanges = self.noise.exchanges(self.client, asked) if self.noise else self.client.exchanges
         if order.sums:
             if exchanges.sums is None:
                 raise UserError("the coordinator asked for a model made of sums, which this method has not")

@@ -68,6 +68,10 @@ def test_a_key_belongs_to_one_site(tmp_path):
         (["site", "init", "out=x", "name=n", "address=h:1", "ca=c"], "a site has images: give data=folders"),
         (["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders"], "ca=c: no such file"),
         (
+            ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "data=folders", "epsilon=-1"],
+            "site.epsilon=-1.0 must be above 0",
+        ),
+        (
             ["site", "init", "out=x", "name=n", "address=h:1", "ca=c", "rounds=3"],
             "site init has no key 'rounds=3'",
         ),
@@ -80,6 +84,15 @@ def test_bad_input_ends_in_one_line(tmp_path, monkeypatch, capsys, command, line
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"error: {line}")
     assert not (tmp_path / "x").exists()
+
+
+def test_settings_of_another_type_end_in_one_line(tmp_path, capsys):
+    settings = "name: n\naddress: h:1\ndata: [data=folders]\nepsilon: much\n"
+    (tmp_path / "site.yaml").write_text(settings)
+    assert main(["site", "start", f"site={tmp_path}"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(f"error: {tmp_path / 'site.yaml'}: cannot be read")
+    assert "\n" not in said
 
 
 def test_folders_are_not_overwritten(tmp_path, capsys):

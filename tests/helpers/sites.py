@@ -10,13 +10,17 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.config import compose
+from lit_fedad.config import Config, build, compose
+from lit_fedad.contracts import Context
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.own_images import OwnImagesEvaluator, OwnScores
+from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.train import build_run
+from lit_fedad.federation.outbox import Outbox
 from lit_fedad.report.console import Display
 from lit_fedad.sites.remote import Lost
+from lit_fedad.sites.roster import write_sum_key
 from lit_fedad.sites.site import Site, SiteSettings
 
 NAMES = ("north", "east", "south")
@@ -66,6 +70,23 @@ def settings(folder: Path, name: str, *own: str) -> SiteSettings:
         ("data=mvtec_mixture", f"data.root={folder / name / 'images'}"),
         (*HERE, f"cache.folder={folder / name / 'cache'}", *own),
     )
+
+
+def enrol_in_sums(folder: Path) -> None:
+    """Writes the keys for secure sums of all sites, and to each site's folder the roster of them."""
+    for name in NAMES:
+        write_sum_key(folder / name, name)
+    roster = "".join((folder / name / "sum.pub").read_text() for name in NAMES)
+    for name in NAMES:
+        (folder / name / "roster").write_text(roster)
+
+
+def message_of(config: Config, model: Model, round: int = 1) -> bytes:
+    """Packs the message that a server sends to client 0 at the beginning of a round."""
+    context, down = Context(0, round), build(config["federation"]["channel"]).down
+    model.server.begin(context)
+    outbox = Outbox(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
+    return outbox.pack(model.client.exchanges.at(context), [0], context)[0]
 
 
 def three_sites(folder: Path) -> list[Site]:

@@ -7,25 +7,22 @@ from itertools import combinations
 import pytest
 import torch
 from helpers.class_sites import CLASSES, class_data, pack, sites
-from helpers.sites import DEBUG, HERE, NAMES, Here, paint, settings
-from lightning.fabric import Fabric
+from helpers.sites import DEBUG, HERE, NAMES, Here, enrol_in_sums, message_of, paint, settings
 from safetensors.torch import load
 
-from lit_fedad.config import build
 from lit_fedad.contracts import Context, Exchanges
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.image_privacy import KEY_FILE, ImagePrivacy, Plan
 from lit_fedad.federation.noised_sums import gaussian
-from lit_fedad.federation.outbox import Outbox
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
-from lit_fedad.sites.roster import Roster, write_sum_key
+from lit_fedad.sites.roster import Roster
 from lit_fedad.sites.site import Site
 from lit_fedad.sites.words import compose_words
 
@@ -150,18 +147,16 @@ class Asking:
         self.site.settings = replace(self.site.settings, epsilon=epsilon)
         config = coordinator.Plan(CLASSIFIER, ["north"], "x", classes=CLASSES).config()
         self.model = build_model(config, CLASSES)
-        self.down = build(config["federation"]["channel"]).down
+        self.config = config
 
-    def train(self, round=1, change=0.0):
-        context, server = Context(0, round), self.model.server
-        server.begin(context)
+    def train(self, change=0.0):
+        server = self.model.server
         server.weights = {
             name: entry + change if entry.is_floating_point() else entry
             for name, entry in server.weights.items()
         }
-        outbox = Outbox(server, self.model.client, self.down, Fabric(accelerator="cpu", devices=1))
-        letter = outbox.pack(self.model.client.exchanges.at(context), [0], context)[0]
-        order = Order("play", RUN, CLASSIFIER, 0, [*CLASSES], round=round, step=round, letter=letter)
+        letter = message_of(self.config, self.model)
+        order = Order("play", RUN, CLASSIFIER, 0, [*CLASSES], round=1, step=1, letter=letter)
         return Reply.from_bytes(self.site.answer(order.to_bytes()))
 
 
@@ -197,12 +192,7 @@ def test_a_federation_whose_sites_train_privately(tmp_path):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sites")
     paint(folder)
-    lines = []
-    for name in NAMES:
-        write_sum_key(folder / name, name)
-        lines.append((folder / name / "sum.pub").read_text())
-    for name in NAMES:
-        (folder / name / "roster").write_text("".join(lines))
+    enrol_in_sums(folder)
     return folder
 
 

@@ -4,14 +4,10 @@ import csv
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, paint, settings
-from lightning.fabric import Fabric
+from helpers.sites import DEBUG, message_of, paint, settings
 from PIL import Image
 
-from lit_fedad.config import build
-from lit_fedad.contracts import Context
 from lit_fedad.experiment.build import build_model
-from lit_fedad.federation.outbox import Outbox
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.letters import Order, Reply
@@ -37,11 +33,7 @@ def decide(site):
     """Asks the site for decisions at a threshold for its product."""
     config = Plan(WORDS, ["north"], "x").config()
     model = build_model(config, ())
-    channel = build(config["federation"]["channel"])
-    context = Context(0, 1)
-    model.server.begin(context)
-    outbox = Outbox(model.server, model.client, channel.down, Fabric(accelerator="cpu", devices=1))
-    letter = outbox.pack(model.client.exchanges.at(context), [0], context)[0]
+    letter = message_of(config, model)
     first = Order("hello", RUN, WORDS, 0)
     (product,) = Reply.from_bytes(site.answer(first.to_bytes())).facts.held
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.sites import DEBUG, NAMES, Here, paint, settings
+from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -24,12 +24,7 @@ OWN = ["cache.enabled=false", "fabric.accelerator=cpu"]
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sites")
     paint(folder)
-    lines = []
-    for name in NAMES:
-        write_sum_key(folder / name, name)
-        lines.append((folder / name / "sum.pub").read_text())
-    for name in NAMES:
-        (folder / name / "roster").write_text("".join(lines))
+    enrol_in_sums(folder)
     return folder
 
 

@@ -3,13 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from helpers.sites import DEBUG, paint, settings
-from lightning.fabric import Fabric
+from helpers.sites import DEBUG, message_of, paint, settings
 
-from lit_fedad.config import build
-from lit_fedad.contracts import Context
 from lit_fedad.experiment.build import build_model
-from lit_fedad.federation.outbox import Outbox
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
@@ -35,12 +31,7 @@ def site(folder):
 def train():
     """An order to train in round 1, with the server's first message."""
     config = Plan(WORDS, ["north"], "x").config()
-    model = build_model(config, ())
-    channel = build(config["federation"]["channel"])
-    context = Context(0, 1)
-    model.server.begin(context)
-    outbox = Outbox(model.server, model.client, channel.down, Fabric(accelerator="cpu", devices=1))
-    letter = outbox.pack(model.client.exchanges.at(context), [0], context)[0]
+    letter = message_of(config, build_model(config, ()))
     return Order("play", RUN, WORDS, 0, round=1, step=1, letter=letter)
 
 
