@@ -169,8 +169,9 @@ def test_asked_twice_a_site_draws_the_same_noise_and_asked_otherwise_another(tmp
     assert not first.scalars  # losses are of its images
     other = asking.train(change=1e-3)
     weights = [load(reply.letter)["classifier.weight"] for reply in (first, other)]
-    # The same noise would move both in the same way from where they start, .001 apart.
-    assert (weights[1] - weights[0]).std() > 0.01
+    # The same noise moves both in the same way from where they start: the spread of their difference is then .00006,
+    # and .011 with another. The noise is a secret's, so the bound stands far from both.
+    assert (weights[1] - weights[0]).std() > 0.001
     assert not other.cause
     assert "noise was made for 2" in asking.train(change=2e-3).cause
 
