@@ -144,6 +144,7 @@ class Server:
 def steps(trial, plan, folder, leaving):
     """A trial that counts to five in its folder, and goes on from where it finds itself."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "player.txt").write_text(str(os.getpid()))
     log = folder / "steps.txt"
     for step in range(len(log.read_text().split()) if log.exists() else 0, 5):
         trial.set_user_attr("round", step)
@@ -154,14 +155,26 @@ def steps(trial, plan, folder, leaving):
     return [float(trial.params["task.loss.neighbours"])]
 
 
+def stopped_within_a_trial(pid, out):
+    """Stop a worker and say whether it has begun a trial that it has not ended; if not, let it go on."""
+    os.kill(pid, signal.SIGSTOP)
+    for player in out.glob("trial_*/player.txt"):
+        log = player.with_name("steps.txt")
+        played = len(log.read_text().split()) if log.exists() else 0
+        if player.read_text() == str(pid) and 1 <= played <= 4:
+            return True
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
 def heartbeat_passes_trials_on(url, study_file, tmp_path, start):
     out = tmp_path / "study"
     options = [f"study={study_file}", f"out={out}", f"storage={url}", "n_trials=4", "patience=4"]
     first, second = start(options, steps), start(options, steps)
     end = time.monotonic() + 120
-    while sum(len(log.read_text().split()) for log in out.glob("trial_*/steps.txt")) < 6:
+    while not stopped_within_a_trial(first.pid, out):
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.5)
     os.kill(first.pid, signal.SIGKILL)
     second.join(240)
     assert second.exitcode == 0
