@@ -9,6 +9,7 @@ import warnings
 import hypothesis
 import pytest
 import torch
+from lightning.fabric import fabric
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
@@ -65,6 +66,15 @@ def configuration_files_are_parsed_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(load))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def callbacks_of_other_packages_are_looked_for_once():
+    """Fabric reads the metadata of all installed packages whenever it is built."""
+    with pytest.MonkeyPatch.context() as patch:
+        look = functools.cache(fabric._load_external_callbacks)
+        patch.setattr(fabric, "_load_external_callbacks", lambda group: list(look(group)))
         yield
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fedad.audits.inversion_attack import Attack, InversionOptions, pixels, private_images
+from lit_fedad.audits.inversion_attack import Attack, pixels, private_images
+from lit_fedad.audits.inversion_options import InversionOptions
 from lit_fedad.audits.inversion_report import cells, draw_inversion, judge
 from lit_fedad.audits.judge import Judge
 from lit_fedad.audits.positive_controls import positive_controls

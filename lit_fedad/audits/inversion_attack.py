@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from lit_fedad.audits.decoder import Batches, Decoder, drawn_from, drawn_scenes, train_decoder
+from lit_fedad.audits.inversion_options import SEARCH, InversionOptions, Target
 from lit_fedad.audits.statistics import own_part
 from lit_fedad.contracts import Context, Message
 from lit_fedad.contracts.randomness import generator
@@ -36,66 +37,9 @@ from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 Progress = Callable[[int, int], None]
-Target = Literal["images", "memory", "weights"]
-
-# Options that decide the search, by what is attacked.
-_SEARCH: dict[Target, tuple[str, ...]] = {
-    "images": (),
-    "memory": ("images", "steps", "restarts", "seed", "knowledge", "by", "public"),
-    "weights": ("images", "steps", "restarts", "seed", "update"),
-}
-
 
 _MOST_PUBLIC = 10_000
 """Images that a decoder is trained on at most, of those that are given."""
-
-
-@dataclass(frozen=True)
-class InversionOptions:
-    """Options of ``lit-fedad privacy attack=inversion``.
-
-    Attributes:
-        client: Attacked client; None for the first.
-        control: Client that it is compared with; None for the next one.
-        images: How many images are sought and shown.
-        steps: Steps of the search.
-        restarts: How often the search begins anew; the one of the lowest loss counts.
-        seed: Seed of what the search starts from.
-        knowledge: With which head features are generated when a memory bank is attacked: ``shared``, the one that all
-            clients began with, or ``own``, the client's own trained one, which never leaves it: the worst case.
-        by: How a memory bank that keeps positions is inverted: ``search`` for images whose features it has, or
-            ``decoder``, a network trained in as many steps to make images of shared features.
-        public: Folder or ``.npz`` file of images that the decoder is trained on; None for drawn scenes.
-        update: What is inverted when weights are attacked: ``round``, a whole round as the run would play it, with
-            labels unknown, or ``step``, the plain gradient on ``images`` of the client's images, not augmented, with
-            labels known: the classical setting.
-
-    Raises:
-        UserError: If ``images``, ``steps`` or ``restarts`` is less than 1, or options exclude each other.
-    """
-
-    client: int | None = None
-    control: int | None = None
-    images: int = 4
-    steps: int = 500
-    restarts: int = 1
-    seed: int = 0
-    knowledge: Literal["shared", "own"] = "shared"
-    by: Literal["search", "decoder"] = "search"
-    public: str | None = None
-    update: Literal["round", "step"] = "round"
-
-    def __post_init__(self) -> None:
-        if min(self.images, self.steps, self.restarts) < 1:
-            raise UserError(
-                f"images={self.images} steps={self.steps} restarts={self.restarts} must be at least 1"
-            )
-        if self.by == "decoder" and self.knowledge == "own":
-            raise UserError(
-                "by=decoder learns to invert the features that all share: leave out knowledge=own"
-            )
-        if self.public is not None and self.by != "decoder":
-            raise UserError(f"public={self.public}: a search learns from no images; give by=decoder")
 
 
 @dataclass(frozen=True)
@@ -126,7 +70,7 @@ class Attack:
             UserError: If there is no such client, or an option does not fit what the method shares.
         """
         target, round = _shared(run)
-        known = dict.fromkeys(("client", "control", "images", *_SEARCH[target]))
+        known = dict.fromkeys(("client", "control", "images", *SEARCH[target]))
         for field in fields(options):
             value = getattr(options, field.name)
             if field.name not in known and value != field.default:
@@ -154,7 +98,7 @@ class Attack:
             "exchange": self.round,
             "client": self.client,
             "control": self.control,
-            **{key: getattr(self.options, key) for key in _SEARCH[self.target]},
+            **{key: getattr(self.options, key) for key in SEARCH[self.target]},
         }
 
     def __call__(self, number: int) -> Inversion:

@@ -108,14 +108,13 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
     home = Path(options.out) if options.out else folder
     shadows = ShadowRuns(run, home / "privacy" / "lira", options.non_members, options.share, options.seed)
     with display.progress("Shadow runs") as progress:
-        observed = [
-            shadows.play(number, _part(progress, number, options.shadows))
-            for number in range(options.shadows)
-        ]
+        observed = _observe(shadows, options.shadows, progress)
     rule = {"online": online_scores, "offline": offline_scores}[options.mode]
     findings, curves = [], {}
     for side in ("sent", "received"):
-        for statistic, attacked in attack(shadows, [one[side] for one in observed], rule).items():
+        for statistic, attacked in attack(
+            shadows, {n: one[side] for n, one in observed.items()}, rule
+        ).items():
             try:
                 findings.append(Finding(side, statistic, membership_report(attacked, options.seed)))
             except ValueError as error:
@@ -129,6 +128,9 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
     for side in last:
         display.note(f"{WHO[side]} ({_uploads(run)}):" if side == "sent" else f"{WHO[side]}:")
         display.table([_row(found) for found in findings if found.side == side])
+    hidden = (max(observed) + 1 - len(observed)) // 2
+    if hidden:
+        display.note(f"Pairs of shadow runs left out because noise hid the images of one: {hidden}")
     display.note(
         f"LiRA {options.mode}, {options.shadows} shadow runs, each attacked in turn; 95 % intervals; beside them what"
         " permuted membership gives, and its 97.5 % quantile. 'all' decides; single statistics explain"
@@ -137,6 +139,7 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
         "attack": "lira",
         **asdict(options),
         "rounds": config["rounds"],
+        "pairs_left_out": hidden,
         "uploads": _uploads(run),
         "shift": _SHIFT[options.non_members],
         **{
@@ -161,7 +164,29 @@ def infer(run: FinishedRun, options: LiraOptions) -> list[Finding]:
     return findings
 
 
-def attack(shadows: ShadowRuns, observed: Sequence[Seen], rule: Rule) -> dict[str, dict[int, Attacked]]:
+def _observe(
+    shadows: ShadowRuns, wanted: int, progress: Callable[[int, int], None]
+) -> dict[int, dict[Side, Seen]]:
+    """Plays pairs of shadow runs until enough have shown their messages; a pair that noise hides is left out whole."""
+    observed: dict[int, dict[Side, Seen]] = {}
+    for first in range(0, 2 * wanted, 2):
+        both: dict[int, dict[Side, Seen]] = {}
+        for number in (first, first + 1):
+            seen = shadows.play(number, _part(progress, len(observed) + len(both), wanted))
+            if seen is None:
+                break
+            both[number] = seen
+        if len(both) == 2:
+            observed |= both
+        if len(observed) == wanted:
+            return observed
+    raise UserError(
+        f"{shadows.home}: the noise hides the images of too many shadow runs: {len(observed)} of {2 * wanted} are left;"
+        " attack a run of more images or of a larger epsilon"
+    )
+
+
+def attack(shadows: ShadowRuns, observed: Mapping[int, Seen], rule: Rule) -> dict[str, dict[int, Attacked]]:
     """Scores each client's examples under each shadow run by how likely they are members.
 
     Each statistic of the last exchange that shows it is attacked alone, then those of one kind together by a Gaussian
@@ -169,25 +194,27 @@ def attack(shadows: ShadowRuns, observed: Sequence[Seen], rule: Rule) -> dict[st
 
     Args:
         shadows: The shadow runs, which know the examples that each was trained on.
-        observed: What each of them showed, on one side.
+        observed: What each of them showed, on one side, by its number; those of a pair follow each other.
         rule: `online_scores` or `offline_scores`.
 
     Returns:
         By the name of a statistic, the attacked examples by client; the last is of all.
     """
-    trained = {client: shadows.trained_on(client, len(observed)) for client in shadows.clients}
+    trained = {client: shadows.trained_on(client, observed) for client in shadows.clients}
     found: dict[str, dict[int, Attacked]] = {}
     total: dict[int, Tensor] = {}
     kinds = [
         kind
         for kind in COLUMNS
-        if any(kind in of for one in observed for e in one.values() for of in e.values())
+        if any(kind in of for one in observed.values() for e in one.values() for of in e.values())
     ]
     for kind in kinds:
         sums: dict[int, Tensor] = {}
-        exchanges = sorted({e for one in observed for e, of in one.items() if _holds(of, kind)}, key=_order)
+        exchanges = sorted(
+            {e for one in observed.values() for e, of in one.items() if _holds(of, kind)}, key=_order
+        )
         for exchange in exchanges:
-            phi = {c: _stacked(observed, exchange, c, kind) for c in shadows.clients}
+            phi = {c: _stacked([*observed.values()], exchange, c, kind) for c in shadows.clients}
             together = {
                 c: exchangeable_scores(own, trained[c], rule) for c, own in phi.items() if own is not None
             }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from lit_fedad.audits.statistics import received_statistics, sent_statistics
 from lit_fedad.config import identity
 from lit_fedad.contracts import SUM, Client, Context, Update
+from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.contracts.server import nothing_to_attack
 from lit_fedad.data.datamodule import Batch
@@ -108,17 +109,20 @@ class ShadowRuns:
         sizes = [len(cell.pool) for cell in self.cells if cell.client == client]
         return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
-    def trained_on(self, client: int, shadows: int) -> Tensor:
-        """Returns whether each shadow run is trained on each example of a client, bool [J, n]."""
-        chosen = [split(self.cells, number, self.seed) for number in range(shadows)]
+    def trained_on(self, client: int, shadows: Iterable[int]) -> Tensor:
+        """Returns whether each of J shadow runs is trained on each example of a client, bool [J, n]."""
+        chosen = [split(self.cells, number, self.seed) for number in shadows]
         return torch.tensor([[i in part for i in self.examples(client)] for part in chosen])
 
-    def play(self, shadow: int, on_visit: Callable[[int, int], None]) -> dict[Side, Seen]:
+    def play(self, shadow: int, on_visit: Callable[[int, int], None]) -> dict[Side, Seen] | None:
         """Plays a shadow run and computes statistics of all messages; keeps them in a file and plays once.
 
         Args:
             shadow: Number of the shadow run.
             on_visit: As in `Federation`.
+
+        Returns:
+            The statistics, or None where the noise of differential privacy hid the shadow run's images.
 
         Raises:
             UserError: If messages say nothing of single images, or the folder holds other shadow runs.
@@ -146,8 +150,11 @@ class ShadowRuns:
             observer.train = data.module.train
             federation.evaluator = NoEvaluation()
             federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
-            federation.run()
-            observer.write(complete=True)
+            try:
+                federation.run()
+                observer.write(complete=True)
+            except HiddenByNoiseError:
+                observer.write(complete=True, hidden=True)
         for spent in ("checkpoints", "personal"):
             shutil.rmtree(folder / spent, ignore_errors=True)
         (folder / KEY_FILE).unlink(missing_ok=True)
@@ -203,11 +210,12 @@ class _Observer(FederationCallback):
             self.seen["received"][f"{report.round + 1}.0"] = found
         self.write()
 
-    def write(self, complete: bool = False) -> None:
-        """Writes all that was seen so far, so that an interrupted shadow run goes on."""
+    def write(self, complete: bool = False, hidden: bool = False) -> None:
+        """Writes all that was seen so far, so that an interrupted shadow run goes on; nothing where noise hid it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        seen = None if hidden else self.seen
         with whole_file(self.file) as part:
-            write_state({"key": self.shadows.key, "complete": complete, "seen": self.seen}, part)
+            write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, part)
 
     def _load(self, positions: Sequence[int]) -> Batch:
         found: Batch = self.train.__getitems__(list(positions))  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lit_fedad.contracts.message import Message
+from lit_fedad.errors import UserError
 
 
 class ImageSums(Protocol):
@@ -36,8 +37,18 @@ class ImageSums(Protocol):
             noise: Standard deviation of the noise of every element.
 
         Raises:
-            UserError: If the noise hides the images.
+            HiddenByNoiseError: If the noise hides the images.
         """
+
+
+class HiddenByNoiseError(UserError):
+    """Noise that hides what all images say together."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "federation.privacy: the noise hides the images; give more images or a larger epsilon (docs/privacy.md"
+            " says how many are needed)"
+        )
 
 
 class NothingNew:

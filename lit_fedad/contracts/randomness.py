@@ -38,9 +38,12 @@ def generator(seed: int, purpose: str, round: int = 0, client: int | None = None
 @contextmanager
 def seeded(seed: int, purpose: str, round: int = 0, client: int | None = None) -> Iterator[None]:
     """Seeds torch's global generators for a block and restores them afterwards."""
-    devices = list(range(torch.cuda.device_count()))
+    devices, number = list(range(torch.cuda.device_count())), derive_seed(seed, purpose, round, client)
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(seed, purpose, round, client))
+        if devices or torch.backends.mps.is_available():
+            torch.manual_seed(number)
+        else:  # torch.manual_seed would write down the call stack for each kind of device that is not there
+            torch.default_generator.manual_seed(number)
         yield
 
 

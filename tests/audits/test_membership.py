@@ -18,6 +18,7 @@ from lit_fedad.audits.membership import Finding, LiraOptions, attack, infer
 from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
 from lit_fedad.config import compose
+from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
@@ -144,14 +145,14 @@ def test_examples_of_the_training_pool_are_left_out_by_half_of_the_shadow_runs(o
     truth = json.loads((overfit / "partition.json").read_text())["clients"]
     for client in range(2):
         assert set(shadows.examples(client)) <= set(truth[client])
-        assert (shadows.trained_on(client, 4).sum(0) == 2).all()
+        assert (shadows.trained_on(client, range(4)).sum(0) == 2).all()
 
 
 def test_models_that_saw_no_example_tell_nobody(audited):
     """A pair of shadow runs is made to one that saw no example: each of it the run without the example."""
     shadows, observed = shadows_of(audited.run)
     for client in shadows.clients:
-        trained = shadows.trained_on(client, SHADOWS)
+        trained = shadows.trained_on(client, range(SHADOWS))
         for exchange in observed[0]["sent"].values():
             assert exchange[client]["predictor"].shape == (20, 1)
         for pair in range(0, SHADOWS, 2):
@@ -161,7 +162,7 @@ def test_models_that_saw_no_example_tell_nobody(audited):
                     blind = torch.where(trained[pair].unsqueeze(1), second, first)
                     observed[pair]["sent"][exchange][client][kind] = blind
                     observed[pair + 1]["sent"][exchange][client][kind] = blind.clone()
-    found = attack(shadows, [one["sent"] for one in observed], online_scores)["all"]
+    found = attack(shadows, {n: one["sent"] for n, one in enumerate(observed)}, online_scores)["all"]
     assert abs(membership_report(found).auc.value - 0.5) < 0.2
 
 
@@ -172,6 +173,40 @@ def test_complete_shadow_runs_serve_the_offline_attack(audited, spy, tmp_path):
     assert spy.held == {}
     assert findings[4].report.auc.value > 0.8
     assert findings != audited.findings
+
+
+def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
+    audited, tmp_path, monkeypatch
+):
+    shutil.copytree(audited.run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/privacy/lira/shadow_3")
+    played, run = [], Federation.run
+
+    def hide(federation):
+        name = federation.checkpoints.folder.parent.name
+        played.append(name)
+        if name == "shadow_3":
+            raise HiddenByNoiseError
+        run(federation)
+
+    monkeypatch.setattr(Federation, "run", hide)
+    options = LiraOptions(shadows=SHADOWS, non_members="test")
+    findings = infer(reopen(str(tmp_path / "run")), options)
+    assert played == ["shadow_3", "shadow_6", "shadow_7"]
+    assert json.loads((tmp_path / "run/privacy/lira.json").read_text())["pairs_left_out"] == 1
+    assert findings[4].report.auc.value > 0.8
+    assert findings != audited.findings
+    assert infer(reopen(str(tmp_path / "run")), options) == findings  # the hidden one is not played again
+    assert len(played) == 3
+
+
+def test_an_attack_of_which_too_much_is_hidden_ends_in_one_line(overfit, tmp_path, monkeypatch):
+    def hide(federation):
+        raise HiddenByNoiseError
+
+    monkeypatch.setattr(Federation, "run", hide)
+    with pytest.raises(UserError, match="lira: the noise hides .* too many shadow runs: 0 of 12 are left"):
+        infer(reopen(str(overfit)), LiraOptions(shadows=SHADOWS, non_members="test", out=str(tmp_path)))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Message
 from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
+from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.memory.moments import symmetric
 from lit_fedad.tasks.patches import PatchTask
 
@@ -79,11 +79,11 @@ class ImageMeans(_Projected):
         """Computes the ``mean`` [k] of projected features.
 
         Raises:
-            UserError: If the weight of all images lies within three deviations of the noise.
+            HiddenByNoiseError: If the weight of all images lies within three deviations of the noise.
         """
         weight = float(sums["weight"])
         if weight <= 3 * noise:
-            raise hidden()
+            raise HiddenByNoiseError
         return {"mean": CONSTANT * sums["mean"] / weight}
 
 
@@ -107,7 +107,7 @@ class ImageProducts(_Projected):
         """Computes ``product`` [k, k], without negative variances, and ``noise``, the length of noise alone.
 
         Raises:
-            UserError: If noise alone would have a variance as large as the largest.
+            HiddenByNoiseError: If noise alone would have a variance as large as the largest.
         """
         product = symmetric(sums["product"], self.directions) / math.sqrt(2)
         product += product.diag().diag() * (math.sqrt(2) - 1)
@@ -115,16 +115,8 @@ class ImageProducts(_Projected):
         # 2 sqrt(k / 2) deviations (Wigner).
         spread = noise * math.sqrt(2 * self.directions)
         if not torch.linalg.eigvalsh(product)[-1] > spread:
-            raise hidden()
+            raise HiddenByNoiseError
         return {"product": without_negative(product), "noise": torch.tensor(spread, dtype=product.dtype)}
-
-
-def hidden() -> UserError:
-    """Returns the error that noise hides the images."""
-    return UserError(
-        "federation.privacy: the noise hides the images; give more images or a larger epsilon (docs/privacy.md says how"
-        " many are needed)"
-    )
 
 
 def without_negative(covariance: Tensor) -> Tensor:
