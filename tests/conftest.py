@@ -3,13 +3,13 @@
 import copy
 import functools
 import gc
+import importlib
 import io
 import warnings
 
 import hypothesis
 import pytest
 import torch
-from lightning.fabric import fabric
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn import functional as F
@@ -73,6 +73,7 @@ def configuration_files_are_parsed_once():
 def callbacks_of_other_packages_are_looked_for_once():
     """Fabric reads the metadata of all installed packages whenever it is built."""
     with pytest.MonkeyPatch.context() as patch:
+        fabric = importlib.import_module("lightning.fabric.fabric")
         look = functools.cache(fabric._load_external_callbacks)
         patch.setattr(fabric, "_load_external_callbacks", lambda group: list(look(group)))
         yield

@@ -225,6 +225,7 @@ def _site_status(options: Sequence[str]) -> None:
     rows += [("fingerprint", fingerprint(folder.path / "key.pub"))]
     rows += [("run", f"{run}, state after step {step}") for run, step in folder.runs().items()]
     rows += [("report", str(page)) for page in folder.reports()]
+    rows += [("detector", str(own)) for own in folder.detectors()]
     Display().where_next(rows)
 
 

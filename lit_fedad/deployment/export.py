@@ -28,6 +28,7 @@ from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import human_bytes
@@ -84,7 +85,7 @@ def export(
     paths = image_files(Path(images), destination) if images else []
     normal_paths = _normal_images(chosen, normal, destination)
     fabric = one_process({**config, "fabric": _ANYWHERE})
-    model.restore(folder.path, folder.config(), number, fabric)
+    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
     transform = image_transform(config, model.task)
     detector = Detector(model.client, transform, rules.get(number))
     program = trace(detector, transform)

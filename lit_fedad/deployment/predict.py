@@ -25,6 +25,7 @@ from lit_fedad.experiment.console import Progress
 from lit_fedad.experiment.finished_run import complete_run, one_process, reopen, same_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.guards.text import csv_cell
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
@@ -119,7 +120,7 @@ def predict(
     root = Path(images)
     paths = image_files(root, destination)
     display, fabric = Display(), one_process(config)
-    model.restore(folder.path, folder.config(), number, fabric)
+    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
     transform = image_transform(config, model.task)
     scorer: _Detect | _Classify
     if classifies:

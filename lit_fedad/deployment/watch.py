@@ -32,6 +32,7 @@ from lit_fedad.experiment.finished_run import complete_run, one_process, same_mo
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
@@ -114,7 +115,7 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
         raise UserError(f"{folder.path}: client {number} holds no calibration scores to compare with")
     name = f"watch/client_{number}" + (f"_{options.product}" if options.product else "").replace("/", "_")
     destination, fabric = Path(options.out) if options.out else folder.path / name, one_process(config)
-    model.restore(folder.path, folder.config(), number, fabric)
+    load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
     with locked(destination):
         settings = {
             "client": number,

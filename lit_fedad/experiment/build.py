@@ -11,8 +11,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lit_fedad.config import Config, build, call, identity, locate, takes
-from lit_fedad.contracts import Client, Context, Server, Task
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts import Client, Server, Task
+from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule
@@ -23,7 +23,7 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError, first_line
+from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
@@ -75,40 +75,6 @@ class Model:
     def fingerprint(self) -> str:
         """Returns a text that changes whenever the frozen features change."""
         return "none" if self.backbone is None else self.backbone.fingerprint
-
-    def restore(self, folder: Path, config: Config, number: int, fabric: Fabric) -> None:
-        """Loads one of a run's trained clients into the live client, without the run's data.
-
-        Args:
-            folder: The run's folder.
-            config: The run's configuration.
-            number: Client number.
-            fabric: Device of the client.
-
-        Raises:
-            UserError: If the run has no complete round.
-        """
-        checkpoints = open_checkpoints(folder, config, self)
-        latest = checkpoints.latest()
-        if latest is None:
-            raise UserError(f"{folder}: no round is complete yet; train first")
-        round, state = checkpoints.load(latest)
-        pool = ClientPool(read_kept(self.client), folder / "personal")
-        pool.restore(latest, {number})
-        context = Context(config["seed"], round + 1, number)
-        channel = build(config["federation"]["channel"])
-        try:
-            write_kept(self.server, state["server"])
-            self.server.begin(context)
-            exchange = self.client.exchanges.at(context)
-            message, spec = exchange.broadcast(self.server, number), exchange.broadcast_spec(self.client)
-            blob = channel.down.pack(message, spec, context, "the server")
-            Turn(self.client, channel, fabric).activate(exchange, context, pool.get(number), blob)
-            self.client.deploy()
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{latest}: its state does not fit the run's method ({first_line(error)})"
-            ) from error
 
 
 @dataclass

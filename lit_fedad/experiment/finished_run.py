@@ -75,9 +75,14 @@ def reopen(
         version: As for `complete_run`.
 
     Raises:
-        UserError: If there is no such complete run, or its data or backbone is not available.
+        UserError: If there is no such complete run, or its data or backbone is not available; also if it is a site's
+            own detector, which has no server and no history.
     """
     folder, result, config = complete_run(run, overrides, version)
+    if "site" in result:
+        raise UserError(
+            f"{folder.path}: a site's own detector: predict, watch and export take it, nothing else does"
+        )
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)
@@ -160,7 +165,8 @@ def same_model(config: Config, result: Mapping[str, Any]) -> Model:
     model = build_model({**config, "start": None}, result["partition"]["products"])
     if "sites" in result and not model.client.predictors.shared:
         raise UserError(
-            f"method={config['method']['name']}: each site predicts with a model of its own, which stays at the site"
+            f"method={config['method']['name']}: each site predicts with a model of its own, which stays at the"
+            " site; there, predict, watch and export take run=SITE/detectors/RUN"
         )
     then, now = result["backbone"], model.provenance
     if then["sha256"] != now["sha256"]:

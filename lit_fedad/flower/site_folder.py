@@ -132,6 +132,10 @@ class SiteFolder:
         """Returns the pages that runs have left here, of test images."""
         return sorted((self.path / "reports").glob("*/report.md"))
 
+    def detectors(self) -> list[Path]:
+        """Returns the folders of the site's own detectors, of runs whose models stay at the sites."""
+        return sorted(path.parent for path in (self.path / "detectors").glob("*/result.json"))
+
     def runs(self) -> dict[str, int]:
         """Returns the last step of every run that left a state here."""
         found = {}

@@ -26,6 +26,7 @@ from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import build_data, build_evaluator, build_model
 from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.image_privacy import in_words
 from lit_fedad.federation.processes import make_fabric
@@ -33,10 +34,12 @@ from lit_fedad.federation.question import Question
 from lit_fedad.federation.secure_sum import Mask
 from lit_fedad.federation.turn import Turn, pose_client
 from lit_fedad.federation.turns import cause_of
+from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.console import Display
 from lit_fedad.secure_sum.letters import read_survivors
 from lit_fedad.secure_sum.party import Party
 from lit_fedad.sites.letters import AGAIN, Facts, Order, Reply, digest
+from lit_fedad.sites.own_detector import OwnDetector
 from lit_fedad.sites.own_images import (
     anomalies_of,
     form_of,
@@ -164,13 +167,23 @@ class _Seat:
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         self.scores = scores_question(build_evaluator(config, data, model.client, fabric))
+        sizes = _by_product(images.train, products_of(images), partition.clients[order.client])
+        self.detector = OwnDetector(
+            settings.folder / "detectors" / order.run,
+            config,
+            type(model.task).__name__,
+            settings.name,
+            order.client,
+            {name: sizes.get(name, 0) for name in order.classes or sizes},
+            model.provenance,
+        )
         self.facts = Facts(
             version=lit_fedad.__version__,
             torch=torch.__version__,
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
-            sizes=_by_product(images.train, products_of(images), partition.clients[order.client]),
+            sizes=sizes,
             held=_by_product(images.train, products_of(images), whole.clients[order.client]),
             tested=_by_product(images.test, images.categories, range(len(images.test))),
             anomalies=anomalies_of(images),
@@ -205,8 +218,13 @@ class _Seat:
         question = self._question(order)
         pose_client(self.client, "own", {}, self.module.at(order.round - 1))
         if order.keep:
-            self.states.put(order.step, read_kept(self.client))
-        message = question.pack(question(self.client, order.client))
+            state = read_kept(self.client)
+            self.states.put(order.step, state)
+            self._keep_detector(TrainedClient(order.round, order.exchange, blob, state))
+        found = question(self.client, order.client)
+        if order.question == "calibration":
+            self._keep_detector(found)
+        message = question.pack(found)
         return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
 
     def _message(self, order: Order) -> bytes:
@@ -282,6 +300,18 @@ class _Seat:
             return scores
 
         return OwnDecisions(order.names, order.numbers, images, scored, shipped)
+
+    def _keep_detector(self, part: TrainedClient | dict[str, ScoreCounts]) -> None:
+        """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
+        if self.client.predictors.shared:
+            return
+        try:
+            if isinstance(part, TrainedClient):
+                self.display.note(f"detector: lit-fedad predict run={self.detector.write(part)} images=DIR")
+            else:
+                self.detector.calibrate(part)
+        except (OSError, UserError) as error:
+            self.display.warn(f"no detector was kept ({first_line(error)})")
 
     def _report(self, client: Client, scores: Tensor, order: Order, images: EvaluatedImages) -> None:
         """Writes the site's own report; a failure ends no round."""

@@ -26,6 +26,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.naming import METRIC_TITLES
@@ -123,7 +124,7 @@ def test_a_plain_trainer_predicts_the_same(tiny_run, photos, tmp_path):
     rows = table(predict(str(tiny_run), str(photos), client=0, out=str(tmp_path / "out")))
     config = RunFolder(tiny_run).config()
     model = build_model(config, ["a", "b"])
-    model.restore(tiny_run, config, 0, make_fabric(accelerator="cpu"))
+    load_client(model, tiny_run, config, 0, make_fabric(accelerator="cpu"))
     samples = [Sample(photos / row["path"], "new") for row in rows]
     dataset = ImageDataset(samples, image_transform(config, model.task))
     module = FederatedDataModule(dataset, dataset, [range(len(samples))], eval_batch_size=3)

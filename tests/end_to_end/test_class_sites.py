@@ -10,6 +10,9 @@ from helpers.small_tasks import small_tasks
 from lit_fedad.config import choices
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
+from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
@@ -58,7 +61,8 @@ def check_alike(folder, monkeypatch, differences, words, data, classes, public):
     plan = Plan([*words, *form], NAMES, str(folder / "run"), (*HERE, *public), classes)
     result = coordinate(plan, Here(sites(folder, data)), Display(quiet=True))
     (there,) = played
-    one = in_one_process(folder, words, data, *public).federation
+    run = in_one_process(folder, words, data, *public)
+    one = run.federation
     assert told(there.history) == told(one.history)
     assert differences(read_kept(there.server), read_kept(one.server)) == []
     bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
@@ -67,7 +71,27 @@ def check_alike(folder, monkeypatch, differences, words, data, classes, public):
         kept = torch.load(states / f"{bases[client]:012d}.pt")
         found = differences(kept, one.pool.get(client))
         assert [line for line in found if not line.split(":")[0].endswith(PLACES)] == []
+    check_own_detectors(folder, run)
     return result
+
+
+def check_own_detectors(folder, run):
+    """Models that stay at sites predict as the clients of the run in one process."""
+    if run.model.client.predictors.shared:
+        assert not list(folder.glob("*/detectors"))
+        return
+    batch = next(iter(run.data.module.test_dataloader()))
+
+    def predicted(client, number):
+        prediction = predict_batch(client, batch, run.fabric)
+        return prediction.image_score if prediction.logits is None else prediction.logits
+
+    known = run.federation.ask(run.federation.rounds, predicted)
+    for number, name in enumerate(NAMES):
+        (own,) = (folder / name / "detectors").iterdir()
+        mark = RunFolder(own).result()["own_client"]
+        load_client(run.model, own, RunFolder(own).config(), number, run.fabric, mark)
+        torch.testing.assert_close(predicted(run.model.client, number), known[number])
 
 
 @pytest.mark.slow

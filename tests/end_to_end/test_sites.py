@@ -18,6 +18,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.calibration import calibration_scores
+from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.federation.loop import Federation
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
@@ -61,19 +62,19 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
 
 
 def check_new_images(folder, run):
-    """The coordinator's folder scores new images as the run in one process does, where all clients have one model."""
+    """A folder scores new images as the run in one process does: the coordinator's, or the site's whose model it is."""
     images = run.data.images.test
-    new = folder / "all" / images[0].category / "test" / "good"
+    new, there = folder / "all" / images[0].category / "test" / "good", str(folder / "run")
     if not run.model.client.predictors.shared:
-        there = str(folder / "run")
         watched = WatchOptions(there, str(new), once=True)
         for use in (lambda: predict(there, str(new)), lambda: export(there), lambda: watch(watched)):
             with pytest.raises(
                 UserError, match="each site predicts with a model of its own, which stays at the site"
             ):
                 use()
-        return
-    table = predict(str(folder / "run"), str(new), client=1)
+        (own,) = (folder / NAMES[1] / "detectors").iterdir()
+        there = str(own)
+    table = predict(there, str(new), client=1)
     with table.open() as file:
         found = {row["path"]: float(row["score"]) for row in csv.DictReader(file)}
     loader = run.data.module.test_dataloader()
@@ -147,6 +148,33 @@ def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
     logged = list(csv.DictReader((tmp_path / "run" / "watch" / "client_2" / "images.csv").open()))
     assert {row["score"] for row in logged} == {row["score"] for row in rows}
     assert seen["images"] == len(rows)
+
+
+def test_a_site_uses_a_model_that_never_left_it(tmp_path):
+    paint(tmp_path)
+    plan = Plan(["method=fedbn", "task=autoencoder", *DEBUG], NAMES, str(tmp_path / "run"), HERE)
+    coordinate(plan, Here(three_sites(tmp_path)), Display(quiet=True))
+    home = tmp_path / "south"
+    (own,) = (home / "detectors").iterdir()
+    images = next((home / "images").glob("*/test"))
+    rows = {row["path"]: row for row in csv.DictReader(predict(str(own), str(images)).open())}
+    report = list(csv.DictReader((home / "reports" / own.name / "decisions.csv").open()))
+    assert len(report) == len(rows) == 4
+    for row in report:
+        for column in ("score", "threshold"):
+            found, reported = float(rows[row["image"]][column]), float(row[column])
+            assert found == pytest.approx(reported, rel=1e-4)
+    folder = export(str(own), formats=["pt2"])
+    assert folder == own / "export" / "client_2"
+    assert "client 2" in (folder / "model_card.md").read_text()
+    assert watch(WatchOptions(str(own), str(images), once=True))["images"] == 4
+    assert not list((tmp_path / "run").rglob("client.pt"))
+    with pytest.raises(UserError, match="a site's own detector: predict, watch and export take it"):
+        reopen(str(own))
+    with (own / "client.pt").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="client.pt: changed since it was written; restore it from a copy"):
+        predict(str(own), str(images))
 
 
 @pytest.mark.slow

@@ -33,8 +33,13 @@ def test_what_init_writes_is_read(tmp_path, capsys):
     site = SiteFolder.open(tmp_path / "north")
     assert site.settings.data == ["data=folders", f"data.root={tmp_path}"]
     assert site.settings.own == [f"cache.folder={site.path / 'cache'}", "fabric.accelerator=cpu"]
+    left = [tmp_path / "north" / name for name in ("reports/ab/report.md", "detectors/ab/result.json")]
+    for path in left:
+        path.parent.mkdir(parents=True)
+        path.touch()
     assert main(["site", "status", f"site={tmp_path / 'north'}"]) == 0
-    assert "SHA256:" in capsys.readouterr().out
+    told = "".join(capsys.readouterr().out.split())
+    assert all(part in told for part in ("SHA256:", "north/reports/ab/report.md", "north/detectors/ab"))
 
 
 def test_a_key_belongs_to_one_site(tmp_path):

@@ -35,6 +35,7 @@ from lit_fedad.experiment.figures.predictions import Predictions
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
+from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
 from lit_fedad.privacy.distance_correlation import distance_correlation_matrix
@@ -352,7 +353,7 @@ def test_a_folder_of_images_is_judged_as_the_test_set_is(finished, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["scores.csv"]
     config, fabric = RunFolder(folder).config(), make_fabric(accelerator="cpu")
     model = build_model(config, images.categories)
-    model.restore(folder, config, 1, fabric)
+    load_client(model, folder, config, 1, fabric)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
     loader = DataLoader([data.module.test.__getitems__([0, 60])], batch_size=None)
     expected = image_scores(model.client, loader, fabric)

@@ -1,0 +1,109 @@
+"""A trained client for new images: from a run's checkpoint, or from what a site has kept of its own client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from lit_fedad.config import Config, build
+from lit_fedad.contracts import Context
+from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.errors import UserError, first_line
+from lit_fedad.experiment.build import Model, open_checkpoints
+from lit_fedad.federation.channel import Channel
+from lit_fedad.federation.client_pool import ClientPool, State, detached
+from lit_fedad.federation.state_file import read_state, sha256, sync, write_state
+from lit_fedad.federation.turn import Turn
+
+OWN_CLIENT = "client.pt"
+"""File in which a site keeps its client, in the folder of its own detector."""
+
+
+@dataclass(frozen=True)
+class TrainedClient:
+    """What a client predicts with.
+
+    Attributes:
+        round: Round of the message.
+        exchange: Index of the message's exchange in its round.
+        blob: The server's message, serialised.
+        state: The client's personal state.
+    """
+
+    round: int
+    exchange: int
+    blob: bytes
+    state: State
+
+    def write(self, folder: Path) -> str:
+        """Writes `OWN_CLIENT`, which is complete or absent; returns its SHA-256."""
+        blob = torch.from_numpy(np.frombuffer(bytearray(self.blob), np.uint8))
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{OWN_CLIENT}.partial"
+        content = {"round": self.round, "exchange": self.exchange, "blob": blob, "state": self.state}
+        write_state(detached(content), partial)
+        sync(partial)
+        digest = sha256(partial)
+        partial.replace(folder / OWN_CLIENT)
+        return digest
+
+    @classmethod
+    def read(cls, folder: Path, digest: str) -> TrainedClient:
+        """Reads `OWN_CLIENT`.
+
+        Raises:
+            UserError: If it is missing or was changed.
+        """
+        content = read_state(
+            folder / OWN_CLIENT, digest, "restore it from a copy, or take part in another run"
+        )
+        return cls(**{**content, "blob": content["blob"].numpy().tobytes()})
+
+
+def load_client(
+    model: Model, folder: Path, config: Config, number: int, fabric: Fabric, own: str | None = None
+) -> None:
+    """Loads a trained client into the live client, without images.
+
+    Args:
+        model: The live client and server.
+        folder: The run's folder.
+        config: The run's configuration.
+        number: Client number.
+        fabric: Device of the client.
+        own: SHA-256 of `OWN_CLIENT` in a site's folder; None for a run with checkpoints.
+
+    Raises:
+        UserError: If the run has no complete round, or a file does not fit its method.
+    """
+    channel = build(config["federation"]["channel"])
+    try:
+        found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
+        context = Context(config["seed"], found.round, number, found.exchange)
+        exchange = model.client.exchanges.at(context)
+        Turn(model.client, channel, fabric).activate(exchange, context, found.state, found.blob)
+        model.client.deploy()
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder}: its state does not fit the run's method ({first_line(error)})") from error
+
+
+def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Channel) -> TrainedClient:
+    """Reads a client from a run's last checkpoint, with the message that the server would send next."""
+    checkpoints = open_checkpoints(folder, config, model)
+    latest = checkpoints.latest()
+    if latest is None:
+        raise UserError(f"{folder}: no round is complete yet; train first")
+    round, state = checkpoints.load(latest)
+    pool = ClientPool(read_kept(model.client), folder / "personal")
+    pool.restore(latest, {number})
+    context = Context(config["seed"], round + 1, number)
+    write_kept(model.server, state["server"])
+    model.server.begin(context)
+    exchange = model.client.exchanges.at(context)
+    message, spec = exchange.broadcast(model.server, number), exchange.broadcast_spec(model.client)
+    blob = channel.down.pack(message, spec, context, "the server")
+    return TrainedClient(round + 1, 0, blob, pool.get(number))
