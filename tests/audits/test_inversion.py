@@ -193,6 +193,7 @@ def test_a_coreset_is_made_of_the_clients_own_patches(asked, tmp_path):
     assert len(gaps) == 16
 
 
+@pytest.mark.slow
 def test_one_step_is_inverted_at_the_weights_it_began_with(asked, averaged):
     invert(reopen(str(averaged)), InversionOptions(update="step", images=3, seed=5))
     call = asked[1]
@@ -296,6 +297,7 @@ def test_a_method_that_shares_nothing_of_images_is_one_line(tmp_path):
         invert(reopen(str(folder)), InversionOptions())
 
 
+@pytest.mark.slow
 def test_positive_controls_are_of_few_images_of_the_client(asked, copied):
     """One image by position; a bank of one image, and of four; the client has eight images."""
     run = reopen(str(copied))

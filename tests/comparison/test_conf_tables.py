@@ -31,6 +31,7 @@ def columns_of(kind, of=""):
     }
 
 
+@pytest.mark.slow
 def test_every_column_composes():
     found = columns_of(str)
     detection, semantic = (

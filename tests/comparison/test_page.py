@@ -49,6 +49,7 @@ def texts(grid):
     return [[cell.text for cell in line.cells] for line in grid.lines]
 
 
+@pytest.mark.slow
 def test_seeds_are_one_line_that_links_to_their_comparison(make_run, page_of):
     runs = [
         make_run("a", "feddymem", [0.5, 0.7], seed=0),

@@ -102,6 +102,7 @@ def test_a_hub_reads_the_cards_metadata(exported, tiny_run):
     assert card.text.lstrip().startswith("# feddymem anomaly detector")
 
 
+@pytest.mark.slow
 def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
     from lit_fedad.config import compose
     from lit_fedad.experiment.train import train

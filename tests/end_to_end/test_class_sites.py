@@ -123,6 +123,7 @@ def test_semantic_anomalies(tmp_path, monkeypatch, differences, method, task):
     assert {"auroc", "fe_calibrated", "false_alarm_rate", "miss_rate"} <= set(result["last"])
 
 
+@pytest.mark.slow
 def test_every_method_crosses_or_says_why():
     """What is played here and in the tests of files, and one line of each other."""
     played = {*LEARN_CLASSES, *(method for method, _ in SEMANTIC), *OF_FILES, "federated_patchcore"}

@@ -17,7 +17,7 @@ from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 
-DAMAGED = int(os.environ.get("LIT_FEDAD_DAMAGED_RUNS", "64"))
+DAMAGED = int(os.environ.get("LIT_FEDAD_DAMAGED_RUNS", "40"))
 
 FILES = (
     *("config.yaml", "manifest.json", "result.json", "calibration.json", "partition.json"),

@@ -78,7 +78,7 @@ def test_a_small_defect_is_found_by_tiles_and_missed_without(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(400, 1200), (2048, 2048)])
+@pytest.mark.parametrize("shape", [(400, 1200), (512, 2048)])
 def test_a_defect_of_20_pixels_is_found_by_tiles_and_missed_without(tmp_path, shape):
     check_found_and_missed(tmp_path, shape, side=20, tile=256 if shape[0] > 400 else 128, small=128)
 

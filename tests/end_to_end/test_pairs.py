@@ -44,6 +44,7 @@ def test_pair(play_pair, method, task):
     play_pair(method, task)
 
 
+@pytest.mark.slow
 def test_a_failed_client_is_left_out_of_its_round(lab, pair_overrides, tmp_path, monkeypatch):
     given = [*pair_overrides("fedavg", "memory_bank"), "federation.sampler.fraction=1.0"]
     play = Turn.play
@@ -61,14 +62,18 @@ def test_a_failed_client_is_left_out_of_its_round(lab, pair_overrides, tmp_path,
     assert all(torch.isfinite(torch.tensor(s["loss"])) for s in result["scalars"][-2:])
 
 
-# Of every method the first; all in the slow tests.
+# Of every method one, of every task one; those of tasks in the quick tests.
 REFUSED = [pair for pair, why in PAIRS.items() if why]
-FIRST = {method: (method, task) for method, task in reversed(REFUSED)}.values()
+OF_METHODS = {method: (method, task) for method, task in reversed(REFUSED)}.values()
+OF_TASKS = {task: (method, task) for method, task in REFUSED}.values()
 
 
 @pytest.mark.parametrize(
     ("method", "task"),
-    [pytest.param(*pair, marks=[] if pair in FIRST else pytest.mark.slow) for pair in REFUSED],
+    [
+        *OF_TASKS,
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in OF_METHODS if pair not in OF_TASKS),
+    ],
 )
 def test_a_pair_that_makes_no_sense_says_why_in_one_line(lab, small_tasks, method, task, tmp_path):
     # Sizes of the small tasks meet no key where the method comes with the settings of its own.

@@ -29,9 +29,10 @@ from lit_fedad.sites.status import read_status
 from lit_fedad.tracking.reading import tracked_runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    ["federated_patchcore", *(pytest.param(m, marks=pytest.mark.slow) for m in OF_FILES)],
+    ["federated_patchcore", *OF_FILES],
 )
 def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, method):
     played = []

@@ -90,6 +90,7 @@ def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeyp
     }
 
 
+@pytest.mark.slow
 def test_the_evaluate_command_finds_earlier_tasks_in_the_history(lab, differences):
     out, result = lab.finished("method=feddymem", *TWO)
     evaluate(str(out))

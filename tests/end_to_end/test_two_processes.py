@@ -12,7 +12,7 @@ from lit_fedad.config import identity
 from lit_fedad.errors import UserError
 from lit_fedad.federation.callback import FederationCallback
 
-PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "20"))
+PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "8"))
 
 
 class Meanwhile(FederationCallback):

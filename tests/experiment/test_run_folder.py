@@ -204,6 +204,7 @@ def test_a_result_of_another_configuration_is_refused(tmp_path, config):
         run.claim(config)
 
 
+@pytest.mark.slow
 def test_clearing_knows_every_file_of_a_real_run(tiny_run):
     assert {path.name for path in tiny_run.iterdir()} <= {*runs._FOLDERS, *runs._FILES, LOCK}
 

@@ -138,6 +138,7 @@ def test_noise_of_whole_batches_is_that_of_the_gaussian_mechanism():
     assert closed <= found.noise < 1.1 * closed  # Renyi's bound is a few per cent above
 
 
+@pytest.mark.slow
 @needs_opacus
 def test_the_budget_is_spent_when_the_rounds_are_over():
     found = plan()
@@ -206,6 +207,7 @@ class Two(SameEveryRound):
         return DataLoader(Rows(8, client), batch_size=4, collate_fn=lambda batch: batch)
 
 
+@pytest.mark.slow
 @needs_opacus
 def test_an_interrupted_run_ends_with_the_noise_of_an_uninterrupted_one(toy, tmp_path):
     def federation(name, key=b"secret"):

@@ -160,6 +160,7 @@ class Asking:
         return Reply.from_bytes(self.site.answer(order.to_bytes()))
 
 
+@pytest.mark.slow
 def test_asked_twice_a_site_draws_the_same_noise_and_asked_otherwise_another(tmp_path):
     pytest.importorskip("opacus")
     asking = Asking(tmp_path, epsilon=8)

@@ -11,6 +11,7 @@ from lit_fedad.tracking.sender import Delivery, deliver
 from lit_fedad.tracking.tracker import Tracker
 
 
+@pytest.mark.slow
 def test_progress_lost_in_a_crash_repeats_nothing_on_the_server(tmp_path, client, history):
     tracker = Tracker(tmp_path, "crash", "run")
     tracker.params({"seed": 0})
