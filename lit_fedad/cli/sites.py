@@ -58,7 +58,7 @@ class SiteInit:
         address: The coordinator's host and port.
         ca: The coordinator's ``ca.crt``.
         apart: Whether its products are its own, even where another site's have the same name.
-        epsilon: Largest budget of differential privacy of a run that it takes part in, whose sites draw the noise.
+        epsilon: Largest budget of differential privacy of all runs that it takes part in, whose sites draw the noise.
     """
 
     out: str
@@ -224,6 +224,10 @@ def _site_status(options: Sequence[str]) -> None:
     rows = [("site", folder.name), ("coordinator", folder.address)]
     rows += [("fingerprint", fingerprint(folder.path / "key.pub"))]
     rows += [("run", f"{run}, state after step {step}") for run, step in folder.runs().items()]
+    if spent := folder.ledger.spent:
+        epsilon, delta = folder.ledger.total
+        most = "" if folder.epsilon is None else f" of {folder.epsilon:g}"
+        rows += [("spent", f"epsilon {epsilon:.4g}{most} at delta {delta:g}, in {len(spent)} runs")]
     rows += [("report", str(page)) for page in folder.reports()]
     rows += [("detector", str(own)) for own in folder.detectors()]
     Display().where_next(rows)

@@ -16,6 +16,7 @@ from lit_fedad.flower.fleet import answer_orders
 from lit_fedad.flower.keys import write_site_key
 from lit_fedad.guards.bounds import above
 from lit_fedad.report.console import Display
+from lit_fedad.sites.ledger import LEDGER, Ledger
 from lit_fedad.sites.roster import Roster, write_sum_key
 from lit_fedad.sites.site import Site, SiteSettings
 
@@ -33,7 +34,7 @@ class SiteFolder:
         data: Words that describe its images.
         own: Words of ``cache`` and ``fabric``.
         apart: Whether its products are its own.
-        epsilon: Largest budget of differential privacy of a run that it takes part in; None for any.
+        epsilon: Largest budget of differential privacy of all runs that it takes part in; None for any.
     """
 
     path: Path
@@ -127,6 +128,11 @@ class SiteFolder:
             Roster.read(self.path, self.name),
             self.epsilon,
         )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Returns what the site has spent of its privacy."""
+        return Ledger(self.path / LEDGER, self.epsilon)
 
     def reports(self) -> list[Path]:
         """Returns the pages that runs have left here, of test images."""

@@ -16,6 +16,7 @@ from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, noise_key
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.federation.state_file import sync
 from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
+from lit_fedad.sites.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,21 @@ class OwnNoise:
         plan: The noise that the run needs.
         folder: The site's folder of this run.
         images: Hash of the site's images.
+        ledger: What the site has spent in all its runs.
     """
 
-    def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str) -> None:
-        self.plan, self._paid = plan, folder / "noised.json"
+    def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str, ledger: Ledger) -> None:
+        self.plan, self._paid, self._ledger = plan, folder / "noised.json", ledger
         self._key = noise_key(folder, None, images)
 
     @classmethod
     def of(
-        cls, config: Config, model: Model, folder: Path, images: str, client: int, size: int
+        cls, config: Config, model: Model, folder: Path, images: str, client: int, size: int, ledger: Ledger
     ) -> OwnNoise | None:
         """Plans the noise of a run that a coordinator describes; None where it has none.
 
         Raises:
-            UserError: If the run cannot keep its promise.
+            UserError: If the run cannot keep its promise, or asks for more than the site has left.
         """
         privacy = promised(config)
         if privacy is None:
@@ -71,7 +73,15 @@ class OwnNoise:
         plan = privacy.plan(
             model.client, model.server, config["rounds"], {client: 0}, {client: size}, sampler, secure
         )
-        return cls(plan, folder, images)
+        own = cls(plan, folder, images, ledger)
+        if own.drawn_here:
+            ledger.check(folder.name, plan.epsilon(plan.releases))
+        return own
+
+    @property
+    def drawn_here(self) -> bool:
+        """Whether this site draws the noise, and not the coordinator."""
+        return not (isinstance(self.plan, Plan) and self.plan.settings.where == "central")
 
     def share(self, secure: SecureSum, sites: int) -> None:
         """Sets the share of the noise that this site adds, where all sites together add it.
@@ -121,6 +131,9 @@ class OwnNoise:
             if digest in paid:
                 return
             self.plan.check(len(paid) + 1, "this order")
+            if self.drawn_here:
+                spent = self.plan.epsilon(len(paid) + 1)
+                self._ledger.spend(self._paid.parent.name, spent, self.plan.settings.delta)
             partial = self._paid.with_name(f".{self._paid.name}.partial")
             partial.write_text(json.dumps([*paid, digest]))
             sync(partial)

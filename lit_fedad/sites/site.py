@@ -38,6 +38,7 @@ from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.console import Display
 from lit_fedad.secure_sum.letters import read_survivors
 from lit_fedad.secure_sum.party import Party
+from lit_fedad.sites.ledger import LEDGER, Ledger
 from lit_fedad.sites.letters import AGAIN, Facts, Order, Reply, digest
 from lit_fedad.sites.own_detector import OwnDetector
 from lit_fedad.sites.own_images import (
@@ -69,8 +70,8 @@ class SiteSettings:
         own: Words of ``cache`` and ``fabric``.
         apart: Whether its products are its own, even where those of another site have the same name.
         roster: The keys for secure sums; a site that has some answers in runs of secure sums alone. None for none.
-        epsilon: Largest budget of differential privacy of a run, whose sites draw the noise; None for any, and for runs
-            without noise.
+        epsilon: Largest budget of differential privacy of all runs together, whose sites draw the noise; None for any,
+            and for runs without noise.
     """
 
     name: str
@@ -147,7 +148,8 @@ class _Seat:
         )
         data = build_data(config, images, partition, model, fabric, display)
         size = len(partition.clients[order.client])
-        self.noise = OwnNoise.of(config, model, states.folder, data.digest, order.client, size)
+        ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
+        self.noise = OwnNoise.of(config, model, states.folder, data.digest, order.client, size, ledger)
         if self.noise is not None:
             display.note(f"run {order.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
         self.config, self.data, self.states = config, data, states

@@ -20,6 +20,7 @@ from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
+from lit_fedad.sites.ledger import LEDGER, Ledger
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.roster import Roster
@@ -62,7 +63,7 @@ class Sums:
 
 
 def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
-    noise = OwnNoise(plan_of(), tmp_path, "images")
+    noise = OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER))
     budget = noise.plan.settings.epsilon
     asked = [Asked("configuration", 1, 0, message, "state") for message in "abcdefghijklmnopqrst"]
     affordable = sum(noise.plan.epsilon(count) <= budget for count in range(1, 20))
@@ -70,11 +71,28 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
     for one in asked[:affordable]:
         noise.pay(Sums, None, one)
         noise.pay(Sums, None, one)
-    again = OwnNoise(noise.plan, tmp_path, "images")  # the site was started anew
+    again = OwnNoise(noise.plan, tmp_path, "images", Ledger(tmp_path / LEDGER))  # the site was started anew
     again.pay(Sums, None, asked[0])
     with pytest.raises(UserError, match=r"this order needs epsilon .* the budget is 4"):
         again.pay(Sums, None, asked[affordable])
     assert len(json.loads((tmp_path / "noised.json").read_text())) == affordable
+
+
+def test_a_second_run_gets_what_the_first_has_left(tmp_path):
+    """And noise that the coordinator draws is on no ledger: the site has none to count on."""
+    ledger = Ledger(tmp_path / LEDGER, 2.0)
+    first, second, third = (
+        OwnNoise(plan_of(where=where), tmp_path / run, "images", ledger)
+        for run, where in (("first", "distributed"), ("second", "distributed"), ("third", "central"))
+    )
+    asked = Asked("configuration", 1, 0, "message", "state")
+    for noise in (first, third):
+        noise.pay(Sums, None, asked)
+    spent = first.plan.epsilon(1)
+    assert ledger.spent == {"first": (spent, first.plan.settings.delta)}
+    assert 1 < spent < 2
+    with pytest.raises(UserError, match=f"this site has epsilon {2 - spent:.4g} left of 2"):
+        second.pay(Sums, None, asked)
 
 
 def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
@@ -84,7 +102,7 @@ def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
         exchange = noise.exchanges(Client(), asked).rounds[0]
         return gaussian(exchange._key, Context(0, 1), {"sum": (3,)}, 1.0)["sum"]
 
-    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images")
+    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
     first = Asked("configuration", 1, 0, "message", "state")
     others = [replace(first, **change) for change in (
         {"configuration": "other"}, {"round": 2}, {"exchange": 1}, {"message": "other"}, {"state": "other"},
@@ -97,7 +115,7 @@ def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
 
 
 def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
-    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images")
+    noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
     noise.share(SecureSum(), 5)
     assert noise.plan.carriers == 3
     assert 3 * noise.plan.share**2 == pytest.approx(noise.plan.deviation**2)
@@ -107,7 +125,7 @@ def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
 
 
 def test_the_secret_stays_in_the_sites_folder(tmp_path):
-    OwnNoise(plan_of(), tmp_path, "images")
+    OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER))
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
 
 
