@@ -156,7 +156,7 @@ def _start_federation(options: Sequence[str]) -> None:
             ("files", str(folder.run)),
             ("sites", f"lit-fedad federation status fed={chosen.fed}"),
             ("compare", "mlflow ui"),
-            ("new images", f"lit-fedad predict run={folder.run} images=FOLDER"),
+            ("new images", f"lit-fedad predict run={folder.detector} images=FOLDER"),
         ]
     )
 

@@ -20,6 +20,7 @@ import yaml
 
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
+from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.flower.held_polls import Bell
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.leftover import end_leftover, remember
@@ -158,6 +159,12 @@ class FederationFolder:
     def run(self) -> Path:
         """Folder of the run."""
         return self.path / "run"
+
+    @property
+    def detector(self) -> str:
+        """Where the trained detector lies, as ``predict`` takes it: here, or with each site where models stay there."""
+        result = RunFolder(self.run).result() or {}
+        return "SITE/detectors/RUN" if result.get("models_stay") else str(self.run)
 
     @property
     def bell(self) -> Bell:

@@ -187,6 +187,7 @@ def _result(
             "products": products,
             "stage_sizes": [[own.size] for own in facts.values()],
         },
+        "models_stay": not model.client.predictors.shared,
         "backbone": model.provenance,
         "seed": config["seed"],
         "rounds": config["rounds"],

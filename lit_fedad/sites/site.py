@@ -166,7 +166,7 @@ class _Seat:
             )
         self.roster = settings.roster
         self.party: Party | None = None
-        self.message = b""
+        self.message, self.told = b"", False
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         self.scores = scores_question(build_evaluator(config, data, model.client, fabric))
         sizes = _by_product(images.train, products_of(images), partition.clients[order.client])
@@ -309,7 +309,10 @@ class _Seat:
             return
         try:
             if isinstance(part, TrainedClient):
-                self.display.note(f"detector: lit-fedad predict run={self.detector.write(part)} images=DIR")
+                folder = self.detector.write(part)
+                if not self.told:
+                    self.display.note(f"detector: lit-fedad predict run={folder} images=DIR")
+                self.told = True
             else:
                 self.detector.calibrate(part)
         except (OSError, UserError) as error:
