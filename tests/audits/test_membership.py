@@ -180,16 +180,19 @@ def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
 ):
     shutil.copytree(audited.run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/privacy/lira/shadow_3")
-    played, run = [], Federation.run
+    played, run, merge = [], Federation.run, Federation._merge
 
-    def hide(federation):
-        name = federation.checkpoints.folder.parent.name
-        played.append(name)
-        if name == "shadow_3":
-            raise HiddenByNoiseError
+    def count(federation):
+        played.append(federation.checkpoints.folder.parent.name)
         run(federation)
 
-    monkeypatch.setattr(Federation, "run", hide)
+    def hide(federation, *updates):
+        if played[-1] == "shadow_3":
+            raise HiddenByNoiseError
+        merge(federation, *updates)
+
+    monkeypatch.setattr(Federation, "run", count)
+    monkeypatch.setattr(Federation, "_merge", hide)
     options = LiraOptions(shadows=SHADOWS, non_members="test")
     findings = infer(reopen(str(tmp_path / "run")), options)
     assert played == ["shadow_3", "shadow_6", "shadow_7"]
