@@ -59,7 +59,7 @@ def start(services, tmp_path):
         "LINK": link,
         "ADDRESS": f"127.0.0.1:{port}",
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": ROOT,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": 1,
     }
     running = []
