@@ -16,7 +16,7 @@ from lit_fedad.errors import UserError, first_line
 from lit_fedad.experiment.build import Model, open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import ClientPool, State, detached
-from lit_fedad.federation.state_file import read_state, sha256, sync, write_state
+from lit_fedad.federation.state_file import lasting_file, read_state, sha256, write_state
 from lit_fedad.federation.turn import Turn
 
 OWN_CLIENT = "client.pt"
@@ -42,14 +42,10 @@ class TrainedClient:
     def write(self, folder: Path) -> str:
         """Writes `OWN_CLIENT`, which is complete or absent; returns its SHA-256."""
         blob = torch.from_numpy(np.frombuffer(bytearray(self.blob), np.uint8))
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{OWN_CLIENT}.partial"
         content = {"round": self.round, "exchange": self.exchange, "blob": blob, "state": self.state}
-        write_state(detached(content), partial)
-        sync(partial)
-        digest = sha256(partial)
-        partial.replace(folder / OWN_CLIENT)
-        return digest
+        with lasting_file(folder / OWN_CLIENT) as partial:
+            write_state(detached(content), partial)
+        return sha256(folder / OWN_CLIENT)
 
     @classmethod
     def read(cls, folder: Path, digest: str) -> TrainedClient:
@@ -88,7 +84,8 @@ def load_client(
         Turn(model.client, channel, fabric).activate(exchange, context, found.state, found.blob)
         model.client.deploy()
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder}: its state does not fit the run's method ({first_line(error)})") from error
+        file = folder / (OWN_CLIENT if own else "checkpoints")
+        raise UserError(f"{file}: its state does not fit the run's method ({first_line(error)})") from error
 
 
 def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Channel) -> TrainedClient:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,27 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         raise
     except Exception as error:  # a damaged file fails in zipfile, pickle, struct or torch
         raise UserError(f"{path}: cannot be read ({_cause(error)}); {advice}") from error
+
+
+@contextmanager
+def lasting_file(path: Path) -> Iterator[Path]:
+    """Writes a file that is complete or absent, and on disk when the block has ended.
+
+    Args:
+        path: The file; missing folders are created.
+
+    Yields:
+        A path beside it to write to, which replaces `path` when the block ends without an error.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    yield partial
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:

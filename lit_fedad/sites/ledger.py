@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from lit_fedad.errors import UserError
-from lit_fedad.federation.state_file import sync
+from lit_fedad.federation.state_file import lasting_file
 
 LEDGER = "ledger.json"
 """File of a site's ledger, in its folder."""
@@ -87,11 +87,8 @@ class Ledger:
         """
         self.check(run, epsilon)
         content = {**self.spent, run: (epsilon, delta)}
-        partial = self.file.with_name(f".{self.file.name}.partial")
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(content, indent=1))
-            sync(partial)
-            partial.replace(self.file)
+            with lasting_file(self.file) as partial:
+                partial.write_text(json.dumps(content, indent=1))
         except OSError as error:
             raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error

@@ -56,12 +56,17 @@ class OwnDetector:
             "tracking_run_id": None,
         }
 
+    @property
+    def complete(self) -> bool:
+        """Whether later commands find a detector in the folder."""
+        return (self.folder.path / "result.json").exists()
+
     def calibrate(self, scores: Mapping[str, ScoreCounts]) -> None:
         """Writes counts of the calibration scores of the site's images, by product."""
         self.folder.save_json("calibration.json", Calibration({self.client: scores}, shared=False).to_json())
 
-    def write(self, client: TrainedClient) -> Path:
-        """Writes what the client predicts with; returns the folder.
+    def write(self, client: TrainedClient) -> None:
+        """Writes what the client predicts with.
 
         Raises:
             UserError: If the folder holds the detector of another configuration, or cannot be written.
@@ -69,4 +74,3 @@ class OwnDetector:
         """
         self.folder.claim(self.config)
         self.folder.save_json("result.json", {**self.result, "own_client": client.write(self.folder.path)})
-        return self.folder.path

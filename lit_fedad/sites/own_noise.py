@@ -14,7 +14,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import Model
 from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, noise_key
 from lit_fedad.federation.secure_sum import SecureSum
-from lit_fedad.federation.state_file import sync
+from lit_fedad.federation.state_file import lasting_file
 from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
 from lit_fedad.sites.ledger import Ledger
 
@@ -134,10 +134,8 @@ class OwnNoise:
             if self.drawn_here:
                 spent = self.plan.epsilon(len(paid) + 1)
                 self._ledger.spend(self._paid.parent.name, spent, self.plan.settings.delta)
-            partial = self._paid.with_name(f".{self._paid.name}.partial")
-            partial.write_text(json.dumps([*paid, digest]))
-            sync(partial)
-            partial.replace(self._paid)
+            with lasting_file(self._paid) as partial:
+                partial.write_text(json.dumps([*paid, digest]))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self._paid}: cannot be kept ({type(error).__name__})") from error
 

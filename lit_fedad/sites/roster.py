@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.errors import UserError
+from lit_fedad.federation.state_file import lasting_file
 from lit_fedad.secure_sum.keys import KEY_BYTES, KeyPair
 
 KEY = "sum.key"
@@ -128,9 +129,8 @@ class Given:
                     f"this site's part of round {place[0]} is in the sum of other sites already: their difference would"
                     " tell what one site sent; begin another run"
                 )
-            partial = self.path.with_name(f".{self.path.name}.partial")
-            partial.write_text(json.dumps({**noted, key: value}))
-            partial.replace(self.path)
+            with lasting_file(self.path) as partial:
+                partial.write_text(json.dumps({**noted, key: value}))
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"{self.path}: cannot be kept ({type(error).__name__})") from error
 

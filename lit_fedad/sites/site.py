@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +34,6 @@ from lit_fedad.federation.question import Question
 from lit_fedad.federation.secure_sum import Mask
 from lit_fedad.federation.turn import Turn, pose_client
 from lit_fedad.federation.turns import cause_of
-from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.console import Display
 from lit_fedad.secure_sum.letters import read_survivors
 from lit_fedad.secure_sum.party import Party
@@ -166,18 +165,22 @@ class _Seat:
             )
         self.roster = settings.roster
         self.party: Party | None = None
-        self.message, self.told = b"", False
+        self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         self.scores = scores_question(build_evaluator(config, data, model.client, fabric))
         sizes = _by_product(images.train, products_of(images), partition.clients[order.client])
-        self.detector = OwnDetector(
-            settings.folder / "detectors" / order.run,
-            config,
-            type(model.task).__name__,
-            settings.name,
-            order.client,
-            {name: sizes.get(name, 0) for name in order.classes or sizes},
-            model.provenance,
+        self.detector: OwnDetector | None = (
+            None
+            if model.client.predictors.shared
+            else OwnDetector(
+                settings.folder / "detectors" / order.run,
+                config,
+                type(model.task).__name__,
+                settings.name,
+                order.client,
+                {name: sizes.get(name, 0) for name in order.classes or sizes},
+                model.provenance,
+            )
         )
         self.facts = Facts(
             version=lit_fedad.__version__,
@@ -222,10 +225,11 @@ class _Seat:
         if order.keep:
             state = read_kept(self.client)
             self.states.put(order.step, state)
-            self._keep_detector(TrainedClient(order.round, order.exchange, blob, state))
+            trained = TrainedClient(order.round, order.exchange, blob, state)
+            self._keep(lambda detector: detector.write(trained))
         found = question(self.client, order.client)
         if order.question == "calibration":
-            self._keep_detector(found)
+            self._keep(lambda detector: detector.calibrate(found))
         message = question.pack(found)
         return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
 
@@ -303,20 +307,18 @@ class _Seat:
 
         return OwnDecisions(order.names, order.numbers, images, scored, shipped)
 
-    def _keep_detector(self, part: TrainedClient | dict[str, ScoreCounts]) -> None:
+    def _keep(self, part: Callable[[OwnDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
-        if self.client.predictors.shared:
+        if self.detector is None:
             return
+        known = self.detector.complete
         try:
-            if isinstance(part, TrainedClient):
-                folder = self.detector.write(part)
-                if not self.told:
-                    self.display.note(f"detector: lit-fedad predict run={folder} images=DIR")
-                self.told = True
-            else:
-                self.detector.calibrate(part)
+            part(self.detector)
         except (OSError, UserError) as error:
             self.display.warn(f"no detector was kept ({first_line(error)})")
+        else:
+            if self.detector.complete and not known:
+                self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
 
     def _report(self, client: Client, scores: Tensor, order: Order, images: EvaluatedImages) -> None:
         """Writes the site's own report; a failure ends no round."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.client_pool import State, detached
-from lit_fedad.federation.state_file import read_state, sync, write_state
+from lit_fedad.federation.state_file import lasting_file, read_state, write_state
 
 
 class States:
@@ -36,9 +36,9 @@ class States:
         for name, mark in marks.items():
             begun = folder / name
             try:
-                folder.mkdir(parents=True, exist_ok=True)
                 if not begun.exists():
-                    _write(begun, mark.encode())
+                    with lasting_file(begun) as partial:
+                        partial.write_text(mark)
                 before = begun.read_text()
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -61,11 +61,8 @@ class States:
 
     def put(self, step: int, state: State) -> None:
         """Writes the state after a step; the file is complete or absent."""
-        partial = self.folder / f".{step}.partial"
-        write_state(detached(state), partial)
-        sync(partial)
-        partial.replace(self._path(step))
-        sync(self.folder)
+        with lasting_file(self._path(step)) as partial:
+            write_state(detached(state), partial)
 
     def settle(self, settled: int, base: int) -> None:
         """Removes the states before a step, but for the one that an order starts from."""
@@ -105,10 +102,3 @@ def _parts(value: Any, name: str) -> Iterable[bytes]:
         yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     else:
         yield json.dumps([name, repr(value)]).encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    sync(partial)
-    partial.replace(path)

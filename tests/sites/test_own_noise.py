@@ -95,6 +95,21 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path):
         second.pay(Sums, None, asked)
 
 
+def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(tmp_path):
+    paint(tmp_path)
+    limited = replace(settings(tmp_path, "north"), epsilon=8.0)
+    Ledger(limited.folder / LEDGER).spend("earlier", 6.0, 1e-5)
+
+    def said(epsilon):
+        privacy = ["federation/privacy=distributed", f"federation.privacy.epsilon={epsilon}"]
+        order = Order("hello", RUN, [*SUBSPACE, "federation=secure", *privacy], 0)
+        return Reply.from_bytes(Site(limited, Display(quiet=True)).answer(order.to_bytes())).cause
+
+    assert "this site has epsilon 2 left of 8 after 1 other runs" in said(4)
+    assert "left of 8" not in said(1)  # it lacks no budget but a roster
+    assert "no roster" in said(1)
+
+
 def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
     """The size of the noise too: two sizes of the same noise would tell what they hide."""
 
