@@ -38,7 +38,8 @@ class WeightRule(ABC):
     """A rule for weights, which names clients that lie far out; with fewer than 3 clients there is no telling who does.
 
     A client lies far out if its change of the weights is longer than `far` times what is usual for its number of images
-    (`lengths`), or points against the others: its cosine with the sum of their directions is below `against`.
+    (`lengths`), or if it is among fewer than half that point against the others: its cosine with the sum of their
+    directions is below `against`.
 
     Args:
         far: Factor by which a change may be longer than usual.
@@ -74,16 +75,25 @@ class WeightRule(ABC):
         """
 
     def name_far(self, ratios: Mapping[int, float], products: Tensor) -> list[str]:
-        """Returns one line for each client that lies far out."""
+        """Returns one line for each client that lies far out.
+
+        Where half of the clients or more pull against the rest, as those that hold different classes do, they have no
+        common direction, and none is named for its own.
+        """
+        directions = dict(zip(ratios, cosines(products).tolist(), strict=True))
+        opposed = [client for client, cosine in directions.items() if cosine < self.against]
+        if 2 * len(opposed) >= len(directions):
+            opposed = []
         found = []
-        for (client, ratio), cosine in zip(ratios.items(), cosines(products).tolist(), strict=True):
+        for client, ratio in ratios.items():
             if ratio > self.far:
                 found.append(
                     f"client {client} lies far out: it changes the weights {ratio:.3g} times as far as usual"
                 )
-            elif cosine < self.against:
+            elif client in opposed:
                 found.append(
-                    f"client {client} lies far out: it moves the weights against the others (cosine {cosine:.2f})"
+                    f"client {client} lies far out: it moves the weights against the others "
+                    f"(cosine {directions[client]:.2f})"
                 )
         return found
 

@@ -164,6 +164,17 @@ def test_a_client_that_pulls_the_other_way_is_named():
     assert "against" in warnings[0]
 
 
+def test_clients_that_all_pull_apart_are_not_named_for_it():
+    directions = torch.cat([torch.eye(3), -torch.eye(3)])
+    updates = {
+        c: Update({**PREVIOUS, "w": PREVIOUS["w"] + direction.repeat(4, 1)}, 10)
+        for c, direction in enumerate(directions)
+    }
+    assert (cosines(inner_products(updates, ["w", "b"], PREVIOUS)) < -0.25).all()
+    _, warnings = NormClipping()(updates, SPEC, PREVIOUS)
+    assert warnings == []
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_identical_clients_stay_identical(rule):
     updates = dict.fromkeys(range(5), updates_of(1)[0])
