@@ -151,6 +151,7 @@ def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
     assert seen["images"] == len(rows)
 
 
+@pytest.mark.slow
 def test_a_site_uses_a_model_that_never_left_it(tmp_path):
     paint(tmp_path)
     plan = Plan(["method=fedbn", "task=autoencoder", *DEBUG], NAMES, str(tmp_path / "run"), HERE)
