@@ -2,10 +2,22 @@
 
 import pytest
 import torch
-from helpers.class_sites import CLASSES, class_data, in_one_process, pack, semantic_data, sites
-from helpers.pairs import OWN, PAIRS, of_method
+from helpers.class_sites import (
+    CLASSES,
+    LEARN_CLASSES,
+    NEED_ALL_IMAGES,
+    NEEDS_LABELLED_IMAGES,
+    PLACES,
+    SEMANTIC,
+    STAY,
+    class_data,
+    in_one_process,
+    pack,
+    semantic_data,
+    sites,
+    words_of,
+)
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
-from helpers.small_tasks import small_tasks
 
 from lit_fedad.config import choices
 from lit_fedad.contracts.kept_state import read_kept
@@ -17,37 +29,6 @@ from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.enrolment import check_crosses
-
-NEED_ALL_IMAGES = {"centralised", "nearest_neighbour"}
-NEEDS_LABELLED_IMAGES = {"fedic"}
-PLACES = ("/_anomalous", "/embedded/2")
-"""Entries of personal states that are places of images in their set: a site counts its own from 0."""
-STAY = NEED_ALL_IMAGES | NEEDS_LABELLED_IMAGES
-LEARN_CLASSES = [m for m in choices("method") if PAIRS[m, "classifier"] is None and m not in STAY]
-SEMANTIC = [
-    *((m, "contrastive") for m in choices("method") if PAIRS[m, "contrastive"] is None and m not in STAY),
-    *((m, m) for m in ("deep_svdd", "panda", "elsa")),
-    ("fedavg", "csi"),
-    ("local", "one_class_svm"),
-    ("local", "feature_neighbours"),
-]
-
-
-def words_of(method, task, folder):
-    """A small form of a method and its task: words of the federation, and those of its coordinator."""
-    form = [
-        w
-        for w in small_tasks(folder)[task]
-        if w.lstrip("~").split(".")[0].split("=")[0] not in ("data", "image")
-    ]
-    own = [word for word in OWN.get(method, []) if not word.startswith("partition")]
-    public = [word for word in own if word.startswith("public")]
-    return [
-        f"method={method}",
-        *of_method(method, form),
-        *(w for w in own if w not in public),
-        *DEBUG,
-    ], public
 
 
 def check_alike(folder, monkeypatch, differences, words, data, classes, public):

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from helpers.sites import HERE, NAMES
-from lit_fedad.config import compose
+from helpers.pairs import OWN, PAIRS, of_method
+from helpers.sites import DEBUG, HERE, NAMES
+from helpers.small_tasks import small_tasks
+from lit_fedad.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
 from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
@@ -24,9 +26,40 @@ CLASSES = ("dark", "grey", "light")
 HELD = {"north": ("grey", "dark"), "east": CLASSES, "south": ("light", "grey")}
 """Classes of each site, as its own file numbers them."""
 
+NEED_ALL_IMAGES = {"centralised", "nearest_neighbour"}
+NEEDS_LABELLED_IMAGES = {"fedic"}
+PLACES = ("/_anomalous", "/embedded/2")
+"""Entries of personal states that are places of images in their set: a site counts its own from 0."""
+STAY = NEED_ALL_IMAGES | NEEDS_LABELLED_IMAGES
+LEARN_CLASSES = [m for m in choices("method") if PAIRS[m, "classifier"] is None and m not in STAY]
+SEMANTIC = [
+    *((m, "contrastive") for m in choices("method") if PAIRS[m, "contrastive"] is None and m not in STAY),
+    *((m, m) for m in ("deep_svdd", "panda", "elsa")),
+    ("fedavg", "csi"),
+    ("local", "one_class_svm"),
+    ("local", "feature_neighbours"),
+]
+
 _PER_CLASS = {"train": 6, "test": 3}
 _TOGETHER = "all"
 ODD = "odd"  # the set of semantic anomalies
+
+
+def words_of(method, task, folder):
+    """A small form of a method and its task: words of the federation, and those of its coordinator."""
+    form = [
+        w
+        for w in small_tasks(folder)[task]
+        if w.lstrip("~").split(".")[0].split("=")[0] not in ("data", "image")
+    ]
+    own = [word for word in OWN.get(method, []) if not word.startswith("partition")]
+    public = [word for word in own if word.startswith("public")]
+    return [
+        f"method={method}",
+        *of_method(method, form),
+        *(w for w in own if w not in public),
+        *DEBUG,
+    ], public
 
 
 def pack(folder, own_numbers):
