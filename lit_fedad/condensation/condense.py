@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
-from lit_fedad.errors import UserError
+from lit_fedad.condensation.descent import Descent
+from lit_fedad.guards.bounds import at_least
 from lit_fedad.models.diff_augment import diff_augment, draw
 
 
@@ -28,6 +28,8 @@ class RealBatch(NamedTuple):
     times: Tensor
     sizes: list[int]
 
+
+_SECTION = "method.client.condensation"
 
 Distance = Callable[[RealBatch, Tensor], Tensor]
 """Function from a batch of real images and all synthetic ones, sorted by class, to the loss."""
@@ -60,17 +62,13 @@ class Condensation:
     augment: bool = True
 
     def __post_init__(self) -> None:
-        if (
-            self.steps < 0
-            or self.batch < 1
-            or self.learning_rate <= 0
-            or (self.clip is not None and self.clip <= 0)
-        ):
-            raise UserError(
-                f"method.client.condensation.steps={self.steps}, batch={self.batch},"
-                f" learning_rate={self.learning_rate}, clip={self.clip}: give at least 0 steps, a batch of at least 1,"
-                " numbers above 0"
-            )
+        at_least(_SECTION, 1, batch=self.batch)
+        _ = self.descent  # which checks the other numbers
+
+    @property
+    def descent(self) -> Descent:
+        """The steps of SGD."""
+        return Descent(self.steps, self.learning_rate, self.momentum, self.clip, _SECTION)
 
     def __call__(
         self,
@@ -101,32 +99,19 @@ class Condensation:
             UserError: If the loss is not finite.
         """
         device = fabric.device
-        synthetic = start.to(device, copy=True).requires_grad_()
-        descent = torch.optim.SGD([synthetic], lr=self.learning_rate, momentum=self.momentum)
-        optimizer = fabric.setup_optimizers(descent)
-        assert isinstance(optimizer, torch.optim.Optimizer)
         classes = torch.arange(len(counts))
         synthetic_class = classes.repeat_interleave(torch.tensor(counts)).to(device)
-        losses = []
-        for _ in range(self.steps):
-            batch, images = self._drawn(real, weights, generator, device), synthetic
+
+        def loss(synthetic: Tensor) -> Tensor:
+            batch = self._drawn(real, weights, generator, device)
             if self.augment:
                 drawn = draw(len(counts), generator)
                 real_class = classes.repeat_interleave(torch.tensor(batch.sizes)).to(device)
                 batch = batch._replace(images=diff_augment(batch.images, drawn, real_class))
-                images = diff_augment(images, drawn, synthetic_class)
-            with fabric.autocast():
-                loss = distance(batch, images)
-            if not torch.isfinite(loss):
-                raise UserError("condensation diverged; lower method.client.condensation.learning_rate")
-            optimizer.zero_grad()
-            fabric.backward(loss)
-            if self.clip is not None:
-                fabric.strategy.precision.unscale_gradients(descent)
-                clip_grad_norm_([synthetic], self.clip)
-            optimizer.step()
-            losses.append(float(loss.detach()))
-        return synthetic.detach(), losses
+                synthetic = diff_augment(synthetic, drawn, synthetic_class)
+            return distance(batch, synthetic)
+
+        return self.descent(start, loss, fabric)
 
     def _drawn(
         self, real: Tensor, weights: Sequence[Tensor], generator: torch.Generator, device: torch.device

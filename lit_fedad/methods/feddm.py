@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -18,15 +17,13 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.condensation.batch_statistics import record, unconstrained
 from lit_fedad.condensation.condense import Condensation, RealBatch
-from lit_fedad.condensation.kernels import class_mmd, mmd
+from lit_fedad.condensation.kernels import class_mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import (
-    Client,
     Exchanges,
     Free,
     Message,
     MessageSpec,
-    Predictors,
     Task,
     TensorSpec,
     Update,
@@ -34,7 +31,6 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.condensed_images import (
     CLASSES,
     COUNTS,
@@ -42,10 +38,10 @@ from lit_fedad.methods.parts.condensed_images import (
     Knowledge,
     as_bytes,
     joined,
-    mebibytes,
     synthetic_images,
 )
-from lit_fedad.methods.parts.functional import frozen, look, with_weights
+from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer
+from lit_fedad.methods.parts.functional import frozen, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
 
@@ -63,7 +59,7 @@ class OwnImages(NamedTuple):
     sizes: list[int]
 
 
-class FedDMClient(FedAvgClient):
+class FedDMClient(CondensedClient):
     """A client that condenses its images class by class, and sends the condensed images.
 
     Synthetic images are optimised so that the mean feature and the mean logits of each class match those of the real
@@ -87,9 +83,6 @@ class FedDMClient(FedAvgClient):
         UserError: If a setting is out of range.
     """
 
-    needs = Classifier
-    task: Classifier
-
     def __init__(
         self,
         task: Classifier,
@@ -103,7 +96,7 @@ class FedDMClient(FedAvgClient):
         radius: float = 5.0,
         quantize: bool = True,
     ) -> None:
-        super().__init__(task)
+        super().__init__(task, mean, std, quantize)
         if not 0 <= share <= 1 or min(minimum, radius) < 0 or least < 1:
             raise UserError(
                 f"method.client.share={share}, minimum={minimum}, least={least}, radius={radius}: give a share from"
@@ -112,9 +105,8 @@ class FedDMClient(FedAvgClient):
         if share == minimum == 0:
             raise UserError("method.client.share=0 minimum=0 sends no image; raise one of them")
         self.condensation = condensation
-        self.mean, self.std = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
         self.share, self.minimum, self.least = share, minimum, least
-        self.init, self.radius, self.quantize = init, radius, quantize
+        self.init, self.radius = init, radius
         self.synthetic = torch.empty(0)
         """The images of the last condensation, normalised and not clipped."""
         self._upload: Message = {}
@@ -123,11 +115,6 @@ class FedDMClient(FedAvgClient):
     def exchanges(self) -> Exchanges:
         """One exchange a round: weights to the clients, condensed images to the server."""
         return replace(super().exchanges, rounds=(Condense(),))
-
-    @property
-    def predictors(self) -> Predictors:
-        """The server's model alone, which is the same for all clients."""
-        return replace(super().predictors, own=False)
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Condenses the client's images of each owned class.
@@ -231,26 +218,19 @@ class FedDMClient(FedAvgClient):
         return {name: weight + self.radius / norm * noise[name] for name, weight in weights.items()}
 
 
-class FedDMServer(FedAvgServer):
-    """The server, which trains the current model on the images of the round.
+class FedDMServer(CondensedServer):
+    """The server, which trains the current model on the images that clients condensed in the round.
 
     Args:
         client: A client, for the initial weights and the form of images.
         training: Epochs, batches and learning rate of training in a round.
     """
 
-    kept = ("knowledge",)
+    advice = "no client of round 1 owns class {}: the model learns nothing of it; lower method.client.least"
 
     def __init__(self, client: FedDMClient, training: CondensedTraining) -> None:
-        super().__init__(client)
-        self.task: Classifier = deepcopy(client.task)
-        self.mean, self.std, self.quantize = client.mean, client.std, client.quantize
+        super().__init__(client, training)
         self.least, self.share, self.minimum = client.least, client.share, client.minimum
-        self.training = training
-        self.initial = self.weights
-        self.knowledge: dict[int, Knowledge] = {}
-        self._report: dict[str, float] = {}
-        self._unowned: list[int] = []
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks numbers of images and classes, and that images are of one form with those of earlier rounds."""
@@ -273,112 +253,18 @@ class FedDMServer(FedAvgServer):
             UserError: If no client has ever sent an image, image sizes differ between clients, or training diverges.
         """
         if self.knowledge and not any(len(update.message[IMAGES]) for update in updates.values()):
-            self._report = {"images": 0.0}
+            self.report = {"images": 0.0}
             return
-        last = self.knowledge.get(max(self.knowledge, default=0))
         new = joined({client: update.message for client, update in updates.items()})
-        extra = self._relate([update.message for update in updates.values()])
-        self.knowledge = self._kept(new)
-        self._report = {"images": float(len(new.labels)), **mebibytes(new.images)}
-        self.weights, trained = self._train(list(self.knowledge.values()), extra)
-        self._report |= trained
-        if last is not None:
-            moved = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
-            self._report |= {name: self._distance(last, new, weights) for name, weights in moved.items()}
-        held = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
-        self._unowned = [label for label in range(self.task.classes) if label not in held]
+        self.learn(new, self._relate([update.message for update in updates.values()]))
 
-    def adversary_view(self, update: Update, client: Client) -> None:
-        """Trains the model that the client received on the images of one upload."""
-        weights = self.weights
-        if len(update.message[IMAGES]):
-            weights, _ = self._train([joined({0: update.message})], None)
-        client.task.load_state_dict(weights, strict=False)
-
-    def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """Returns the images to train on, by round: those of this round."""
-        return {self.context.round: new}
+    def knowledge_of(self, message: Message) -> Knowledge | None:
+        """Returns the images of one upload."""
+        return joined({0: message}) if len(message[IMAGES]) else None
 
     def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
         """Returns the loss to add to cross-entropy; none here."""
         return None
-
-    def _train(
-        self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
-    ) -> tuple[Message, dict[str, float]]:
-        """Trains from the current weights and returns the new ones."""
-        task, fabric = self.task, self._launched
-        task.load_state_dict(self.weights, strict=False)
-        task.to(fabric.device)
-        images, labels = (torch.cat(parts) for parts in zip(*knowledge, strict=True))
-        with self.context.seeded("condensed training"):  # dropout draws random numbers
-            report = self.training(
-                task,
-                lambda batch: task({"image": batch}),
-                task.classifier,
-                images,
-                labels,
-                self._normalised,
-                self.context.generator("condensed training"),
-                fabric,
-                extra,
-            )
-        state = task.to("cpu").state_dict()
-        return {name: state[name].detach().clone() for name in self.weights}, report
-
-    @property
-    def _launched(self) -> Fabric:
-        assert self.fabric is not None  # set by the federation
-        return self.fabric
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        """Normalises images that clients sent."""
-        pixels = images / 255 if self.quantize else images
-        return (pixels - self.mean.to(images.device)) / self.std.to(images.device)
-
-    def _features(self, images: Tensor, weights: Message) -> Tensor:
-        """Computes features [n, D] of sent images, in evaluation mode."""
-
-        def features(batch: Tensor) -> Tensor:
-            with self._launched.autocast():
-                return self.task({"image": self._normalised(batch)}).float().cpu()
-
-        self.task.to(self._launched.device)
-        parts = look(self.task, weights, images, features)
-        self.task.to("cpu")
-        return torch.cat(parts)
-
-    def _distance(self, last: Knowledge, new: Knowledge, weights: Message) -> float:
-        """Computes the mean MMD^2 between two rounds' features over their common classes (FedVCK, appendix)."""
-        sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
-        both = set(last.labels.tolist()) & set(new.labels.tolist())
-        pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
-        found = [float(mmd(before, after, "gaussian")) for before, after in pairs]
-        return sum(found) / len(found) if found else math.nan
-
-    def images_by_round(self) -> dict[int, Knowledge]:
-        """Returns the training images as uint8, by round."""
-        return {
-            round: Knowledge(images if self.quantize else as_bytes(images), labels)
-            for round, (images, labels) in self.knowledge.items()
-        }
-
-    def diagnostics(self) -> dict[str, float]:
-        """Returns number and size in MiB of the round's images, training loss and accuracy, and change of features.
-
-        ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last
-        round's images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.
-        """
-        return self._report
-
-    def warnings(self) -> list[str]:
-        """Returns, once, one line that lists the classes that no client owns."""
-        if not self._unowned or self.context.round > 1:
-            return []
-        names = ", ".join(map(str, self._unowned))
-        return [
-            f"no client of round 1 owns class {names}: the model learns nothing of it; lower method.client.least"
-        ]
 
 
 class Condense(Train):

@@ -15,8 +15,8 @@ from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.methods.feddm import FedDMServer
 from lit_fedad.methods.parts.condensed_images import Knowledge
+from lit_fedad.methods.parts.condensed_server import CondensedServer
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.knowledge_plane import knowledge_plane
 from lit_fedad.report.knowledge_sheet import evenly, knowledge_sheet
@@ -45,7 +45,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
         fabric: Moves batches and sets precision.
         folder: The run's folder, for ``figures/knowledge.png`` and ``figures/knowledge_tsne.png``.
     """
-    shared = cast("FedDMServer", federation.server).images_by_round()
+    shared = cast("CondensedServer", federation.server).images_by_round()
     count = len(data.images.categories)
     chosen = fabric.broadcast(_chosen(shared, count))
     if chosen is None:

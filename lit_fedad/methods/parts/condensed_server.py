@@ -1,0 +1,181 @@
+"""A server that trains a classifier on condensed images, whoever condensed them, and its clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lit_fedad.condensation.kernels import mmd
+from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
+from lit_fedad.contracts import Client, Message, Predictors, Update
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.condensed_images import Knowledge, as_bytes, mebibytes
+from lit_fedad.methods.parts.functional import look
+from lit_fedad.tasks.classifier import Classifier
+
+
+class CondensedClient(FedAvgClient):
+    """A client that receives weights which the server has trained, and trains none itself.
+
+    Args:
+        task: A `Classifier`.
+        mean: Mean of each channel in [0, 1], for the normalisation of images.
+        std: Standard deviation of each channel.
+        quantize: Whether the server's images are bytes, or float32 in the range of pixels, not clipped.
+    """
+
+    needs = Classifier
+    task: Classifier
+
+    def __init__(self, task: Classifier, mean: Sequence[float], std: Sequence[float], quantize: bool) -> None:
+        super().__init__(task)
+        self.mean, self.std = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
+        self.quantize = quantize
+
+    @property
+    def predictors(self) -> Predictors:
+        """The server's model alone, which is the same for all clients."""
+        return replace(super().predictors, own=False)
+
+
+class CondensedServer(FedAvgServer):
+    """A server that trains the current model on condensed images.
+
+    Args:
+        client: A client, for the initial weights and the form of images.
+        training: Epochs, batches and learning rate of training in a round.
+
+    Attributes:
+        knowledge: The images that it trains on, by the round that they are of.
+        advice: The warning after round 1 about classes without an image; ``{}`` stands for their numbers.
+    """
+
+    kept = ("knowledge",)
+    advice: ClassVar[str]
+
+    def __init__(self, client: CondensedClient, training: CondensedTraining) -> None:
+        super().__init__(client)
+        self.task = deepcopy(client.task)
+        self.mean, self.std, self.quantize = client.mean, client.std, client.quantize
+        self.training = training
+        self.initial = self.weights
+        self.knowledge: dict[int, Knowledge] = {}
+        self.report: dict[str, float] = {}
+        self._unowned: list[int] = []
+
+    def learn(self, new: Knowledge, extra: ExtraLoss | None) -> None:
+        """Trains on the images of this round, and those of earlier ones that are kept.
+
+        Args:
+            new: Images of this round.
+            extra: Loss to add to cross-entropy.
+
+        Raises:
+            UserError: If training diverges.
+        """
+        last = self.knowledge.get(max(self.knowledge, default=0))
+        self.knowledge = self._kept(new)
+        self.report = {"images": float(len(new.labels)), **mebibytes(new.images)}
+        self.weights, trained = self._train(list(self.knowledge.values()), extra)
+        self.report |= trained
+        if last is not None:
+            moved = {"knowledge_mmd": self.weights, "knowledge_mmd_random": self.initial}
+            self.report |= {name: self._distance(last, new, weights) for name, weights in moved.items()}
+        held = torch.cat([part.labels for part in self.knowledge.values()]).unique().tolist()
+        self._unowned = [label for label in range(self.task.classes) if label not in held]
+
+    def knowledge_of(self, message: Message) -> Knowledge | None:
+        """Returns the images that an observer has of one upload; None for none."""
+        raise NotImplementedError
+
+    def adversary_view(self, update: Update, client: Client) -> None:
+        """Trains the model that the client received on the images of one upload."""
+        images = self.knowledge_of(update.message)
+        weights = self.weights if images is None else self._train([images], None)[0]
+        client.task.load_state_dict(weights, strict=False)
+
+    def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
+        """Returns the images to train on, by round: those of this round."""
+        return {self.context.round: new}
+
+    def _train(
+        self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
+    ) -> tuple[Message, dict[str, float]]:
+        """Trains from the current weights and returns the new ones."""
+        task, fabric = self.task, self._launched
+        task.load_state_dict(self.weights, strict=False)
+        task.to(fabric.device)
+        images, labels = (torch.cat(parts) for parts in zip(*knowledge, strict=True))
+        with self.context.seeded("condensed training"):  # dropout draws random numbers
+            report = self.training(
+                task,
+                lambda batch: task({"image": batch}),
+                task.classifier,
+                images,
+                labels,
+                self._normalised,
+                self.context.generator("condensed training"),
+                fabric,
+                extra,
+            )
+        state = task.to("cpu").state_dict()
+        return {name: state[name].detach().clone() for name in self.weights}, report
+
+    @property
+    def _launched(self) -> Fabric:
+        assert self.fabric is not None  # set by the federation
+        return self.fabric
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Normalises images that clients sent."""
+        pixels = images / 255 if self.quantize else images
+        return (pixels - self.mean.to(images.device)) / self.std.to(images.device)
+
+    def _features(self, images: Tensor, weights: Message) -> Tensor:
+        """Computes features [n, D] of sent images, in evaluation mode."""
+
+        def features(batch: Tensor) -> Tensor:
+            with self._launched.autocast():
+                return self.task({"image": self._normalised(batch)}).float().cpu()
+
+        self.task.to(self._launched.device)
+        parts = look(self.task, weights, images, features)
+        self.task.to("cpu")
+        return torch.cat(parts)
+
+    def _distance(self, last: Knowledge, new: Knowledge, weights: Message) -> float:
+        """Computes the mean MMD^2 between two rounds' features over their common classes (FedVCK, appendix)."""
+        sides = [(self._features(part.images, weights), part.labels) for part in (last, new)]
+        both = set(last.labels.tolist()) & set(new.labels.tolist())
+        pairs = [[features[labels == label] for features, labels in sides] for label in sorted(both)]
+        found = [float(mmd(before, after, "gaussian")) for before, after in pairs]
+        return sum(found) / len(found) if found else math.nan
+
+    def images_by_round(self) -> dict[int, Knowledge]:
+        """Returns the training images as uint8, by round."""
+        return {
+            round: Knowledge(images if self.quantize else as_bytes(images), labels)
+            for round, (images, labels) in self.knowledge.items()
+        }
+
+    def diagnostics(self) -> dict[str, float]:
+        """Returns number and size in MiB of the round's images, training loss and accuracy, and change of features.
+
+        ``knowledge_mmd`` is the mean over classes of the Gaussian MMD^2 between the features of this and the last
+        round's images under the new weights; ``knowledge_mmd_random`` is that under the initial weights.
+        """
+        return self.report
+
+    def warnings(self) -> list[str]:
+        """Returns, once, one line that lists the classes without an image."""
+        if not self._unowned or self.context.round > 1:
+            return []
+        names = ", ".join(map(str, self._unowned))
+        return [self.advice.format(names)]
