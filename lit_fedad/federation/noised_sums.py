@@ -127,8 +127,8 @@ class NoisedSums:
     def joined(
         self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
     ) -> Message:
-        """Returns the sums."""
-        return dict(sums)
+        """Returns the sums, as precisely as messages are declared."""
+        return {name: part.to(spec[name].dtype) for name, part in sums.items()}
 
 
 class Noised(Exchange[Any, Any]):

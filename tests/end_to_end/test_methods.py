@@ -31,7 +31,7 @@ SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
 SHARES_IMAGES = ("feddm", "fedvck")
 CLASSIFYING = ("gldp", "prototype_statistics", "creff", "fedic")
 # Their presets are of semantic sets or of classes; they are played in test_pairs.py.
-ELSEWHERE = ("deep_svdd", "elsa", "feddetect", "panda", "fedvck_released")
+ELSEWHERE = ("deep_svdd", "elsa", "feddetect", "panda", "fedvck_released", "fedvck_sums")
 
 
 @pytest.mark.parametrize(

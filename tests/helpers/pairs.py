@@ -10,6 +10,7 @@ from lit_fedad import config
 from lit_fedad.config import choices, locate
 from lit_fedad.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient
+from lit_fedad.methods.parts.condensed_server import CondensedClient
 
 
 def target(group, name, *keys):
@@ -76,11 +77,12 @@ def of_method(method, given):
 # Derived from what methods and tasks declare: a new method is played through all of its pairs by being there.
 PAIRS = {(method, task): refusal(method, task) for method in choices("method") for task in TASKS}
 SHARES_IMAGES = [name for name in choices("method") if issubclass(client_class(name), FedDMClient)]
-# Classifiers' own methods play in stages, but for those that share images.
+CONDENSES = [name for name in choices("method") if issubclass(client_class(name), CondensedClient)]
+# Classifiers' own methods play in stages, but for those whose server trains on condensed images.
 IN_STAGES = [
     name
     for name in choices("method")
-    if client_class(name).needs is TASKS["classifier"] and name not in SHARES_IMAGES
+    if client_class(name).needs is TASKS["classifier"] and name not in CONDENSES
 ]
 CONTRASTIVE_ONLY = [name for name in choices("method") if client_class(name).needs is TASKS["contrastive"]]
 OWN = {
@@ -116,6 +118,12 @@ OWN = {
         ]
         for m in SHARES_IMAGES
     },
+    "fedvck_sums": [
+        "partition=iid",
+        "method.server.images=2",
+        "method.server.descent.steps=2",
+        "method.server.training.epochs=2",
+    ],
 }
 # Classes that come stage after stage, for methods that are about them.
 STREAM = ["partition=task_stream", "partition.classes=2", "partition.stages=2", "partition.imbalance=1"]
