@@ -37,6 +37,7 @@ from lit_fedad.guards.text import redact, redacted
 Config = dict[str, Any]
 T = TypeVar("T")
 
+_EVERY_RUN_HAS = ("data", "partition", "task", "federation", "tracking", "method")
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
@@ -115,6 +116,8 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
+    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & {*overrides}]:
+        raise UserError(f"{removed[0]}=null: every run has one; conf/{removed[0]} lists them")
     # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
     overrides = [empty.get(override, override) for override in overrides]
@@ -190,10 +193,8 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            values |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
-        else:
-            values[str(key)] = value
+        inner = flatten(value) if isinstance(value, Mapping) else {}
+        values |= {f"{key}.{name}": leaf for name, leaf in inner.items()} or {str(key): value}
     return values
 
 

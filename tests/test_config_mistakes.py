@@ -30,6 +30,8 @@ from lit_fedad.federation.processes import make_fabric
         (["rounds=-1"], "rounds=-1 must be at least 0"),
         (["batch_size=0"], "batch_size=0 must be at least 1"),
         (["seed=null"], "seed=None must be int"),
+        (["tracking=null"], "tracking=null: every run has one"),
+        (["~data"], "data=null: every run has one"),
         (["fresh=3"], "fresh=3 must be bool"),
         (["start=3"], "start=3 must be null or str"),
         (["public=folder"], "'public.root' must be given"),
