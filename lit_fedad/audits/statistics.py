@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.audits.observer import adversary_view, observe
-from lit_fedad.contracts import AttackableServer, Client, Message, Update
+from lit_fedad.contracts import AttackableServer, ImageSums, Message, Update
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
@@ -32,7 +32,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "bank": ("largest distance", "mean distance", "10 % quantile of distances"),
     "moments": ("largest residual", "mean residual", "Mahalanobis distance"),
     "subspace": ("largest residual", "mean residual"),
-    "sum": ("product with the noised sum",),
+    "sum": ("product with the sum",),
     "prototypes": ("prototype score",),
     "update": ("direction of the last layer",),
     "predictor": ("confidence or image score",),
@@ -70,8 +70,12 @@ def sent_statistics(
     each = _Each(federation, examples, load, size)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
-        return {"sum": each(lambda batch: sum_products(exchange, federation.client, batch, message))}
+        sums, clip = exchange.image_sums(federation.client), exchange.plan.settings.clip
+        return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     found = {}
+    plain = exchange.image_sums(federation.client)
+    if message and plain is not None and plain.form().keys() == message.keys():
+        found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
     if isinstance(task, MemoryBank) and len(message.get("memory", ())):
         bank = own_part(task, known, message, federation.server.context.round)
         if len(bank):
@@ -180,22 +184,22 @@ def moments_statistics(patches: Tensor, moments: Moments) -> Tensor:
     return -torch.stack([residuals.amax(1), residuals.mean(1), whole], 1)
 
 
-def sum_products(exchange: Noised, client: Client, batch: Batch, released: Message) -> Tensor:
-    """Computes the products ``u_i . U`` of what images add with a noised sum.
+def sum_products(sums: ImageSums, clip: float, batch: Batch, released: Message) -> Tensor:
+    """Computes the products ``u_i . U`` of what images add with a sum.
 
-    The noise is Gaussian and alike in all directions: to one who knows all other images, nothing else of U tells
+    Under noise, which is Gaussian and alike in all directions, nothing else of U tells one who knows all other images
     whether an image is in it.
 
     Args:
-        exchange: The exchange.
-        client: The client that the exchange's message was sent to.
+        sums: The sums of the client that the exchange's message was sent to.
+        clip: Largest norm of what an image adds.
         batch: Images.
-        released: The noised sum U by name.
+        released: The sum U by name, with noise if there is any.
 
     Returns:
         Products [B, 1].
     """
-    (parts,) = clipped_parts(exchange.image_sums(client), [batch], exchange.plan.settings.clip)
+    (parts,) = clipped_parts(sums, [batch], clip)
     products = [part.flatten(1) @ released[name].double().flatten() for name, part in parts.items()]
     return torch.stack(products).sum(0).unsqueeze(1)
 

@@ -61,8 +61,8 @@ class FedVCKSumsClient(CondensedClient):
         task: A `Classifier` whose encoder has batch normalisation.
         mean: Mean of each channel in [0, 1], for the normalisation of images.
         std: Standard deviation of each channel.
-        alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
-        bias: Bias b (FedVCK Eq. 5).
+        alpha: Share of the current model in the mixed logits of `importance`.
+        bias: Its bias b.
 
     Raises:
         UserError: If the encoder has no batch normalisation, or a setting is out of range.

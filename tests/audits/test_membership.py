@@ -334,7 +334,7 @@ def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, where):
     train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
     findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
     named = {f"{found.side} {found.statistic}": found.report for found in findings}
-    assert {"sent sum: product with the noised sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
+    assert {"sent sum: product with the sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
     # With hardly any noise the products, of which every image's own length is a part, tell who was there.
     assert named["sent all"].auc.low > named["sent all"].auc.chance_high
     written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
@@ -366,6 +366,15 @@ def test_methods_that_share_weights(tmp_path, method):
     train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)
     findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6))
     assert set(findings[-1].report.clients) == {0, 1}
+
+
+@pytest.mark.slow
+def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
+    overrides = ["method=fedvck_sums", "debug=seconds", "tracking=off", f"out={tmp_path}"]
+    train(compose(overrides), quiet=True)
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0))
+    named = {f"{found.side} {found.statistic}" for found in findings}
+    assert {"sent sum: product with the sum", "received all"} <= named
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ class JudgesImages(Protocol):
 
     Attributes:
         previous: Weights of the model of the round before; empty before.
-        alpha: Share of the current model in the mixed logits (FedVCK Eq. 7).
-        bias: Bias b (FedVCK Eq. 5).
+        alpha: Share of the current model in the mixed logits of `importance`.
+        bias: Its bias b.
     """
 
     previous: Message
@@ -70,7 +70,7 @@ class ClassEmbeddings:
 
     @torch.no_grad()
     def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
-        """Yields what the images of each batch add (their importance w: FedVCK Eq. 5 and FedVCK Eq. 7)."""
+        """Yields what the images of each batch add weighted by their `importance`."""
         task, client = self.task, self.client
         previous = {name: entry.to(task.device) for name, entry in client.previous.items()}
 
