@@ -37,7 +37,7 @@ from lit_fedad.guards.text import redact, redacted
 Config = dict[str, Any]
 T = TypeVar("T")
 
-_EVERY_RUN_HAS = ("data", "partition", "task", "federation", "tracking", "method")
+_EVERY_RUN_HAS = ("data", "partition", "task", "federation", "tracking", "method", "image", "fabric")
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
@@ -117,7 +117,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
     if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & {*overrides}]:
-        raise UserError(f"{removed[0]}=null: every run has one; conf/{removed[0]} lists them")
+        raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
     # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
     overrides = [empty.get(override, override) for override in overrides]

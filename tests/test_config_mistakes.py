@@ -32,6 +32,8 @@ from lit_fedad.federation.processes import make_fabric
         (["seed=null"], "seed=None must be int"),
         (["tracking=null"], "tracking=null: every run has one"),
         (["~data"], "data=null: every run has one"),
+        (["image=null"], "image=null: every run has one"),
+        (["fabric=null"], "fabric=null: every run has one"),
         (["fresh=3"], "fresh=3 must be bool"),
         (["start=3"], "start=3 must be null or str"),
         (["public=folder"], "'public.root' must be given"),

@@ -1,4 +1,4 @@
-"""The addition of messages whose entries servers average."""
+"""The addition of messages whose entries servers average, or that are sums already."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec
 from lit_fedad.contracts.additive import Crowd, SumSpec
+
+_TAIL = 40.0
+"""Deviations of the noise that sums have room for."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,36 @@ class WeightedMeans:
 
     def _share(self, some: Crowd, everyone: Crowd) -> float:
         return some.clients / everyone.clients if self.equal else some.images / everyone.images
+
+
+@dataclass(frozen=True)
+class BoundedSums:
+    """The addition of messages that are sums over images already, of parts of bounded length, with noise or without.
+
+    Attributes:
+        shapes: Sizes by name.
+        longest: Largest norm of an image's part.
+        noise: Standard deviation of a client's noise.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    longest: float
+    noise: float = 0.0
+
+    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+        """Declares sums of parts and noise."""
+        bound = everyone.images * self.longest + _TAIL * self.noise * everyone.clients**0.5
+        return {name: SumSpec(shape, bound) for name, shape in self.shapes.items()}
+
+    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+        """Returns the message."""
+        return message
+
+    def joined(
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+    ) -> Message:
+        """Returns the sums, as precisely as messages are declared."""
+        return {name: part.to(spec[name].dtype) for name, part in sums.items()}
 
 
 def whole_sum(tensor: Tensor) -> Tensor:

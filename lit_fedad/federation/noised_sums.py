@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +21,20 @@ from lit_fedad.contracts import (
     Additive,
     Client,
     Context,
-    Crowd,
     Exchange,
     Exchanges,
     ImageSums,
     Message,
     MessageSpec,
-    SumSpec,
     TensorSpec,
     Update,
     senders,
 )
 from lit_fedad.errors import UserError
+from lit_fedad.federation.additive import BoundedSums
 
 if TYPE_CHECKING:
     from lit_fedad.federation.image_privacy import Plan
-
-_TAIL = 40.0
-"""Deviations of the noise that sums have room for."""
 
 
 def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str, Tensor]:
@@ -101,36 +97,6 @@ def gaussian(
     }
 
 
-@dataclass(frozen=True)
-class NoisedSums:
-    """The addition of messages that are sums.
-
-    Attributes:
-        shapes: Sizes by name.
-        clip: Largest norm of an image's part.
-        noise: Standard deviation of a client's noise.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    clip: float
-    noise: float
-
-    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
-        """Declares sums of clipped parts and noise."""
-        bound = everyone.images * self.clip + _TAIL * self.noise * everyone.clients**0.5
-        return {name: SumSpec(shape, bound) for name, shape in self.shapes.items()}
-
-    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
-        """Returns the message."""
-        return message
-
-    def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
-    ) -> Message:
-        """Returns the sums, as precisely as messages are declared."""
-        return {name: part.to(spec[name].dtype) for name, part in sums.items()}
-
-
 class Noised(Exchange[Any, Any]):
     """An exchange whose clients send clipped sums, with noise from server or clients, and whose server merges these.
 
@@ -184,7 +150,7 @@ class Noised(Exchange[Any, Any]):
     def additive(self, client: Client) -> Additive:
         """Declares sums."""
         noise = self.plan.share if self.distributed else 0.0
-        return NoisedSums(self._sums(client).form(), self.plan.settings.clip, noise)
+        return BoundedSums(self._sums(client).form(), self.plan.settings.clip, noise)
 
     def takes_sums(self, server: Any) -> bool:
         """Returns whether the server merges sums."""

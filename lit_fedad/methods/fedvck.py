@@ -30,7 +30,7 @@ from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import at_least
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
-from lit_fedad.methods.parts.condensed_images import CLASSES, Knowledge
+from lit_fedad.methods.parts.condensed_images import CLASSES
 from lit_fedad.methods.parts.functional import look, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
@@ -243,11 +243,6 @@ class FedVCKServer(FedDMServer):
             raise UserError(
                 f"the client counts {counted} images of its classes, and has {update.num_samples}"
             )
-
-    def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """Returns the images of the latest rounds."""
-        every = {**self.knowledge, self.context.round: new}
-        return dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])
 
     def _relate(self, messages: Sequence[Message]) -> ExtraLoss | None:
         """Returns the contrast, with prototypes of earlier rounds' images under the weights that clients received."""

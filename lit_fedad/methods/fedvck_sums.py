@@ -22,8 +22,9 @@ from lit_fedad.condensation.descent import Descent
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Additive, Client, Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.errors import UserError
+from lit_fedad.federation.additive import BoundedSums
 from lit_fedad.federation.local_training import Answer
-from lit_fedad.federation.noised_sums import NoisedSums, clipped_sum
+from lit_fedad.federation.noised_sums import clipped_sum
 from lit_fedad.guards.bounds import at_least, pair, within
 from lit_fedad.methods.parts.class_embeddings import (
     LONGEST,
@@ -31,9 +32,9 @@ from lit_fedad.methods.parts.class_embeddings import (
     TOTAL,
     ClassEmbeddings,
     embeddings,
+    fewest_images,
     longest_embedding,
     mean_embeddings,
-    most_images,
 )
 from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer
@@ -104,7 +105,7 @@ class FedVCKSumsClient(CondensedClient):
 
     def additive(self) -> Additive:
         """Declares sums of parts of bounded length."""
-        return NoisedSums(ClassEmbeddings(self).form(), clip=LONGEST, noise=0.0)
+        return BoundedSums(ClassEmbeddings(self).form(), LONGEST)
 
 
 class FedVCKSumsServer(CondensedServer):
@@ -147,7 +148,7 @@ class FedVCKSumsServer(CondensedServer):
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks that the client has as many images as it sums, and that its mean embeddings are no longer than 1."""
-        counted = most_images(update.message)
+        counted = fewest_images(update.message)
         if counted > update.num_samples * (1 + _TOLERANCE):
             raise UserError(f"the client sums at least {counted:.1f} images, and has {update.num_samples}")
         if (length := longest_embedding(update.message)) > 1 + _TOLERANCE:
@@ -191,8 +192,3 @@ class FedVCKSumsServer(CondensedServer):
         task.to("cpu")
         pixels = images.cpu() * self.std + self.mean
         return Knowledge(pixels, classes.repeat_interleave(self.images)), losses[-1] if losses else 0.0
-
-    def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """Returns the images of the latest rounds."""
-        every = {**self.knowledge, self.context.round: new}
-        return dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])

@@ -70,14 +70,16 @@ class ClassEmbeddings:
 
     @torch.no_grad()
     def parts(self, loader: Iterable[Any]) -> Iterator[dict[str, Tensor]]:
-        """Yields what the images of each batch add weighted by their `importance`."""
+        """Yields what the images of each batch add, weighted by their `importance`."""
         task, client = self.task, self.client
         previous = {name: entry.to(task.device) for name, entry in client.previous.items()}
 
         def embedded(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
             features, labels = task(batch).float(), batch["label"]
             logits = task.classifier(features)
-            before = with_weights(task, previous, lambda _: task.classifier(task(batch).float()))
+            before = logits
+            if previous:
+                before = with_weights(task, previous, lambda _: task.classifier(task(batch).float()))
             weights = importance(logits, before, labels, client.alpha, client.bias)
             return embeddings(features).double().cpu(), weights.double().cpu(), labels.cpu()
 
@@ -121,8 +123,8 @@ def mean_embeddings(sums: Message) -> tuple[Tensor, Tensor]:
     return classes, (CONSTANT * total / mass[:, None]).float()
 
 
-def most_images(sums: Message) -> float:
-    """Computes how many images of importance 1 have the ``mass`` of some sums."""
+def fewest_images(sums: Message) -> float:
+    """Computes how many images can have the ``mass`` of some sums: at least as many as if all had importance 1."""
     return float(sums[MASS].double().sum()) * _ROOT / (LONGEST * CONSTANT)
 
 

@@ -54,6 +54,7 @@ class CondensedServer(FedAvgServer):
 
     Attributes:
         knowledge: The images that it trains on, by the round that they are of.
+        rounds_kept: Number of latest rounds whose images are used; None for all.
         advice: The warning after round 1 about classes without an image; ``{}`` stands for their numbers.
     """
 
@@ -65,6 +66,7 @@ class CondensedServer(FedAvgServer):
         self.task = deepcopy(client.task)
         self.mean, self.std, self.quantize = client.mean, client.std, client.quantize
         self.training = training
+        self.rounds_kept: int | None = 1
         self.initial = self.weights
         self.knowledge: dict[int, Knowledge] = {}
         self.report: dict[str, float] = {}
@@ -102,8 +104,9 @@ class CondensedServer(FedAvgServer):
         client.task.load_state_dict(weights, strict=False)
 
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
-        """Returns the images to train on, by round: those of this round."""
-        return {self.context.round: new}
+        """Returns the images of the latest rounds."""
+        every = {**self.knowledge, self.context.round: new}
+        return dict(sorted(every.items())[-(self.rounds_kept or len(every)) :])
 
     def _train(
         self, knowledge: Sequence[Knowledge], extra: ExtraLoss | None
@@ -134,12 +137,12 @@ class CondensedServer(FedAvgServer):
         return self.fabric
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """Normalises images that clients sent."""
+        """Normalises condensed images."""
         pixels = images / 255 if self.quantize else images
         return (pixels - self.mean.to(images.device)) / self.std.to(images.device)
 
     def _features(self, images: Tensor, weights: Message) -> Tensor:
-        """Computes features [n, D] of sent images, in evaluation mode."""
+        """Computes features [n, D] of condensed images, in evaluation mode."""
 
         def features(batch: Tensor) -> Tensor:
             with self._launched.autocast():

@@ -1,7 +1,6 @@
 """FedVCK as a whole: FedDM without its parts, resumed runs, the adversary's view, and learning."""
 
-import torch
-from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make, mean, server_of, std, upload
+from helpers.fedvck import CLIENT, FABRIC, SERVER, held_apart, make, mean, server_of, std, upload
 
 from lit_fedad.audits.observer import adversary_view
 from lit_fedad.condensation.condense import Condensation
@@ -10,8 +9,6 @@ from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
-from lit_fedad.models.convnet import ConvNet
-from lit_fedad.tasks.classifier import Classifier
 
 
 def test_without_its_parts_it_is_feddm_without_disturbance(fedvck, federate, data, tap, exactly):
@@ -102,19 +99,7 @@ def test_an_observer_sees_the_upload_alone(fedvck, tap, exactly):
 
 
 def test_classes_that_clients_hold_apart_are_learnt_from_noise(fedvck):
-    held = {client: loader([client] * 12 + [(client + 1) % K] * 3, client, side=16) for client in range(K)}
-    tested = torch.tensor([0, 1, 2, 3] * 15)
-    images = torch.stack([row["image"] for row in loader(tested.tolist(), 99, side=16).dataset])
-
-    def accuracy(client, number):
-        with torch.no_grad():
-            said = client.task.predict_step({"image": images}).logits.argmax(1)
-        return float((said == tested).float().mean())
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        task = Classifier(ConvNet(16, channels=16), K)
     client = {"condensation": Condensation(12, 8, 5.0, augment=False), "minimum": 4}
     server = {"training": CondensedTraining(10, 16, 0.02, augment=False)}
-    played = fedvck(client, server, task=task, data=held, question=accuracy)
+    played = fedvck(client, server, **held_apart())
     assert played.history[-1].metrics[0] > 0.5

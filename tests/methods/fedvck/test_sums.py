@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.fedvck import FABRIC, MEAN, STD, K, loader, logits_of, make
+from helpers.fedvck import FABRIC, MEAN, STD, K, held_apart, loader, logits_of, make
 from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.audits.observer import adversary_view
@@ -23,11 +23,9 @@ from lit_fedad.methods.parts.class_embeddings import (
     MASS,
     TOTAL,
     ClassEmbeddings,
+    fewest_images,
     mean_embeddings,
-    most_images,
 )
-from lit_fedad.models.convnet import ConvNet
-from lit_fedad.tasks.classifier import Classifier
 
 CLIENT = {"mean": MEAN, "std": STD}
 SERVER = {"training": CondensedTraining(2, 4), "descent": Descent(2, 5.0), "images": 3, "size": 8}
@@ -214,25 +212,13 @@ def test_an_observer_of_an_upload_trains_on_images_condensed_to_it(play, tap, ex
 
 
 def test_classes_that_clients_hold_apart_are_learnt_from_sums(play):
-    held = {client: loader([client] * 12 + [(client + 1) % K] * 3, client, side=16) for client in range(K)}
-    tested = torch.tensor([0, 1, 2, 3] * 15)
-    images = torch.stack([row["image"] for row in loader(tested.tolist(), 99, side=16).dataset])
-
-    def accuracy(client, number):
-        with torch.no_grad():
-            said = client.task.predict_step({"image": images}).logits.argmax(1)
-        return float((said == tested).float().mean())
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        task = Classifier(ConvNet(16, channels=16), K)
     server = {
         "training": CondensedTraining(10, 16, 0.02, augment=False),
         "descent": Descent(40, 200.0),
         "size": 16,
         "images": 6,
     }
-    played = play(server, task=task, data=held, question=accuracy, rounds=3)
+    played = play(server, **held_apart(), rounds=3)
     assert played.history[-1].metrics[0] > 0.5
 
 
@@ -256,7 +242,7 @@ def test_sums_that_no_images_have_are_refused_on_receipt(change, said):
 def test_as_many_images_are_counted_as_there_can_be():
     """An image's weight lies between one half and one where there is no bias."""
     sums = FedVCKSumsClient(make(), **CLIENT).send(loader([0, 1, 2, 2, 3, 1], 1))
-    assert 3 <= most_images(sums) <= 6
+    assert 3 <= fewest_images(sums) <= 6
 
 
 def test_a_round_without_an_image_is_refused_in_one_line():
