@@ -1,10 +1,10 @@
 """FedVCK by sums: clients send class sums of features, and the server condenses images that have the same means.
 
-With a linear kernel, FedVCK (Yan et al., AAAI 2025) matches mean features, which are all that it uses of real images.
-Here these means leave a client, as sums over its images: they add up under secure aggregation, noise on them bounds
-what they say of any image, and no client sends pictures that resemble its own. Of FedVCK remain the importance of
-images, condensation, and training on the images of all rounds. Its relational contrast is left out: it needs the mean
-logits of classes beside their features.
+With a linear kernel, FedVCK (Yan et al., AAAI 2025) matches mean features. Here these means leave a client, as sums
+over its images: they add up under secure aggregation, noise on them bounds what they say of any image, and no client
+sends pictures that resemble its own. Of FedVCK remain the importance of images, condensation, and training on the
+images of all rounds. Left out are its batch statistics, since none are sent, and its relational contrast, which needs
+the mean logits of classes beside their features.
 """
 
 from __future__ import annotations
