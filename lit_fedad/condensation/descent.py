@@ -53,7 +53,7 @@ class Descent:
             The images on the device, and the loss of every step.
 
         Raises:
-            UserError: If the loss is not finite.
+            UserError: If the loss, or an image after the last step, is not finite.
         """
         images = start.to(fabric.device, copy=True).requires_grad_()
         descent = torch.optim.SGD([images], lr=self.learning_rate, momentum=self.momentum)
@@ -64,7 +64,7 @@ class Descent:
             with fabric.autocast():
                 value = loss(images)
             if not torch.isfinite(value):
-                raise UserError(f"condensation diverged; lower {self.section}.learning_rate")
+                raise self._diverged()
             optimizer.zero_grad()
             fabric.backward(value)
             if self.clip is not None:
@@ -72,4 +72,9 @@ class Descent:
                 clip_grad_norm_([images], self.clip)
             optimizer.step()
             losses.append(float(value.detach()))
+        if not images.isfinite().all():
+            raise self._diverged()
         return images.detach(), losses
+
+    def _diverged(self) -> UserError:
+        return UserError(f"condensation diverged; lower {self.section}.learning_rate")

@@ -125,7 +125,7 @@ class FedVCKSumsServer(CondensedServer):
         rounds_kept: Number of latest rounds whose images are used; None for all (FedVCK Eq. 16).
 
     Raises:
-        UserError: If a setting is out of range.
+        UserError: If a setting is out of range, or the model takes no images of this form.
     """
 
     adds_up = True
@@ -145,6 +145,18 @@ class FedVCKSumsServer(CondensedServer):
         at_least("method.server", 1, images=images, channels=channels, rounds_kept=rounds_kept)
         self.descent, self.images, self.rounds_kept = descent, images, rounds_kept
         self.form = (channels, *pair("method.server.size", size))
+        self._check_form()
+
+    def _check_form(self) -> None:
+        """Refuses images that the model does not take."""
+        try:
+            with torch.no_grad(), evaluating(self.task):
+                self.task.classifier(self.task({"image": torch.zeros(1, *self.form)}))
+        except RuntimeError:
+            channels, *size = self.form
+            raise UserError(
+                f"method.server.channels={channels} size={size}: the model takes no such images; leave both keys out"
+            ) from None
 
     def validate(self, client_id: int, update: Update) -> None:
         """Checks that the client has as many images as it sums, and that its mean embeddings are no longer than 1."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from lit_fedad.condensation.batch_statistics import apply, record
 from lit_fedad.condensation.condense import Condensation
+from lit_fedad.condensation.descent import Descent
 from lit_fedad.condensation.kernels import class_mmd, mmd
 from lit_fedad.errors import UserError
 from lit_fedad.models.diff_augment import Draw, diff_augment, draw
@@ -219,6 +220,12 @@ def test_a_loss_that_is_not_finite_is_named_in_one_line():
     with pytest.raises(UserError, match=r"lower method\.client\.condensation\.learning_rate") as error:
         condense({"steps": 2}, lambda batch, images: images.sum() * torch.inf)
     assert "\n" not in str(error.value)
+
+
+def test_a_last_step_that_leaves_the_numbers_is_refused():
+    descent = Descent(1, 1e38, section="here")
+    with pytest.raises(UserError, match=r"condensation diverged; lower here\.learning_rate"):
+        descent(torch.ones(1, 1, 2, 2), lambda images: 1e3 * images.sum(), FABRIC)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,11 @@ def test_a_round_without_an_image_is_refused_in_one_line():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"images": 0}, r"method\.server\.images=0"), ({"size": 0}, r"method\.server\.size=0")],
+    [
+        ({"images": 0}, r"method\.server\.images=0"),
+        ({"size": 0}, r"method\.server\.size=0"),
+        ({"channels": 1}, r"method\.server\.channels=1 size=\[8, 8\]: the model takes no such images"),
+    ],
 )
 def test_settings_of_the_server_out_of_range_are_refused(settings, said):
     with pytest.raises(UserError, match=said):
