@@ -279,6 +279,15 @@ def test_the_order_of_clients_does_not_matter(federate, data):
     torch.testing.assert_close(theirs @ theirs.T, ours @ ours.T, rtol=1e-2, atol=1e-2)
 
 
+def test_identical_clients_are_one_with_their_images_together(federate, make_loader):
+    loader = make_loader(7, 5)
+    alike = play(federate, dict.fromkeys(range(3), loader), rounds=1, epsilon=1e6)
+    one = play(federate, {0: DataLoader([*loader.dataset] * 3, batch_size=4)}, rounds=1, epsilon=1e6)
+    for name in ("mean", "whitening", "memory", "radii"):
+        torch.testing.assert_close(model(one)[name], model(alike)[name], rtol=1e-2, atol=1e-3)
+    assert one.server.diagnostics() == alike.server.diagnostics()
+
+
 def test_every_round_is_a_noised_sum_of_the_budget(federate, data):
     found = play(federate, data, rounds=2, epsilon=1e6)
     assert [report.noised_sums for report in found.history] == [1, 1, 1, 1, 1]
