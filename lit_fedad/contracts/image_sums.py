@@ -42,12 +42,17 @@ class ImageSums(Protocol):
 
 
 class HiddenByNoiseError(UserError):
-    """Noise that hides what all images say together."""
+    """Noise that hides what all images say together.
 
-    def __init__(self) -> None:
+    Args:
+        remedy: What helps beside more images and a larger epsilon; empty for nothing.
+    """
+
+    def __init__(self, remedy: str = "") -> None:
+        others = f", or {remedy}" if remedy else ""
         super().__init__(
-            "federation.privacy: the noise hides the images; give more images or a larger epsilon (docs/privacy.md"
-            " says how many are needed)"
+            f"federation.privacy: the noise hides the images; give more images or a larger epsilon{others}"
+            " (docs/privacy.md says how many are needed)"
         )
 
 

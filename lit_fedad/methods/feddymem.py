@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ from lit_fedad.contracts.randomness import seeded
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.guards.bounds import at_least
-from lit_fedad.memory.drawn_slots import copies_apart, draw_slots, split_fullest
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
 from lit_fedad.methods.parts.bank_sums import (
@@ -83,9 +81,6 @@ class FedDyMemClient(AdditiveClient):
             each client sends as many as there are slots, as in the paper.
         min_images: Number of different images, over all clients, that must lie behind every slot of the shared memory
             from round 1 on. Needs `send_counts`.
-        first: Where the first memory comes from: ``clients`` send memories of their own; or it is ``drawn`` from the
-            moments of all features, so that all that clients send are sums. Rounds are then steps of Lloyd's algorithm,
-            in which a full slot is split in the place of an empty one.
 
     Raises:
         UserError: If a number is out of range, or counts are needed and not sent.
@@ -104,19 +99,11 @@ class FedDyMemClient(AdditiveClient):
         independent_init: bool = False,
         oversampling: float | None = None,
         min_images: int = 1,
-        first: Literal["clients", "drawn"] = "clients",
     ) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
         at_least("method.client", 1, oversampling=oversampling, min_images=min_images)
         if not send_counts and (min_images > 1 or task.subspace is not None):
             raise UserError("method.client.min_images and task.subspace need method.client.send_counts=true")
-        if first not in ("clients", "drawn"):
-            raise UserError(f"method.client.first={first}: give clients or drawn")
-        self.drawn = first == "drawn"
-        if self.drawn and not (min_images > 1 and task.measures and made_of_sums(task)):
-            raise UserError(
-                "method.client.first=drawn needs method.client.min_images=2 and task=memory_bank_sums"
-            )
         self.oversampling, self.min_images = oversampling, min_images
         self.sets, self.measured = task.moment_sets, 0
         self.first_vectors = task.slots
@@ -138,8 +125,7 @@ class FedDyMemClient(AdditiveClient):
             statistics = [pool_channels(task)]
         threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
         sums = BankSums() if made_of_sums(task) else None
-        first = () if self.drawn else (FirstMemory(),)
-        return Exchanges((*statistics, *first, *threshold), (Train(),), sums)
+        return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),), sums)
 
     @property
     def pools_threshold(self) -> bool:
@@ -197,16 +183,18 @@ class FedDyMemClient(AdditiveClient):
         if int(self.sent.get("stage", 0)) < self.context.stage:
             self.past = {name: entry for name, entry in self.sent.items() if name != "stage"}
         past = Reduced(**self.past) if self.past else None
-        memory = self.task.memory
-        if self.drawn:
-            memory = copies_apart(memory, self.context.common.generator("copies"))
-        reduced = self.task.reduce_memory(loader, self.context, memory, past=past)
+        anchors = self.anchors(self.task.memory)
+        reduced = self.task.reduce_memory(loader, self.context, anchors, past=past)
         if self.task.reduce.adds_up:
             self.sent = {**reduced._asdict(), "stage": torch.tensor(self.context.stage)}
         moments = new_moments(self, loader) if self.task.measures else {}
         per_slot = {"counts": reduced.counts, "radii": reduced.radii, "image_counts": reduced.images}
         own = {name: per_slot[name] for name in self._sent_per_slot()}
         return {"memory": reduced.memory.float(), **own, **moments}
+
+    def anchors(self, memory: Tensor) -> Tensor:
+        """Returns the slots [slots, C] that patches are assigned to, of the shared memory."""
+        return memory
 
     def upload_spec(self) -> MessageSpec:
         """Declares a memory, float32 [slots, C], and new moments where the task has a subspace."""
@@ -264,7 +252,7 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
         super().__init__()
         at_least("method.server", 0, collapse=collapse)
         task = client.task
-        self.counted, self.min_images, self.drawn = client.send_counts, client.min_images, client.drawn
+        self.counted, self.min_images = client.send_counts, client.min_images
         self.task, self.share, self.sets = task, task.subspace, client.sets
         self.standardised, self.measures = standardised(task), task.measures
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
@@ -306,10 +294,6 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
             self.statistics = self.task.statistics_of(moments[0])
         if self.share is not None:
             self.subspace = self.task.fit_subspace(moments, self.statistics)
-        if self.drawn and not self.known:
-            generator = self.context.generator("memory")
-            memory = draw_slots(moments[0], self.statistics, self.slots, generator)
-            self.known = {"memory": memory, "radii": torch.ones(self.slots)}
 
     def broadcast(self, client_id: int) -> Message:
         """Returns statistics, subspace, memory and threshold as far as they exist, the same to every client."""
@@ -334,9 +318,7 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges memories, and adds new moments up."""
         messages = [update.message for update in updates.values()]
-        previous = self.known.get("memory")
-        if self.drawn and previous is not None:
-            previous = copies_apart(previous, self.context.common.generator("copies"))
+        previous = self.anchors() if "memory" in self.known else None
         memory = self._merge(messages, previous)
         if previous is not None and made_of_sums(self.task):
             self.slots_of, self.counted_clients = slot_sums(messages, memory, previous), senders(updates)
@@ -350,9 +332,10 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
         if self.measures and previous is not None:
             add_moments(self, updates)
         self.known["memory"] = memory
-        if self.drawn:  # copies of full slots, which move apart in the next round
-            filled = split_fullest(self.slots_of["sum_counts"], images >= self.min_images)
-            self.known |= {name: self.known[name][filled] for name in ("memory", "radii")}
+
+    def anchors(self) -> Tensor:
+        """Returns the slots [slots, C] that clients have assigned their patches to."""
+        return self.known["memory"]
 
     def _merge(self, messages: list[Message], previous: Tensor | None) -> Tensor:
         memories = [m["memory"] for m in messages]

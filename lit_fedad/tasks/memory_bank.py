@@ -23,6 +23,7 @@ from lit_fedad.tasks.patches import PatchTask
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Score
 
 Distance = Literal["euclidean", "cosine"]
+Maps = Literal["bank", "subspace"]
 
 QUANTILES = 257
 """Number of equally spaced quantiles that represent a client's distances to the nearest slots."""
@@ -50,6 +51,8 @@ class MemoryBank(PatchTask):
         reduce: Compresses local patches to a bank, where the task builds its own.
         distance: ``"euclidean"``, or ``"cosine"``: memory features have length 1, and their distance to a slot m is
             1 - cos(f, m), as in AnomalyDINO (Damm et al., WACV 2025), for features of vision transformers.
+        maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
+            ``"subspace"`` at their local scale.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
         slots: Size of the bank; None for grid * grid.
         patches_per_image: Random patches of each image per training step; None for all.
@@ -94,6 +97,7 @@ class MemoryBank(PatchTask):
         top: float = 0.0,
         tile: int | None = None,
         distance: Distance = "euclidean",
+        maps: Maps = "bank",
     ) -> None:
         super().__init__(
             backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
@@ -103,6 +107,10 @@ class MemoryBank(PatchTask):
         check_share("task", subspace=subspace)
         if distance not in get_args(Distance):
             raise UserError(f"task.distance={distance}: give {' or '.join(get_args(Distance))}")
+        if maps not in get_args(Maps) or (maps == "subspace" and subspace is None):
+            raise UserError(
+                f"task.maps={maps}: give bank, or subspace where task.subspace is a share of variance"
+            )
         reach = max(loss.reach, score.neighbours)
         if (slots or grid * grid) < reach:
             raise UserError(
@@ -111,7 +119,7 @@ class MemoryBank(PatchTask):
             )
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
-        self.subspace, self.cosine = subspace, distance == "cosine"
+        self.subspace, self.cosine, self.maps = subspace, distance == "cosine", maps
         self.slots = slots or grid * grid
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
@@ -342,7 +350,8 @@ class MemoryBank(PatchTask):
             judged = self.image_score(near, radii, slots[:, 0])
         if self.subspace is not None:
             judged = judged * (self.norm / self.radii.mean())  # one unit for image scores and maps
-        return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(scores))
+        drawn = judged if self.maps == "subspace" else scores
+        return Prediction(image_score=self.judge(judged), anomaly_map=self.draw(drawn))
 
     # ----------------------------------------------------------------------------- under a plain Trainer
 

@@ -30,7 +30,7 @@ HERE = ("fabric.accelerator=cpu",)
 OF_FILES = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
     "feddymem", "federated_subspace", "feddymem_trained", "feddymem_close", "feddymem_literal", "feddymem_drawn",
-    "feddetect",
+    "feddymem_noised", "feddetect",
 )  # fmt: skip
 """Methods that are played on anomalies in image files."""
 

@@ -8,11 +8,10 @@ from lit_fedad.errors import UserError
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Softmin
 
-DRAWN = {"send_counts": True, "min_images": 2, "first": "drawn"}
 LLOYD = {"aggregation": LloydAggregation()}
 
 
@@ -41,12 +40,11 @@ def make_bank():
 
 def play(federate, task, data, rounds=3, **overrides):
     return federate(
-        FedDyMemClient,
-        FedDyMemServer,
+        FedDyMemDrawnClient,
+        FedDyMemDrawnServer,
         task=task,
         data=data,
         rounds=rounds,
-        client=DRAWN,
         server=LLOYD,
         **overrides,
     )
@@ -81,23 +79,20 @@ def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_load
 
 
 def test_only_sums_can_begin_with_a_drawn_memory(make_bank, federate, make_loader):
-    names = [exchange.name for exchange in FedDyMemClient(make_bank(), **DRAWN).exchanges.setup]
+    names = [exchange.name for exchange in FedDyMemDrawnClient(make_bank()).exchanges.setup]
     assert names == ["moments"]
-    for settings, task in (
-        ({**DRAWN, "min_images": 1}, make_bank()),
-        (DRAWN, make_bank(reduce=SlotReduce())),
-    ):
-        with pytest.raises(UserError, match="drawn needs"):
-            FedDyMemClient(task, **settings)
+    with pytest.raises(UserError, match=r"method\.client\.min_images"):
+        FedDyMemDrawnClient(make_bank(), min_images=1)
+    with pytest.raises(UserError, match="of sums: give task=memory_bank_sums"):
+        FedDyMemDrawnClient(make_bank(reduce=SlotReduce()))
     data = {client: make_loader(4, client) for client in range(3)}
     server = {"aggregation": KMeansAggregation(weighted=True)}
     with pytest.raises(UserError, match="exchange 'train', not their sum"):
         federate(
-            FedDyMemClient,
-            FedDyMemServer,
+            FedDyMemDrawnClient,
+            FedDyMemDrawnServer,
             task=make_bank(),
             data=data,
-            client=DRAWN,
             server=server,
             secure_sum=SecureSum(),
         )

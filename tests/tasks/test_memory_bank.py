@@ -10,7 +10,7 @@ from lit_fedad.contracts import Context
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.methods.local import LocalClient
-from lit_fedad.tasks.slot_distances import HingeLoss, NearestDistance, Softmin
+from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, NearestDistance, Softmin
 
 HERE = Context(seed=0, round=0, client=0)
 
@@ -88,6 +88,20 @@ def test_prediction_is_the_maximum_of_the_smoothed_map(make_task, make_loader):
     assert prediction.anomaly_map.shape == (4, 32, 32)
     torch.testing.assert_close(prediction.anomaly_map, task.draw_map(nearest), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(prediction.image_score, prediction.anomaly_map.flatten(1).amax(1))
+
+
+def test_maps_of_the_subspace_are_of_what_image_scores_are_made_of(make_task, make_loader):
+    batch = next(iter(make_loader(3)))
+    settings = {"head": None, "subspace": 0.9, "image_score": LocalScale(1.0), "standardise": True, "rim": 0}
+    predictions = {}
+    for maps in ("bank", "subspace"):
+        task = make_task(**settings, maps=maps)
+        task.prepare(make_loader(9), HERE)
+        predictions[maps] = task.predict(task(batch), batch)
+    scores, maps = (getattr(predictions["subspace"], name) for name in ("image_score", "anomaly_map"))
+    assert scores.equal(maps.flatten(1).amax(1))
+    assert scores.equal(predictions["bank"].image_score)
+    assert not maps.equal(predictions["bank"].anomaly_map)
 
 
 def test_in_mixed_precision_images_score_as_their_cached_features(make_task, make_loader):

@@ -26,7 +26,7 @@ CONSTANT = 0.5
 _SHORTEST = 1e-12
 
 
-class _Projected(ABC):
+class ProjectedSums(ABC):
     """Sums over images of functions of their features ``(f - c) A``.
 
     Args:
@@ -65,7 +65,7 @@ class _Projected(ABC):
             yield {name: part / lengths.reshape(-1, *[1] * (part.ndim - 1)) for name, part in parts.items()}
 
 
-class ImageMeans(_Projected):
+class ImageMeans(ProjectedSums):
     """The sums ``weight`` [1] and ``mean`` [k]: ``h = (1/2, mean of projected features)`` of images, at length 1."""
 
     def form(self) -> dict[str, tuple[int, ...]]:
@@ -87,7 +87,7 @@ class ImageMeans(_Projected):
         return {"mean": CONSTANT * sums["mean"] / weight}
 
 
-class ImageProducts(_Projected):
+class ImageProducts(ProjectedSums):
     """The sum ``product`` [k (k + 1) / 2]: the mean of ``g g^T`` over an image's patches g, over its Frobenius norm.
 
     Entries off the diagonal stand for two, and are taken times the root of 2.

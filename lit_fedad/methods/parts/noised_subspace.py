@@ -52,7 +52,8 @@ class HoldsNoised(Protocol):
         directions: Number of directions k.
         held_share: Share of variance of the subspace.
         moments: ``centre`` [C], ``frame`` [C, k] and ``rescaling`` [k, k], by which the frame differs from the public
-            one; empty before the first sum.
+            one; empty before the first sum. After the last the frame is the public one again, beside the ``product``
+            [k, k] of features in it, of trace 1, and the directions ``outside`` [k, R] of their subspace.
         subspace: ``centre`` and ``basis``, of features as they are.
     """
 
@@ -67,7 +68,7 @@ class HoldsNoised(Protocol):
 
 
 @dataclass(frozen=True)
-class _Projected(Exchange[ProjectsFeatures, HoldsNoised]):
+class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
     """An exchange in which clients receive a frame of features; it sends only what noise is added to.
 
     Attributes:
@@ -78,7 +79,7 @@ class _Projected(Exchange[ProjectsFeatures, HoldsNoised]):
 
     def broadcast(self, server: HoldsNoised, client_id: int) -> Message:
         """Returns centre and frame: public at first, then as earlier noised sums have them."""
-        held = _held(server)
+        held = held_frame(server)
         return {name: held[name].float() for name in ("centre", "frame")}
 
     def broadcast_spec(self, client: ProjectsFeatures) -> MessageSpec:
@@ -98,7 +99,7 @@ class _Projected(Exchange[ProjectsFeatures, HoldsNoised]):
 
 
 @dataclass(frozen=True)
-class NoisedMean(_Projected):
+class NoisedMean(Projected):
     """The exchange that moves the centre to the images' mean."""
 
     def image_sums(self, client: ProjectsFeatures) -> ImageSums:
@@ -107,13 +108,13 @@ class NoisedMean(_Projected):
 
     def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
         """Moves the centre, along the directions of the frame: others do not matter."""
-        held, mean = _held(server), _sent(updates)["mean"]
+        held, mean = held_frame(server), released(updates)["mean"]
         moved = held["centre"] + torch.linalg.pinv(held["frame"]).T @ mean
         server.moments = {**held, "centre": moved}
 
 
 @dataclass(frozen=True)
-class NoisedProducts(_Projected):
+class NoisedProducts(Projected):
     """The exchange that finds out in which directions features vary.
 
     Attributes:
@@ -128,7 +129,7 @@ class NoisedProducts(_Projected):
 
     def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
         """Rescales the frame, or fits the subspace."""
-        held, found = server.moments, _sent(updates)
+        held, found = server.moments, released(updates)
         if not self.last:
             least = _LEAST * float(found["product"].trace()) / server.directions
             rescaling = whitener(found["product"], least + SOFTNESS * float(found["noise"]))
@@ -136,10 +137,14 @@ class NoisedProducts(_Projected):
             return
         # Back from rescaled coordinates to those of the public frame, whose directions are orthogonal.
         back = torch.linalg.inv(held["rescaling"])
-        product = back.T @ found["product"] @ back
-        outside = residual_basis(Moments(1, torch.zeros_like(product[0]), product), server.held_share)
-        basis = held["frame"] @ back @ outside.double()
-        server.subspace = {"centre": held["centre"].float(), "basis": basis.float().contiguous()}
+        frame, product = held["frame"] @ back, back.T @ found["product"] @ back
+        outside = residual_basis(
+            Moments(1, torch.zeros_like(product[0]), product), server.held_share
+        ).double()
+        held = {"centre": held["centre"], "frame": frame, "product": product / product.trace()}
+        server.moments = {**held, "outside": outside}
+        basis = (frame @ outside).float().contiguous()
+        server.subspace = {"centre": held["centre"].float(), "basis": basis}
 
 
 def whitener(product: Tensor, softness: float) -> Tensor:
@@ -157,14 +162,15 @@ def whitener(product: Tensor, softness: float) -> Tensor:
     return (directions / (variances.clamp(min=0) + softness).sqrt()) @ directions.T
 
 
-def _held(server: HoldsNoised) -> Message:
+def held_frame(server: HoldsNoised) -> Message:
+    """Returns ``centre``, ``frame`` and ``rescaling``: public ones before the first sum."""
     if server.moments:
         return server.moments
     centre, frame = public_frame(server.task, server.directions)
     return {"centre": centre, "frame": frame, "rescaling": torch.eye(server.directions, dtype=frame.dtype)}
 
 
-def _sent(updates: Mapping[int, Update]) -> Message:
+def released(updates: Mapping[int, Update]) -> Message:
     """Returns what the noised sum of all gives."""
     (update,) = updates.values()
     return update.message

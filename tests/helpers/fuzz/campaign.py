@@ -112,7 +112,8 @@ def skewed(method: str, task: str, seed: int, folder: Path) -> list[str]:
 
 
 def _has_head(method: str) -> bool:
-    return method not in ("feddymem", "feddymem_drawn", "federated_patchcore", "nearest_neighbour")
+    sums = ("feddymem", "feddymem_drawn", "feddymem_noised")
+    return method not in (*sums, "federated_patchcore", "nearest_neighbour")
 
 
 def play(stage: Stage, number: int, seed: int) -> Trial:

@@ -1,0 +1,165 @@
+"""The exchanges that find a bank of normal features under differential privacy: noised sums of patches by slot.
+
+Slots lie in the few public directions that features are projected on for the noised subspace. The first are drawn from
+the noised moments; in each round images add their patches by slot, and noise is added to the sums of all: a step of
+Lloyd's algorithm under differential privacy (Blum, Dwork, McSherry and Nissim, PODS 2005), with the usual residual at
+each slot beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Context, Free, ImageSums, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.errors import UserError
+from lit_fedad.memory.drawn_slots import copies_apart, draw_slots, split_fullest
+from lit_fedad.memory.merge import shared_slots
+from lit_fedad.memory.moments import Moments, upper_triangle
+from lit_fedad.methods.parts.image_slots import ImageSlots
+from lit_fedad.methods.parts.noised_subspace import (
+    HoldsNoised,
+    NoisedMean,
+    NoisedProducts,
+    Projected,
+    ProjectsFeatures,
+    released,
+)
+from lit_fedad.tasks.memory_bank import MemoryBank
+
+
+class LoadsBank(ProjectsFeatures, Protocol):
+    """A client whose bank and subspace come from noised sums."""
+
+    @property
+    def task(self) -> MemoryBank:
+        """Features, bank and subspace."""
+
+    def receive(self, message: Message) -> None:
+        """Loads the server's model."""
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares the server's model."""
+
+
+class HoldsBank(HoldsNoised, Protocol):
+    """A server that makes a bank of noised sums.
+
+    Attributes:
+        moments: See `HoldsNoised`; after the last of these sums also ``slots`` [K, k], to which patches are assigned
+            next, in the public frame, and ``unit``, the usual length of residuals.
+        statistics: What features are standardised by in the model.
+        known: ``memory`` and ``radii`` of the model.
+        slots: Number of slots K.
+        min_images: Number of images that must lie behind a slot.
+        latest: Numbers to track.
+        context: The exchange.
+    """
+
+    statistics: Message
+    known: Message
+    slots: int
+    min_images: int
+    latest: dict[str, float]
+    context: Context
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns the model."""
+
+
+@dataclass(frozen=True)
+class FirstSlots(NoisedProducts):
+    """The exchange that fits the subspace, and draws the first slots from the same products."""
+
+    last: bool = True
+
+    def aggregate(self, server: HoldsBank, updates: Mapping[int, Update]) -> None:  # type: ignore[override]
+        """Fits the subspace, and draws slots."""
+        super().aggregate(server, updates)
+        product, outside = server.moments["product"], server.moments["outside"]
+        moments = Moments(1, torch.zeros_like(product[0]), product)
+        slots = draw_slots(moments, {}, server.slots, server.context.generator("memory")).double()
+        unit = (outside.T @ product @ outside).trace().clamp(min=1e-12).sqrt()
+        server.moments = {**server.moments, "slots": slots, "unit": unit}
+        server.subspace["norm"] = torch.ones(())  # the length of usual features in the public frame
+        server.statistics = _statistics(server.moments)
+        server.known = _bank(server.moments, slots, unit.expand(server.slots))
+
+
+@dataclass(frozen=True)
+class NoisedSlots(Projected):
+    """The exchange of a round: the model and the slots to the clients, noised sums of patches by slot to the server."""
+
+    def broadcast(self, server: HoldsBank, client_id: int) -> Message:  # type: ignore[override]
+        """Returns the model, and what patches are assigned and measured by."""
+        held = server.moments
+        outside = held["outside"] / held["unit"]
+        own = {"frame": held["frame"].float(), "slots": held["slots"].float(), "outside": outside.float()}
+        return {**server.broadcast(client_id), **own}
+
+    def broadcast_spec(self, client: LoadsBank) -> MessageSpec:  # type: ignore[override]
+        """Declares the form of `broadcast`."""
+        return {
+            **client.broadcast_spec(),
+            **super().broadcast_spec(client),
+            "slots": TensorSpec((client.task.slots, client.directions)),
+            "outside": TensorSpec((client.directions, Free("directions", client.directions))),
+        }
+
+    def receive(self, client: LoadsBank, message: Message) -> None:  # type: ignore[override]
+        """Loads the model, and keeps the rest for this turn."""
+        client.receive(message)
+        super().receive(client, message)
+
+    def image_sums(self, client: LoadsBank) -> ImageSums:  # type: ignore[override]
+        """Declares sums by slot.
+
+        Raises:
+            UserError: If the task's bank is none of these features.
+        """
+        task = client.task
+        if task.average_pool is not True or task.whiten is None or task.cosine:
+            raise UserError(
+                "federation.privacy: a noised bank looks at features that are averaged in every layer and whitened;"
+                " give task.average_pool=true, task.whiten=0.1 and task.distance=euclidean, as method=feddymem_noised"
+                " does"
+            )
+        return ImageSlots(task, client.directions, client.frame, task.slots)
+
+    def aggregate(self, server: HoldsBank, updates: Mapping[int, Update]) -> None:  # type: ignore[override]
+        """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""
+        found, held = released(updates), server.moments
+        shown = found["shown"]
+        slots = torch.where(shown[:, None], held["slots"] + found["steps"], held["slots"])
+        place = shared_slots(slots, shown.long(), 1)
+        radii = held["unit"] * found["squares"].sqrt()
+        server.known = _bank(held, slots[place], radii[place])
+        server.latest = {"shown_slots": float(shown.sum())}
+        split = slots[split_fullest(found["counts"], shown)]
+        apart = copies_apart(split.float(), server.context.common.generator("copies"))
+        server.moments = {**held, "slots": apart.double()}
+
+
+def _statistics(held: Message) -> Message:
+    """Computes what makes features of the model such as those of the frame A, but for a rotation: ``(A A^T)^(1/2)``."""
+    left, lengths, _ = torch.linalg.svd(held["frame"], full_matrices=False)
+    root = (left * lengths) @ left.T
+    centre = held["centre"].float()
+    return {"mean": centre, "scale": torch.ones_like(centre), "whitening": upper_triangle(root).float()}
+
+
+def _bank(held: Message, slots: Tensor, radii: Tensor) -> Message:
+    """Computes the model's bank [K, C] of slots in the frame [K, k], by the rotation that `_statistics` leaves out."""
+    left, _, right = torch.linalg.svd(held["frame"], full_matrices=False)
+    return {"memory": (slots @ right.T @ left.T).float().contiguous(), "radii": radii.float().contiguous()}
+
+
+NOISED_BANK = (NoisedMean("mean"), NoisedProducts("spread"), FirstSlots("subspace"))
+"""The exchanges before round 1."""
+
+NOISED_STEPS = (NoisedSlots("slots"),)
+"""The exchanges of a round."""
