@@ -62,17 +62,18 @@ def estimate_densities(
     size, width = features.shape
     if size < 2:
         return Densities(torch.empty(0, width), torch.empty(0, width, width), torch.empty(0))
-    found = kmeans(
-        features, min(clusters, size // 2), generator=generator, max_steps=max_steps, tolerance=0.0
-    )
-    owner = _without_single(features, found.assignment, found.centroids)
+    number, owner = min(clusters, size // 2), torch.zeros(size, dtype=torch.int64, device=features.device)
+    if number > 1:
+        found = kmeans(features, number, generator=generator, max_steps=max_steps, tolerance=0.0)
+        owner = _without_single(features, found.assignment, found.centroids)
     means, covariances, counts = [], [], []
     # Features that have collapsed to a point still have a covariance that others can use.
     least = _LEAST * features.square().mean()
     for cluster in owner.unique().tolist():
         members = features[owner == cluster]
         mean = members.mean(0)
-        covariance = (members - mean).T @ (members - mean) / len(members)
+        apart = members - mean
+        covariance = apart.T @ apart / len(members)
         ridge = max(covariance.trace() / width, least) * torch.eye(
             width, dtype=torch.float64, device=features.device
         )
