@@ -19,11 +19,11 @@ from lit_fedad.methods.parts import ensemble_distillation as sed
 queue, kind = int(sys.argv[1]), sys.argv[2]
 if kind == "naive":  # every distribution kept for the backward pass, as the equations are printed
 
-    def naive(student, teachers, queues, weights, tau_t, tau_s, own_key=False):
-        terms = []
+    def naive(student, teachers, queues, weights, tau_t, tau_s, own_key, counts):
+        terms, often = [], counts.log()
         for z, keys, weight in zip(teachers, queues, weights):
-            p = F.softmax(z @ keys.T / tau_t, 1)
-            log_q = F.log_softmax(student @ keys.T / tau_s, 1)
+            p = F.softmax(z @ keys.T / tau_t + often, 1)
+            log_q = F.log_softmax(student @ keys.T / tau_s + often, 1)
             terms.append(-weight * (p * log_q).sum(1).mean())
         return torch.stack(terms).sum()
 

@@ -22,8 +22,8 @@ class Batch(TypedDict, total=False):
     Attributes:
         image: Normalised images, float32 ``[B, C, H, W]``; C is 1 for grey, else 3. Of frozen encoders the images'
             features, float32 ``[B, C]``.
-        views: Features of random views of the images and of their rotations, float32 ``[B, V, C]``; only where a loss
-            needs them.
+        views: Features of random views of the images and of their rotations, float16 as they are kept ``[B, V, C]``;
+            only where a loss needs them.
         turned: Features of the images turned by 0, 90, 180 and 270 degrees, float32 ``[B, 4, C]``; only where scores
             look at them.
         pyramid: Features of each backbone layer, float32 ``[B, C_l, H_l, W_l]``.

@@ -144,7 +144,7 @@ class FrozenDataset(Dataset):
             others = self._turned[batch["index"]].float()
             batch["turned"] = torch.cat([batch["image"][:, None], others], dim=1)
         if self._features.views is not None:
-            batch["views"] = self._features.views[batch["index"]].float()
+            batch["views"] = self._features.views[batch["index"]]
         return batch
 
     def __getitem__(self, index: int) -> Batch:

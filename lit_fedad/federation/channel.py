@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -145,6 +145,7 @@ class Link:
     """
 
     codec: Codec
+    _accepted: list[tuple[bytes, MessageSpec]] = field(default_factory=list, repr=False, compare=False)
 
     def pack(self, message: Message, spec: MessageSpec, context: Context, sender: str) -> bytes:
         """Checks and serialises a message.
@@ -188,7 +189,9 @@ class Link:
             message = self.codec.decode(load(blob)) if blob else {}
         except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
             raise UserError(f"{sender} sent bytes that hold no message ({type(error).__name__})") from error
-        check(message, spec, sender)
+        if self._accepted != [(blob, spec)]:  # a process receives equal bytes for each of its clients
+            check(message, spec, sender)
+            self._accepted[:] = [(blob, spec)]
         return message
 
     def largest(self, spec: MessageSpec) -> int:

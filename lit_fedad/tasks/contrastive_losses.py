@@ -45,16 +45,16 @@ class RepresentationLoss(nn.Module):
             features: Features of the views that are kept of each image [B, N, C], in the order of `kept_turns`.
 
         Returns:
-            Features of views [V, B, C], drawn from torch's global CPU generator. The same view is drawn twice only
-            where a rotation has too few.
+            Features of views [V, B, C] in single precision, drawn from torch's global CPU generator. The same view is
+            drawn twice only where a rotation has too few.
         """
         kept = torch.tensor(kept_turns(features.shape[1]))
-        images, drawn = torch.arange(len(features)), []
+        drawn: list[Tensor] = []
         for turn in sorted(set(self.turns)):
             places = (kept == turn).nonzero()[:, 0]
             order = places[torch.rand(len(features), len(places)).argsort(dim=1)]
-            drawn += [features[images, order[:, k % len(places)]] for k in range(self.turns.count(turn))]
-        return torch.stack(drawn)
+            drawn += [order[:, k % len(places)] for k in range(self.turns.count(turn))]
+        return features[torch.arange(len(features)), torch.stack(drawn)].float()
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the loss.
@@ -69,16 +69,17 @@ class RepresentationLoss(nn.Module):
         raise NotImplementedError
 
 
-def similarities(projections: Tensor, temperature: float) -> Tensor:
-    """Computes cosine similarities over the temperature of all pairs of views, without each view with itself [N, N].
+def similarities(projections: Tensor, temperature: float, anchors: int | None = None) -> Tensor:
+    """Computes cosine similarities over the temperature of views with all views, without each with itself [A, N].
 
     Args:
         projections: Projections [V, B, D], as N = V B vectors in that order.
         temperature: Temperature tau.
+        anchors: Number A of vectors, the first, whose similarities are wanted; None for all.
     """
     z = F.normalize(projections.flatten(0, 1).float(), dim=1)
     with torch.autocast(z.device.type, enabled=False):
-        return (z @ z.T / temperature).fill_diagonal_(-torch.inf)
+        return (z[:anchors] / temperature @ z.T).fill_diagonal_(-torch.inf)
 
 
 class SimCLR(RepresentationLoss):
@@ -142,14 +143,15 @@ class CRAD(RepresentationLoss):
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean of FADngs Eq. 7 over the anchors as ``loss``; 0 where no image is predicted normal."""
-        logits = similarities(projections, self.temperature)
-        anchors = batch["normal"].repeat(2).nonzero()[:, 0]
-        if len(anchors) < 2:
+        normal = batch["normal"].repeat(2)  # of the unrotated views, which come first
+        anchors = int(normal.sum())
+        if anchors < 2:
             return {"loss": 0 * projections.sum()}
-        rows = logits[anchors]
-        ratio = rows.logsumexp(1) - rows[:, anchors].logsumexp(1)
-        scale = 1.0 if self.scale_by_positives else 1 / (len(anchors) - 1)
-        return {"loss": self.scale * scale * ratio.mean()}
+        rows = similarities(projections, self.temperature, len(normal))
+        positives = rows[:, : len(normal)].masked_fill(~normal, -torch.inf)
+        ratio = rows.logsumexp(1) - positives.logsumexp(1)
+        scale = 1.0 if self.scale_by_positives else 1 / (anchors - 1)
+        return {"loss": self.scale * scale * ratio[normal].mean()}
 
 
 class CRADCode(CSI):

@@ -91,7 +91,7 @@ def test_batches_have_features_in_the_place_of_images():
     labels = torch.tensor([0, 1, 2, 3, 0])
     batch = FrozenDataset(found, LabelledTargets(labels, normal_classes=2)).__getitems__([1, 3])
     assert torch.equal(batch["image"], found.plain[[1, 3]].float())
-    assert torch.equal(batch["views"], found.views[[1, 3]].float())
+    assert torch.equal(batch["views"], found.views[[1, 3]])
     assert batch["category"].tolist() == [1, 3]
     assert batch["label"].tolist() == [0, 1]
     plain = FrozenDataset(found._replace(views=None), LabelledTargets(labels))[2]

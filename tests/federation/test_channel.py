@@ -7,6 +7,7 @@ from safetensors.torch import save
 from lit_fedad.contracts import Context, Free, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Byte, Channel, Half, Link, Plain, elements
+from lit_fedad.federation.message_check import check
 
 CONTEXT = Context(seed=0, round=1, client=2)
 SPEC = {"memory": TensorSpec((4, 3)), "counts": TensorSpec((Free("counts"),))}
@@ -176,6 +177,26 @@ def test_no_message_is_longer_than_its_form_says(codec, rows):
     blob = link.pack(message, FREE, Context(0, 1), "client 0")
     assert 0 < len(blob) <= link.largest(FREE) < 6000
     assert set(link.unpack(blob, FREE, "client 0")) == set(FREE)
+
+
+def test_equal_bytes_are_checked_once_and_others_anew(monkeypatch):
+    """A process receives the server's message once for each of its clients."""
+    link, checked = Link(Plain()), []
+
+    def counted(found, spec, sender):
+        checked.append(sender)
+        check(found, spec, sender)
+
+    monkeypatch.setattr("lit_fedad.federation.channel.check", counted)
+    blob, other = save(message()), save({**message(), "counts": torch.arange(5.0)})
+    first, again = (link.unpack(blob, SPEC, sender) for sender in ("client 0", "client 1"))
+    assert first["memory"].data_ptr() != again["memory"].data_ptr()
+    link.unpack(other, SPEC, "client 2")
+    with pytest.raises(UserError, match=r"'counts' with values from 0 to 4"):
+        link.unpack(other, {**SPEC, "counts": TensorSpec((Free("counts"),), high=3)}, "client 3")
+    with pytest.raises(UserError, match="not finite"):
+        link.unpack(save({**message(), "counts": torch.tensor([torch.nan])}), SPEC, "client 4")
+    assert checked == ["client 0", "client 2", "client 3", "client 4"]
 
 
 def test_more_bytes_than_the_form_holds_are_not_read(monkeypatch):

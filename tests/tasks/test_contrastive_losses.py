@@ -106,6 +106,7 @@ def test_similarities_are_cosines_without_the_diagonal():
     expected = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1)) / TAU
     np.fill_diagonal(expected, -np.inf)
     np.testing.assert_allclose(similarities(z, TAU).numpy(), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(similarities(z, TAU, 3).numpy(), expected[:3], rtol=1e-4, atol=1e-6)
 
 
 def test_simclr_is_nt_xent():
@@ -307,6 +308,13 @@ def test_known_views_are_of_the_rotations_that_the_loss_wants(loss, views):
         places = found[[i for i, t in enumerate(loss.turns) if t == turn], :, 2]
         distinct = min(len(places), kept.count(turn))
         assert all(len(set(image.tolist())) == distinct for image in places.T)
+
+
+def test_known_views_are_kept_in_half_precision_and_looked_at_in_single():
+    features = rows(4, 5, 3).half()
+    found = CrossEntropy(2, 3).drawn_views(features)
+    assert found.dtype == torch.float32
+    assert all(float((features[i].float() - view).abs().sum(1).min()) == 0 for i, view in enumerate(found[0]))
 
 
 def test_known_views_differ_from_draw_to_draw():

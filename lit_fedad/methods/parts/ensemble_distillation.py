@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -22,28 +22,26 @@ from lit_fedad.tasks.contrastive import Contrastive
 class InstanceQueues:
     """First-in, first-out queues of every teacher's last Q embeddings, initially random directions.
 
-    Args:
-        teachers: Number of teachers C.
-        size: Embeddings per queue Q.
-        width: Dimensions of an embedding D.
-        generator: Draws the initial directions.
-        device: Device of the queues.
+    A teacher embeds an image once a round, so that an image that is queued again has an equal key: a queue holds it
+    once, and how often it is there.
 
-    Attributes:
-        keys: Unit vectors [C, Q, D].
+    Args:
+        embeddings: Unit vectors of all public images under every teacher [C, P, D].
+        size: Embeddings per queue Q.
+        generator: Draws the initial directions.
 
     Raises:
         UserError: If the queues do not fit into memory.
     """
 
-    def __init__(
-        self, teachers: int, size: int, width: int, generator: torch.Generator, device: torch.device
-    ) -> None:
-        self.check(teachers, size, width, device)
-        self.keys = torch.empty(teachers, size, width, device=device)
-        for keys in self.keys:
+    def __init__(self, embeddings: Tensor, size: int, generator: torch.Generator) -> None:
+        teachers, _, width = embeddings.shape
+        self.check(teachers, size, width, embeddings.device)
+        self._random = torch.empty(teachers, size, width, dtype=embeddings.dtype, device=embeddings.device)
+        for keys in self._random:
             keys.copy_(F.normalize(torch.randn(size, width, generator=generator), dim=1))
-        self._next = 0
+        self._embeddings, self._size = embeddings, size
+        self._queued = torch.empty(0, dtype=torch.int64, device=embeddings.device)
 
     @staticmethod
     def check(teachers: int, size: int, width: int, device: torch.device) -> None:
@@ -61,51 +59,50 @@ class InstanceQueues:
                 f" {free / 2**20:,.0f} MiB are free; give a queue of 1 to {max(free // (8 * teachers * width), 1):,}"
             )
 
-    def push(self, embeddings: Tensor) -> None:
-        """Replaces the oldest entries by a batch.
+    def push(self, images: Tensor) -> None:
+        """Replaces the oldest entries by the embeddings of a batch.
 
         Args:
-            embeddings: Unit vectors of all teachers [C, B, D].
+            images: Positions of the public images [B].
         """
-        size = self.keys.shape[1]
-        embeddings = embeddings[:, -size:]
-        places = (self._next + torch.arange(embeddings.shape[1], device=self.keys.device)) % size
-        self.keys[:, places] = embeddings
-        self._next = (self._next + embeddings.shape[1]) % size
+        self._random = self._random[:, len(images) :]
+        self._queued = torch.cat([self._queued, images])[-self._size :]
+
+    def keys(self) -> tuple[Iterator[Tensor], Tensor]:
+        """Returns the different keys [K, D] of one teacher after the other, and how often each is queued [K]."""
+        images, counts = self._queued.unique(return_counts=True)
+        once = counts.new_ones(self._random.shape[1])
+        keys = (
+            torch.cat([random, embeddings[images]])
+            for random, embeddings in zip(self._random, self._embeddings, strict=True)
+        )
+        return keys, torch.cat([once, counts])
 
 
-class _LogSumExp(torch.autograd.Function):
-    """``log sum_j e^{z . d_j / tau}`` with a gradient that stores no [B, Q]: a weighted mean of the keys."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, keys: Tensor, temperature: float, own: Tensor | None) -> Tensor:
-        value, mean = attend(z, keys, temperature, own)
-        ctx.save_for_backward(mean)
-        ctx.temperature = temperature
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (mean,) = ctx.saved_tensors
-        return gradients[0][:, None] * mean / ctx.temperature, None, None, None
-
-
-def attend(z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def attend(
+    z: Tensor,
+    keys: Tensor,
+    temperature: float | Tensor,
+    own: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Computes normaliser and mean of the similarity distribution over a queue (FADngs Eq. 11 and FADngs Eq. 12).
 
     Args:
         z: Unit vectors [B, D].
-        keys: Unit vectors [Q, D].
-        temperature: Temperature tau.
+        keys: Unit vectors [K, D].
+        temperature: Temperature tau; one for each vector [B, 1] where they differ.
         own: One additional key for each vector [B, D].
+        counts: How often each key is queued [K]; None for once.
 
     Returns:
         ``log sum_j e^{z . d_j / tau}`` [B], and the mean of the keys under the distribution [B, D].
     """
-    logits = (z / temperature) @ keys.T
-    extra = None if own is None else (z * own).sum(1) / temperature
+    z = z / temperature
+    logits = z @ keys.T if counts is None else torch.addmm(counts.to(z).log(), z, keys.T)
+    extra = None if own is None else (z * own).sum(1)
     largest = logits.amax(1) if extra is None else logits.amax(1).maximum(extra)
-    shares = logits.sub_(largest[:, None]).exp_()  # the only pass of exponentials over [B, Q]
+    shares = logits.sub_(largest[:, None]).exp_()  # the only pass of exponentials over [B, K]
     total, mean = shares.sum(1), shares @ keys
     if own is not None and extra is not None:
         share = (extra - largest).exp()
@@ -113,40 +110,63 @@ def attend(z: Tensor, keys: Tensor, temperature: float, own: Tensor | None = Non
     return largest + total.log(), mean / total[:, None]
 
 
+class _WithGradient(torch.autograd.Function):
+    """A value whose gradient is known."""
+
+    @staticmethod
+    def forward(ctx: Any, argument: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradients[0] * gradient, None, None
+
+
 def distillation_loss(
     student: Tensor,
     teachers: Tensor,
-    queues: Tensor,
+    queues: Iterable[Tensor],
     weights: Tensor,
     teacher_temperature: float,
     student_temperature: float,
     own_key: bool = False,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """Computes the weighted cross-entropy between the teachers' and the student's distributions (FADngs Eq. 13).
 
     The logarithm of Q_c is linear in the keys except for its normaliser, so that only the mean of the keys under P_c is
-    needed: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. No tensor of size B x Q is kept
+    needed: ``-P_c log Q_c = log sum_j e^{z . d_j / tau} - z . sum_j p_j d_j / tau``. The gradient by z is the mean of
+    the keys under Q_c less that under P_c, over tau: one pass over a queue gives all. No tensor of size B x K is kept
     from one teacher to the next.
 
     Args:
         student: The student's unit vectors of a batch [B, D], with gradient.
         teachers: Unit vectors of every teacher [C, B, D].
-        queues: Queue of every teacher [C, Q, D].
+        queues: Queue of every teacher [K, D].
         weights: Weights w_c of the teachers [C].
         teacher_temperature: Temperature tau of FADngs Eq. 11.
         student_temperature: Temperature tau of FADngs Eq. 12.
         own_key: Whether a teacher's embedding of an image is an additional key, as in the released code.
+        counts: How often each key is queued [K]; None for once.
 
     Returns:
         The mean over the batch.
     """
-    total = torch.zeros((), device=student.device)
+    fixed, size = student.detach(), len(student)
+    temperature = fixed.new_tensor([student_temperature, teacher_temperature]).repeat_interleave(size)[
+        :, None
+    ]
+    loss, gradient = fixed.new_zeros(()), torch.zeros_like(fixed)
     for z, keys, weight in zip(teachers, queues, weights, strict=True):
-        own = z if own_key else None
-        _, target = attend(z, keys, teacher_temperature, own)
-        value = _LogSumExp.apply(student, keys, student_temperature, own)
-        total = total + weight * (value - (student * target).sum(1) / student_temperature).mean()
-    return total
+        values, means = attend(
+            torch.cat([fixed, z]), keys, temperature, z.repeat(2, 1) if own_key else None, counts
+        )
+        mean, target = means.split(size)
+        loss += weight * (values[:size] - (fixed * target).sum(1) / student_temperature).mean()
+        gradient += weight / (size * student_temperature) * (mean - target)
+    return _WithGradient.apply(student, loss, gradient)
 
 
 def teacher_weights(scores: Tensor) -> Tensor:
@@ -251,7 +271,7 @@ class EnsembleDistillation:
         embeddings, weights = self._ask_teachers(task, list(teachers.values()), images, fabric)
         task.load_state_dict(start, strict=False)
         draw = context.generator("distillation")
-        queues = InstanceQueues(len(teachers), self.queue, embeddings.shape[2], draw, device)
+        queues = InstanceQueues(embeddings, self.queue, draw)
         optimizer = torch.optim.SGD(
             task.parameters(),
             lr=self.learning_rate * (task.decay if self.decay else 1),
@@ -270,21 +290,23 @@ class EnsembleDistillation:
                     continue
                 with _precision(fabric):
                     student = task.project(task(as_batch(task, images[batch])))
+                keys, counts = queues.keys()
                 loss = distillation_loss(
                     student,
                     embeddings[:, batch],
-                    queues.keys,
+                    keys,
                     weights,
                     self.teacher_temperature,
                     self.student_temperature,
                     self.own_key,
+                    counts,
                 )
                 if not torch.isfinite(loss):
                     raise UserError("distillation diverged; lower method.server.distillation.learning_rate")
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                queues.push(embeddings[:, batch])
+                queues.push(batch)
                 total, steps = total + float(loss.detach()), steps + 1
         task.eval()
         state = task.state_dict()

@@ -18,8 +18,6 @@ from lit_fedad.methods.parts.ensemble_distillation import (
     teacher_weights,
 )
 
-CPU = torch.device("cpu")
-
 
 @pytest.mark.parametrize("own_key", [False, True])
 def test_attending_is_a_softmax(own_key):
@@ -70,38 +68,63 @@ def test_the_loss_is_least_where_the_student_is_the_teacher(own_key):
         assert loss(moved) > least
 
 
+@pytest.mark.parametrize("own_key", [False, True])
+def test_a_key_that_is_queued_twice_counts_twice(own_key):
+    teachers, queues, counts = units(3, 6, 5, seed=1), units(3, 4, 5, seed=2), torch.tensor([1, 3, 2, 1])
+    weights = torch.tensor([0.5, 0.2, 0.3]).double()
+    ours, naive = (units(6, 5).requires_grad_() for _ in range(2))
+    found = distillation_loss(ours, teachers, queues, weights, 0.07, 0.1, own_key, counts)
+    repeated = queues.repeat_interleave(counts, dim=1)
+    expected = naive_loss(naive, teachers, repeated, weights, 0.07, 0.1, own_key)
+    found.backward()
+    expected.backward()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.grad, naive.grad, rtol=1e-9, atol=1e-12)
+
+
+def queued(queues: InstanceQueues) -> torch.Tensor:
+    """All keys of all teachers, each as often as it is queued [C, Q, D]."""
+    keys, counts = queues.keys()
+    return torch.stack(list(keys)).repeat_interleave(counts, dim=1)
+
+
 def test_queues_start_with_random_directions_of_their_own():
     draw = torch.Generator().manual_seed(0)
-    queues, again = (InstanceQueues(2, 200, 3, draw.manual_seed(0), CPU) for _ in range(2))
-    assert queues.keys.shape == (2, 200, 3)
-    torch.testing.assert_close(queues.keys.norm(dim=2), torch.ones(2, 200))
-    assert queues.keys.mean(1).abs().max() < 0.2
-    assert not torch.equal(*queues.keys)
-    assert torch.equal(queues.keys, again.keys)
+    found, again = (
+        queued(InstanceQueues(units(2, 5, 3).float(), 200, draw.manual_seed(0))) for _ in range(2)
+    )
+    assert found.shape == (2, 200, 3)
+    torch.testing.assert_close(found.norm(dim=2), torch.ones(2, 200))
+    assert found.mean(1).abs().max() < 0.2
+    assert not torch.equal(*found)
+    assert torch.equal(found, again)
 
 
-@pytest.mark.parametrize("batches", [[3, 3, 3, 3], [2, 7, 4], [7], [9, 3, 20, 1, 5], [1] * 9])
-def test_the_oldest_entries_leave_first(batches):
-    queues = InstanceQueues(2, 7, 3, torch.Generator(), CPU)
-    expected = [deque(map(tuple, keys.tolist()), maxlen=7) for keys in queues.keys]
-    pushed = 0
-    for size in batches:
-        batch = torch.arange(pushed, pushed + 2 * size * 3).view(2, size, 3).float()
-        pushed += batch.numel()
-        queues.push(batch)
-        for keys, teacher, rest in zip(queues.keys, batch, expected, strict=True):
-            rest.extend(map(tuple, teacher.tolist()))
+@pytest.mark.parametrize("batches", [[3, 3, 3, 3], [2, 7, 4], [7], [9, 3, 8, 1, 5], [1] * 9])
+@pytest.mark.parametrize("again", [False, True])
+def test_the_oldest_entries_leave_first(batches, again):
+    embeddings, draw = units(2, 30, 3).float(), torch.Generator().manual_seed(0)
+    queues = InstanceQueues(embeddings, 7, draw)
+    expected = [deque(map(tuple, keys.tolist()), maxlen=7) for keys in queued(queues)]
+    order = torch.arange(30) % 9 if again else torch.arange(30)
+    for images in order[: sum(batches)].split(batches):
+        queues.push(images)
+        for keys, own, rest in zip(queued(queues), embeddings, expected, strict=True):
+            rest.extend(map(tuple, own[images].tolist()))
             assert sorted(map(tuple, keys.tolist())) == sorted(rest)
+    keys, _ = queues.keys()
+    assert all(len(own) == len(set(rest)) for own, rest in zip(keys, expected, strict=True))
 
 
 def test_a_queue_that_does_not_fit_names_one_that_does(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+    embeddings = units(3, 2, 8).float()
     with pytest.raises(UserError, match=r"distillation\.queue=10000: .* give a queue of 1 to 520$") as error:
-        InstanceQueues(3, 10_000, 8, torch.Generator(), CPU)
+        InstanceQueues(embeddings, 10_000, torch.Generator())
     assert "\n" not in str(error.value)
-    InstanceQueues(3, 520, 8, torch.Generator(), CPU)
+    InstanceQueues(embeddings, 520, torch.Generator())
     with pytest.raises(UserError, match=r"distillation\.queue=0"):
-        InstanceQueues(3, 0, 8, torch.Generator(), CPU)
+        InstanceQueues(embeddings, 0, torch.Generator())
 
 
 def test_teachers_weigh_as_much_as_they_correlate_with_their_mean():
