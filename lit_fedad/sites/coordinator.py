@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import Config, build, identity, takes
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
@@ -140,7 +141,7 @@ def _play(config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, displ
     for line in warnings:
         display.warn(line)
     federation = build_federation(config, folder, model, sites, facts)
-    display.header(_describe(config, folder, federation, model, facts, names))
+    display.header(_describe(config, folder, federation, model, facts))
     console.begin(display)
     try:
         with tracking.open(model, facts, display):
@@ -221,6 +222,7 @@ def build_federation(
         transport=sites,
         privacy=privacy,
         noise_key=noise_key(folder.path, None, sites.run) if central else b"",
+        names=ClientNames(dict(enumerate(sites.names))),
     )
 
 
@@ -321,11 +323,12 @@ def _describe(
     federation: Federation,
     model: Model,
     facts: Mapping[int, Facts],
-    names: Mapping[int, str],
 ) -> dict[str, str]:
     plan = federation.plan
     private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
-    sites = ", ".join(f"{names[client]} ({own.size} images)" for client, own in sorted(facts.items()))
+    sites = ", ".join(
+        f"{federation.names.label(client)} ({own.size} images)" for client, own in sorted(facts.items())
+    )
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         "task": type(model.task).__name__,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import lit_fedad
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import build, compose
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
@@ -246,9 +247,10 @@ class _Seat:
         if self.roster is None:
             raise UserError("the coordinator invites to a secure sum, and the run has none")
         keys = self.roster.numbered(order.names, order.client)
+        names = ClientNames(dict(enumerate(order.names)))
         if self.noise is not None:
             self.noise.share(self.secure, len(order.names))
-        self.party = Party(order.client, self.roster.pair, keys)
+        self.party = Party(order.client, self.roster.pair, keys, names)
         offer = self.party.offer(order.letter)
         images = self.party.invitation.members[order.client]
         if images != self.facts.size:
