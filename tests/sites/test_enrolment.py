@@ -16,7 +16,7 @@ from lit_fedad.sites.letters import Facts, Reply
 NAMES = {0: "north", 1: "east"}
 CONFIG = {"federation": {"sampler": {"on_failure": "skip"}}}
 FACTS = {
-    client: Facts(lit_fedad.__version__, torch.__version__, "c", "b", "i", {product: 6}, {product: 8})
+    client: Facts(lit_fedad.__version__, torch.__version__, "c", "b", "i", [{product: 6}], {product: 8})
     for client, product in enumerate(("nut", "bolt"))
 }
 
