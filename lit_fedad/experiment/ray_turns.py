@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -140,6 +141,8 @@ class RayTurns(Turns):
         import ray
 
         given = self.simulation
+        if given.address:  # else Ray looks for a cluster that is not there for a quarter of an hour
+            os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
         try:
             if not ray.is_initialized():
                 ray.init(
