@@ -37,7 +37,7 @@ class PredictOptions:
 
     run: str
     images: str
-    client: int | None = None
+    client: int | str | None = None
     out: str | None = None
     alpha: float | None = None
     product: str | None = None
@@ -60,7 +60,7 @@ class ExportOptions:
     """
 
     run: str
-    client: int | None = None
+    client: int | str | None = None
     format: tuple[str, ...] = ("onnx", "pt2")
     images: str | None = None
     out: str | None = None

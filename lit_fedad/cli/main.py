@@ -322,9 +322,8 @@ COMMANDS = {
     "site": Command(
         _site,
         {
-            "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true] [epsilon=E]": (
-                "real sites, at a site: write its settings and its key"
-            ),
+            "init out=DIR name=NAME address=HOST:PORT ca=FILE data=folders data.root=DIR [apart=true] [epsilon=E]"
+            " [stages=A,B+C]": ("real sites, at a site: write its settings and its key"),
             "start site=DIR": "answer the coordinator's orders until the process is ended",
             "status site=DIR": "its fingerprint, and the runs that it takes part in",
         },

@@ -59,6 +59,7 @@ class SiteInit:
         ca: The coordinator's ``ca.crt``.
         apart: Whether its products are its own, even where another site's have the same name.
         epsilon: Largest budget of differential privacy of all runs that it takes part in, whose sites draw the noise.
+        stages: Products of each stage in which images come, joined by ``+``; none: all are there from the start.
     """
 
     out: str
@@ -67,6 +68,7 @@ class SiteInit:
     ca: str
     apart: bool = False
     epsilon: float | None = None
+    stages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ def _init_site(options: Sequence[str]) -> None:
         own=[word for word in others if _section(word) != "data"],
         apart=chosen.apart,
         epsilon=chosen.epsilon,
+        stages=list(chosen.stages),
     )
     Display().where_next(
         [

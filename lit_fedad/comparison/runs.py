@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.comparison.differences import differences, shortened
 from lit_fedad.config import Config, flatten, identity
 from lit_fedad.errors import UserError
@@ -47,6 +48,11 @@ class CompleteRun:
     def first_metric(self) -> str:
         """Names its first metric, by which it chooses its best round."""
         return next(name for name in self.result["last"] if name != "round")
+
+    @property
+    def names(self) -> ClientNames:
+        """Returns what its clients are called."""
+        return ClientNames.of(self.result)
 
     def mean(self, metric: str, at: Literal["last", "best"] = "last") -> float | None:
         """Returns the mean of a metric over clients; None if it is not measured or not defined.
@@ -150,6 +156,7 @@ def _result(
         raise UserError(
             f"{folder / 'result.json'}: not the result of a run of this version (no '{lacking[0]}')"
         )
+    ClientNames.of(result or {})
     return folder, result
 
 

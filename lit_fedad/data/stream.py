@@ -13,6 +13,54 @@ from lit_fedad.errors import UserError
 _FINAL_TURNS = 10
 
 
+class Timetable:
+    """The rounds in which clients hold each of their stages.
+
+    Args:
+        lengths: Number of stages of each client.
+        rounds: As in `StreamDataModule`.
+        schedule: As in `StreamDataModule`.
+
+    Attributes:
+        stage_rounds: As in `StreamDataModule`.
+
+    Raises:
+        UserError: If there is no such schedule, or a client has more stages than there are rounds.
+    """
+
+    def __init__(self, lengths: Sequence[int], rounds: int, schedule: Schedule = "stage_major") -> None:
+        self.lengths, self.rounds, self.schedule = lengths, rounds, schedule
+        if schedule not in get_args(Schedule):
+            raise UserError(f"partition schedule={schedule}: give {' or '.join(get_args(Schedule))}")
+        turn = max(lengths)
+        if rounds < turn:
+            raise UserError(
+                f"rounds={rounds}, but images come in {turn} stages: give at least as many rounds"
+            )
+        if schedule == "stage_major":
+            self.stage_rounds = [
+                [round] for round in range(1, rounds + 1) if self.stages(round) != self.stages(round + 1)
+            ]
+        else:
+            end = rounds // turn * turn
+            begin = max(end - _FINAL_TURNS * turn, 0)
+            self.stage_rounds = [list(range(begin + stage, end + 1, turn)) for stage in range(1, turn + 1)]
+
+    @property
+    def milestones(self) -> frozenset[int]:
+        """All rounds that a stage is judged after."""
+        return frozenset(itertools.chain.from_iterable(self.stage_rounds))
+
+    def stage(self, client: int, round: int) -> int:
+        """Returns the number, from 0, of a client's stage in a round."""
+        stages, played = self.lengths[client], max(round - 1, 0)
+        return played % stages if self.schedule == "literal" else played * stages // self.rounds
+
+    def stages(self, round: int) -> list[int]:
+        """Returns the number of each client's stage in a round."""
+        return [self.stage(client, round) for client in range(len(self.lengths))]
+
+
 class StreamDataModule(FederatedDataModule):
     """Training images of clients in stages that come one after another, and one test set.
 
@@ -51,35 +99,17 @@ class StreamDataModule(FederatedDataModule):
         union = [[index for stage in own for index in stage] for own in stages]
         super().__init__(train, test, union, batch_size, eval_batch_size)
         self.by_stage, self.rounds, self.schedule = stages, rounds, schedule
-        if schedule not in get_args(Schedule):
-            raise UserError(f"partition schedule={schedule}: give {' or '.join(get_args(Schedule))}")
-        longest = max(range(len(stages)), key=lambda client: len(stages[client]))
-        if rounds < len(stages[longest]):
-            raise UserError(
-                f"rounds={rounds}, but client {longest} has {len(stages[longest])} stages: give at least as many rounds"
-            )
-        if schedule == "stage_major":
-            self.stage_rounds = [
-                [round]
-                for round in range(1, rounds + 1)
-                if any(self.stage(c, round) != self.stage(c, round + 1) for c in range(len(stages)))
-            ]
-        else:
-            turn = len(stages[longest])
-            end = rounds // turn * turn
-            begin = max(end - _FINAL_TURNS * turn, 0)
-            self.stage_rounds = [list(range(begin + stage, end + 1, turn)) for stage in range(1, turn + 1)]
-        self.milestones = frozenset(itertools.chain.from_iterable(self.stage_rounds))
+        self.timetable = Timetable(list(map(len, stages)), rounds, schedule)
+        self.stage_rounds, self.milestones = self.timetable.stage_rounds, self.timetable.milestones
         self._now: tuple[list[int], FederatedDataModule] | None = None
 
     def stage(self, client: int, round: int) -> int:
         """Returns the number, from 0, of a client's stage in a round."""
-        stages, played = len(self.by_stage[client]), max(round - 1, 0)
-        return played % stages if self.schedule == "literal" else played * stages // self.rounds
+        return self.timetable.stage(client, round)
 
     def at(self, round: int) -> FederatedDataModule:
         """Returns the data that the clients hold in a round; its ``stages`` are their stages."""
-        stages = [self.stage(client, round) for client in range(len(self.by_stage))]
+        stages = self.timetable.stages(round)
         if self._now is None or self._now[0] != stages:
             held = [own[stage] for own, stage in zip(self.by_stage, stages, strict=True)]
             now = _Held(self.train, self.test, held, self.batch_size, self.eval_batch_size)

@@ -83,7 +83,7 @@ def write_sheet(folder: Path, facts: Facts) -> Path:
     version = f", version {result['version']}" if "version" in result else ""
     files = [*(name for file in facts.files for name in file.files), "preprocessing.json"]
     sheet = DetectorSheet(
-        name=f"{result['method']}, {result['data']}, client {facts.client}{version}",
+        name=f"{result['method']}, {result['data']}, {facts.title}{version}",
         alpha=rule.alpha if rule else None,
         threshold=rule.threshold if rule and math.isfinite(rule.threshold) else None,
         colour=rule.colour if rule else None,

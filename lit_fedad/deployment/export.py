@@ -12,6 +12,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts.randomness import generator
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.checked_files import Compared, write_checked
@@ -43,7 +44,7 @@ _ANYWHERE = {"accelerator": "cpu", "precision": "32-true"}
 
 def export(
     run: str,
-    client: int | None = None,
+    client: int | str | None = None,
     formats: Sequence[str] = ("onnx", "pt2"),
     images: str | None = None,
     out: str | None = None,
@@ -58,7 +59,7 @@ def export(
 
     Args:
         run: MLflow run id, or the run's folder.
-        client: Number of the client; None for the client with most training images.
+        client: Number of the client, or name of the site; None for the client with most training images.
         formats: Keys of `FORMATS`.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
@@ -79,9 +80,9 @@ def export(
     model = same_model(config, result)
     classifies = model.task.kind == "classification"
     calibration = Calibration({}, shared=False) if classifies else folder.calibration()
-    number = choose_client(client, result["partition"]["sizes"], calibration.clients)
+    number, names = choose_client(client, result, calibration.clients), ClientNames.of(result)
     rules = {n: decision_rule(calibration, n, alphas(config)[0], product) for n in calibration.clients}
-    destination = Path(out) if out else folder.path / "export" / f"client_{number}"
+    destination = Path(out) if out else folder.path / "export" / f"client_{names.label(number)}"
     paths = image_files(Path(images), destination) if images else []
     normal_paths = _normal_images(chosen, normal, destination)
     fabric = one_process({**config, "fabric": _ANYWHERE})
@@ -117,13 +118,13 @@ def export(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     files = [*(destination / name for file in written for name in file.files), how, sheet, card]
-    place = folder.place(f"export/client_{number}")
+    place = folder.place(f"export/client_{names.label(number)}")
     delivery = amend(folder.home.path, {}, config["rounds"], files, place)
     display.unsent(delivery.pending, folder.home.path)
     for file in written:
         display.note(
-            f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from client"
-            f" {number}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
+            f"{file.name}: {human_bytes(file.size)}, at most {file.difference:.1e} from"
+            f" {names.title(number)}{named_version(result)} on {facts.compared_images}{_on_images(file)}"
         )
     display.where_next([("written", str(destination)), ("how to use", str(card))])
     return destination

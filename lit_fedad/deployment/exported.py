@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.deployment.detector_sheet import SHEET, read_sheet
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.errors import UserError
@@ -34,7 +35,7 @@ class RegisterOptions:
     run: str
     name: str
     alias: str | None = None
-    client: int | None = None
+    client: int | str | None = None
     version: int | None = None
 
 
@@ -68,7 +69,7 @@ def register(options: RegisterOptions, display: Display) -> None:
     )
 
 
-def find_exported(run: str, client: int | None = None, version: int | None = None) -> Path:
+def find_exported(run: str, client: int | str | None = None, version: int | None = None) -> Path:
     """Finds the folder of an exported detector; one of the registry is fetched.
 
     Args:
@@ -86,9 +87,11 @@ def find_exported(run: str, client: int | None = None, version: int | None = Non
     given = Path(run)
     if (given / SHEET).is_file():
         return given
-    folder = RunFolder.find(run).version(version).path
+    version_folder = RunFolder.find(run).version(version)
+    folder, names = version_folder.path, ClientNames.of(version_folder.result() or {})
     found = {path.parent.name: path.parent for path in sorted((folder / "export").glob(f"*/{SHEET}"))}
-    wanted = list(found) if client is None else [f"client_{client}"]
+    number = None if client is None else names.number(str(client))
+    wanted = list(found) if number is None else [f"client_{names.label(number)}"]
     if not found or wanted[0] not in found:
         name = "" if client is None else f" client={client}"
         raise UserError(f"{folder}: no exported detector{name}; first: lit-fedad export run={run}{name}")

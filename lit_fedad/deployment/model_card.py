@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import Config
 from lit_fedad.data.cards import CARDS, Source
 from lit_fedad.deployment.decision_rule import DecisionRule
@@ -105,6 +106,16 @@ class Facts:
     normal: int = 0
 
     @property
+    def names(self) -> ClientNames:
+        """Returns what the run's clients are called."""
+        return ClientNames.of(self.result)
+
+    @property
+    def title(self) -> str:
+        """Names the client whose detector it is."""
+        return self.names.title(self.client)
+
+    @property
     def classifies(self) -> bool:
         """Tells whether it is a classifier."""
         return "probabilities" in self.outputs
@@ -136,19 +147,19 @@ def model_card(facts: Facts) -> str:
     kind = "classifier" if facts.classifies else "anomaly detector"
     return _template().render(
         metadata=_metadata(facts),
-        title=f"{result['method']} {kind}, {result['data']}, client {facts.client}{named_version(result)}",
+        title=f"{result['method']} {kind}, {result['data']}, {facts.title}{named_version(result)}",
         summary=_summary(facts),
         classifies=facts.classifies,
         random_backbone=result["backbone"]["taken"] == "random",
         private=result.get("differential_privacy") is not None,
-        client=facts.client,
+        client=facts.title,
         last_round=result["last"]["round"],
         metrics=_metrics(facts),
         classes=partition["products"],
         rule=facts.rules.get(facts.client),
         rules=[
             (
-                f"**{n}**" if n == facts.client else str(n),
+                f"**{facts.names.label(n)}**" if n == facts.client else facts.names.label(n),
                 f"{rule.threshold:.9g}",
                 str(rule.scores.total),
                 rule.of,
@@ -165,7 +176,7 @@ def model_card(facts: Facts) -> str:
         data=result["data"],
         strategy=partition["strategy"],
         clients=[
-            (str(number), str(size), _classes(partition["products"], counts))
+            (facts.names.label(number), str(size), _classes(partition["products"], counts))
             for number, (size, counts) in enumerate(zip(partition["sizes"], partition["counts"], strict=True))
         ],
         sources=facts.sources,
@@ -192,7 +203,7 @@ def _metadata(facts: Facts) -> str:
         library_name="lit_fedad",
         tags=["anomaly-detection", "federated-learning", result["method"]],
         pipeline_tag=task if facts.classifies else None,
-        model_name=f"{result['method']}, client {facts.client}",
+        model_name=f"{result['method']}, {facts.title}",
         eval_results=results,
     )
     return metadata.to_yaml()
@@ -205,7 +216,7 @@ def _summary(facts: Facts) -> _Rows:
         ("method", f"{method['name']} ({method['paper']})"),
         ("task", result["task"]),
         ("backbone", "none, trained from pixels" if backbone["name"] == "none" else frozen),
-        ("clients", f"{len(result['partition']['sizes'])}; this is client {facts.client}"),
+        ("clients", f"{len(result['partition']['sizes'])}; this is {facts.title}"),
         ("rounds", str(result["rounds"])),
         ("seed", str(result["seed"])),
     ]
@@ -220,7 +231,11 @@ def _metrics(facts: Facts) -> _Rows:
         if name == "round" or values["mean"] is None:
             continue
         own = values["per_client"].get(str(facts.client))
-        worst = [number for number, value in values["per_client"].items() if value == values["worst"]]
+        worst = [
+            facts.names.label(int(number))
+            for number, value in values["per_client"].items()
+            if value == values["worst"]
+        ]
         cells = (_number(own), _number(values["mean"]), f"{_number(values['worst'])} ({', '.join(worst)})")
         rows.append((metric_title(name), *cells, _number(values["pooled"])))
     return rows

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import Client
 from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
@@ -78,7 +79,7 @@ def evaluate(
 def predict(
     run: str,
     images: str,
-    client: int | None = None,
+    client: int | str | None = None,
     out: str | None = None,
     alpha: float | None = None,
     product: str | None = None,
@@ -95,7 +96,7 @@ def predict(
     Args:
         run: MLflow run id, or the run's folder.
         images: Folder of images, with all folders in it; or one image.
-        client: Number of the client; None for the client with most training images.
+        client: Number of the client, or name of the site; None for the client with most training images.
         out: Folder to write to; None for ``predictions`` in the run's folder.
         alpha: Promised rate of false alarms; None for the run's own.
         product: Product that all images show, where it is known: it chooses the calibration scores.
@@ -115,7 +116,7 @@ def predict(
     model = same_model(config, result)
     classifies = model.task.kind == "classification"
     calibration = Calibration({}, shared=False) if classifies else folder.calibration()
-    number = choose_client(client, result["partition"]["sizes"], calibration.clients)
+    number = choose_client(client, result, calibration.clients)
     destination = Path(out) if out else folder.path / "predictions"
     root = Path(images)
     paths = image_files(root, destination)
@@ -134,7 +135,7 @@ def predict(
         destination.mkdir(parents=True, exist_ok=True)
         with (
             scores.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-            display.progress(f"Scoring with client {number}") as progress,
+            display.progress(f"Scoring with {ClientNames.of(result).title(number)}") as progress,
         ):
             writer = csv.DictWriter(file, scorer.columns)
             writer.writeheader()
@@ -147,7 +148,7 @@ def predict(
     except OSError as error:
         raise UserError(f"{error.filename or destination}: cannot be written ({error.strerror})") from error
     read = sum(row[scorer.decision_column] != UNREADABLE for row in rows)
-    display.note(f"client {number}{named_version(result)}: {scorer.summary(rows)}")
+    display.note(f"{ClientNames.of(result).title(number)}{named_version(result)}: {scorer.summary(rows)}")
     display.where_next([("scores", str(scores)), *scorer.pictures(rows)])
     if read < len(rows):
         raise UserError(
@@ -310,22 +311,24 @@ def named_version(result: Mapping[str, Any]) -> str:
     return f", version {result['version']}" if "version" in result else ""
 
 
-def choose_client(client: int | None, sizes: Sequence[int], calibrated: Collection[int]) -> int:
-    """Checks the number of a client, or chooses the one with most training images.
+def choose_client(client: int | str | None, result: Mapping[str, Any], calibrated: Collection[int]) -> int:
+    """Finds the client that a user names, or chooses the one with most training images.
 
     Args:
-        client: Its number; None to choose.
-        sizes: Training images by client.
+        client: Its number, or the name of a site; None to choose.
+        result: Content of the run's ``result.json``.
         calibrated: Clients that were calibrated, without those that were left out of the run; empty for classifiers.
 
     Raises:
         UserError: If it is no client that holds images and took part in the run.
     """
+    names, sizes = ClientNames.of(result), result["partition"]["sizes"]
     holders = [
         number for number, size in enumerate(sizes) if size and (not calibrated or number in calibrated)
     ]
     if client is None:
         return max(holders, key=lambda number: (sizes[number], -number))
-    if client not in holders:
-        raise UserError(f"client={client}: the run has clients {', '.join(map(str, holders))}")
-    return client
+    number = names.number(str(client))
+    if number not in holders:
+        raise UserError(f"client={client}: the run has clients {', '.join(map(names.label, holders))}")
+    return number

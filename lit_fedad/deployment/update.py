@@ -147,7 +147,7 @@ def _play(
     measured = cast("HoldsMoments", model.server).measured  # by the exchanges of all methods that have sums
     taken = sum(measured.values()) - sum(state["server"]["measured"].values())
     if report.refused or taken != additions[-1].total:
-        cause = next(iter(report.warnings), "a client sent nothing")
+        cause = next(iter(report.lines(federation.names)), "a client sent nothing")
         raise UserError(f"{folder.path}: not updated, for a client was left out: {cause}")
     made.save_json("additions.json", {"additions": [addition.to_json() for addition in additions]})
     data.partition.save(made.path / "partition.json")
@@ -233,7 +233,7 @@ def _report(home: RunFolder, version: RunFolder, run: Run, new: Addition) -> Non
     """Prints the version's metrics, and adds them to the run's record in MLflow as those of a further round."""
     report, display = run.federation.history[-1], run.display
     metrics = {**(report.metrics or {}), **run.rates}
-    for line in report.warnings:
+    for line in report.lines(run.federation.names):
         display.warn(line)
     own = ", ".join(f"{len(images)} of client {client}" for client, images in sorted(new.images.items()))
     display.note(f"version {version.path.name}: {new.total} new images, {own}")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import Client
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
@@ -67,7 +68,7 @@ class WatchOptions:
 
     run: str
     images: str
-    client: int | None = None
+    client: int | str | None = None
     product: str | None = None
     alpha: float | None = None
     run_length: float = 10_000
@@ -107,13 +108,16 @@ def watch(options: WatchOptions, overrides: Mapping[str, str] | None = None) -> 
     if model.task.kind == "classification":
         raise UserError(f"{folder.path}: a classifier has no scores of anomalies to watch")
     calibration = folder.calibration()
-    number = choose_client(options.client, result["partition"]["sizes"], calibration.clients)
+    names = ClientNames.of(result)
+    number = choose_client(options.client, result, calibration.clients)
     alpha = alphas(config)[0] if options.alpha is None else options.alpha
     rule = decision_rule(calibration, number, alpha, options.product)
     like = calibration.source(number, _ANY, options.product).scores
     if not like.total:
-        raise UserError(f"{folder.path}: client {number} holds no calibration scores to compare with")
-    name = f"watch/client_{number}" + (f"_{options.product}" if options.product else "").replace("/", "_")
+        raise UserError(f"{folder.path}: {names.title(number)} holds no calibration scores to compare with")
+    name = f"watch/client_{names.label(number)}" + (f"_{options.product}" if options.product else "").replace(
+        "/", "_"
+    )
     destination, fabric = Path(options.out) if options.out else folder.path / name, one_process(config)
     load_client(model, folder.path, folder.config(), number, fabric, result.get("own_client"))
     with locked(destination):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset, default_convert
 
 from lit_fedad.contracts import Client
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.stream import StreamDataModule
+from lit_fedad.data.stream import StreamDataModule, Timetable
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
@@ -45,11 +45,10 @@ class Judged(NamedTuple):
     products: dict[str, dict[str, float]]
 
 
-class AnomalyStreamEvaluator(Evaluator):
-    """An evaluator of every client on the test images, normal and anomalous, of its product types so far.
+class StageMetrics:
+    """The metrics of clients on the test images of their stages so far.
 
-    A stage's test images are those of the product types in its training images. With a_lj the I-AUROC after stage l on
-    the test images of stage j, and m the current stage of a client:
+    With a_lj the I-AUROC after stage l on the test images of stage j, and m the current stage of a client:
 
     - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of stages 1 .. m together, and of each product.
     - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after stage l.
@@ -59,6 +58,63 @@ class AnomalyStreamEvaluator(Evaluator):
     Values after an earlier stage are those of the last evaluation in it: the ends of stages are always evaluated,
     whatever ``evaluation.every``. Values of several stages are pooled as the mean over clients, weighted by training
     images.
+
+    Args:
+        timetable: Each client's stage in a round.
+        sizes: Training images of each client by stage.
+
+    Attributes:
+        names: Names of the metrics.
+    """
+
+    def __init__(self, timetable: Timetable, sizes: Sequence[Sequence[int]]) -> None:
+        self.timetable, self.sizes = timetable, sizes
+        self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, max(timetable.lengths) + 1))
+        self.names = (*AnomalyEvaluator.metrics, "incremental_i_auroc", "forgetting", *self.task_metrics)
+
+    def summarise(
+        self, now: Mapping[int, Judged], round: int, history: Sequence[RoundReport]
+    ) -> dict[str, Summary]:
+        """Computes the mean, worst, pooled and per-client values of each metric.
+
+        Args:
+            now: What the clients' models are worth after the round, by client.
+            round: The round.
+            history: Reports of the rounds so far.
+        """
+        stages = self.timetable.stages(round)
+        earlier = [report for report in history if report.round < round and report.metrics]
+        of_met = with_products(
+            summarise({client: judged.met for client, judged in now.items()}),
+            over_clients({client: judged.products for client, judged in now.items()}),
+        )
+        values: dict[int, dict[str, float]] = {}
+        for client, judged in now.items():
+            ends = {self.timetable.stage(client, report.round): report.metrics or {} for report in earlier}
+            ends = {
+                stage: metrics
+                for stage, metrics in ends.items()
+                if stage < stages[client] and client in metrics["i_auroc"]["per_client"]
+            }
+            so_far = [metrics["i_auroc"]["per_client"][client] for metrics in (*ends.values(), of_met)]
+            after = {
+                stage: [metrics[name]["per_client"][client] for name in self.task_metrics[: stage + 1]]
+                for stage, metrics in ends.items()
+            }
+            values[client] = {
+                "incremental_i_auroc": defined_mean(so_far),
+                "forgetting": forgetting({**after, stages[client]: judged.tasks}),
+                **dict.fromkeys(self.task_metrics, math.nan),
+                **dict(zip(self.task_metrics, judged.tasks, strict=False)),
+            }
+        sizes = {client: sum(self.sizes[client][: stages[client] + 1]) for client in now}
+        return {**of_met, **summarise_clients(values, sizes, ["forgetting"])}
+
+
+class AnomalyStreamEvaluator(Evaluator):
+    """An evaluator of every client on the test images, normal and anomalous, of its product types so far.
+
+    A stage's test images are those of the product types in its training images; metrics are those of `StageMetrics`.
 
     Args:
         images: Product types of the test images, and whether there are masks.
@@ -79,7 +135,7 @@ class AnomalyStreamEvaluator(Evaluator):
         fabric: Fabric,
         pro_limit: float = 0.3,
     ) -> None:
-        self.module, self.counts = module, counts
+        self.module = module
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
         self.judges: dict[int, AnomalyEvaluator] = {}
         for number in sorted({product for own in self.tasks for task in own for product in task}):
@@ -98,14 +154,16 @@ class AnomalyStreamEvaluator(Evaluator):
             )
             products = [sample.category for sample in images.test]
             self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit)
-        longest = max(map(len, self.tasks))
-        self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, longest + 1))
-        self.metrics = (
-            *AnomalyEvaluator.metrics,
-            "incremental_i_auroc",
-            "forgetting",
-            *self.task_metrics,
-        )
+        self.summary = StageMetrics(module.timetable, [own.sum(1).tolist() for own in counts])
+        self.metrics = self.summary.names
+
+    def score(self, client: Client, number: int) -> list[AnomalyMetrics]:
+        """Computes the metric states of one client, one for each of its stages so far."""
+        tasks = self.tasks[number][: client.context.stage + 1]
+        scored = {
+            product: self.judges[product].states(client) for product in sorted(frozenset[int]().union(*tasks))
+        }
+        return [union(state for p in sorted(task) for state in scored[p].values()) for task in tasks]
 
     def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
         """Scores clients as they predict now; scores after earlier stages are read from the history."""
@@ -120,8 +178,7 @@ class AnomalyStreamEvaluator(Evaluator):
         if not interview.fabric.is_global_zero:
             return None
         now = {holder: judged for answer in answers.values() for holder, judged in answer.items()}
-        earlier = [report for report in interview.history if report.round < round and report.metrics]
-        return Evaluation(self._summarise(now, stages, earlier))
+        return Evaluation(self.summary.summarise(now, round, interview.history))
 
     def _judge(self, client: Client, stages: Mapping[int, int]) -> dict[int, Judged]:
         """Scores one model as it predicts for clients at their stages; each product is scored once."""
@@ -151,32 +208,3 @@ class AnomalyStreamEvaluator(Evaluator):
             )
             for holder, own in tasks.items()
         }
-
-    def _summarise(
-        self, now: Mapping[int, Judged], stages: Mapping[int, int], earlier: Sequence[RoundReport]
-    ) -> dict[str, Summary]:
-        of_met = with_products(
-            summarise({client: judged.met for client, judged in now.items()}),
-            over_clients({client: judged.products for client, judged in now.items()}),
-        )
-        values: dict[int, dict[str, float]] = {}
-        for client, judged in now.items():
-            ends = {self.module.stage(client, report.round): report.metrics or {} for report in earlier}
-            ends = {
-                stage: metrics
-                for stage, metrics in ends.items()
-                if stage < stages[client] and client in metrics["i_auroc"]["per_client"]
-            }
-            so_far = [metrics["i_auroc"]["per_client"][client] for metrics in (*ends.values(), of_met)]
-            after = {
-                stage: [metrics[name]["per_client"][client] for name in self.task_metrics[: stage + 1]]
-                for stage, metrics in ends.items()
-            }
-            values[client] = {
-                "incremental_i_auroc": defined_mean(so_far),
-                "forgetting": forgetting({**after, stages[client]: judged.tasks}),
-                **dict.fromkeys(self.task_metrics, math.nan),
-                **dict(zip(self.task_metrics, judged.tasks, strict=False)),
-            }
-        sizes = {client: int(self.counts[client][: stages[client] + 1].sum()) for client in now}
-        return {**of_met, **summarise_clients(values, sizes, ["forgetting"])}

@@ -59,37 +59,64 @@ class OwnScores(Question[AnomalyMetrics]):
 
     def pack(self, answer: AnomalyMetrics) -> Message:
         """Returns bins and counts: of image scores by label, and of pixels in five histograms."""
-        index = IMAGE_BINS.index(concatenated(answer.image_scores)).long()
-        anomalous = concatenated(answer.image_labels) != 0
-        histograms = {
-            f"images.{label}": torch.bincount(index[chosen], minlength=IMAGE_BINS.count)
-            for label, chosen in (("normal", ~anomalous), ("anomalous", anomalous))
-        }
-        empty = torch.zeros(0, dtype=torch.int64)
-        histograms |= {f"pixels.{name}": getattr(answer, name) if answer.pixel else empty for name in PIXELS}
-        return {key: part for name, whole in histograms.items() for key, part in _sparse(name, whole).items()}
+        return packed_states([answer])
 
     def spec(self) -> MessageSpec:
         """Declares ascending bins and their counts."""
-        images = [(f"images.{label}", IMAGE_BINS.count, MOST_IMAGES) for label in ("normal", "anomalous")]
-        pixels = [(f"pixels.{name}", DEFAULT_BINS.count, MOST) for name in PIXELS]
-        return {key: form for part in (*images, *pixels) for key, form in _sparse_spec(*part).items()}
+        return states_spec(1)
 
     def unpack(self, message: Message) -> AnomalyMetrics:
         """Builds the metric state; every image score is the largest one of its bin."""
-        pixel = any(len(message[f"pixels.{name}.bins"]) for name in PIXELS)
-        metrics = AnomalyMetrics(pixel=pixel, limit=self.pro_limit)
-        for label, name in enumerate(("images.normal", "images.anomalous")):
-            bins, counts = message[f"{name}.bins"], message[f"{name}.counts"]
-            if int(counts.sum()) > MOST_IMAGES:
-                raise UserError(f"the client scored more than {MOST_IMAGES} images")
-            metrics.image_scores.append(IMAGE_BINS.upper(bins).repeat_interleave(counts))
-            metrics.image_labels.append(torch.full((int(counts.sum()),), float(label)))
-        for name in PIXELS if pixel else ():
-            whole = torch.zeros(DEFAULT_BINS.count, dtype=torch.int64)
-            whole[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
-            setattr(metrics, name, whole)
-        return metrics
+        return unpacked_states(message, 1, self.pro_limit)[0]
+
+
+def packed_states(states: Sequence[AnomalyMetrics]) -> Message:
+    """Returns bins and counts of one or more metric states; the bins of a state follow those of the one before."""
+    whole: dict[str, list[Tensor]] = {}
+    for state in states:
+        index = IMAGE_BINS.index(concatenated(state.image_scores)).long()
+        anomalous = concatenated(state.image_labels) != 0
+        for label, chosen in (("normal", ~anomalous), ("anomalous", anomalous)):
+            counts = torch.bincount(index[chosen], minlength=IMAGE_BINS.count)
+            whole.setdefault(f"images.{label}", []).append(counts)
+        empty = torch.zeros(0, dtype=torch.int64)
+        for name in PIXELS:
+            whole.setdefault(f"pixels.{name}", []).append(getattr(state, name) if state.pixel else empty)
+    return {key: part for name, own in whole.items() for key, part in _sparse(name, torch.cat(own)).items()}
+
+
+def states_spec(states: int) -> MessageSpec:
+    """Declares what `packed_states` returns of at most so many states."""
+    images = [
+        (f"images.{label}", states * IMAGE_BINS.count, MOST_IMAGES) for label in ("normal", "anomalous")
+    ]
+    pixels = [(f"pixels.{name}", states * DEFAULT_BINS.count, MOST) for name in PIXELS]
+    return {key: form for part in (*images, *pixels) for key, form in _sparse_spec(*part).items()}
+
+
+def unpacked_states(message: Message, states: int, pro_limit: float) -> list[AnomalyMetrics]:
+    """Builds so many metric states of what `packed_states` returned; those that it lacks are empty.
+
+    Raises:
+        UserError: If there are more images than a client may have.
+    """
+    pixel = any(len(message[f"pixels.{name}.bins"]) for name in PIXELS)
+    found = [AnomalyMetrics(pixel=pixel, limit=pro_limit) for _ in range(states)]
+    for label, name in enumerate(("images.normal", "images.anomalous")):
+        bins, counts = message[f"{name}.bins"], message[f"{name}.counts"]
+        if int(counts.sum()) > MOST_IMAGES:
+            raise UserError(f"the client scored more than {MOST_IMAGES} images")
+        for place, metrics in enumerate(found):
+            own = bins // IMAGE_BINS.count == place
+            scores = IMAGE_BINS.upper(bins[own] % IMAGE_BINS.count).repeat_interleave(counts[own])
+            metrics.image_scores.append(scores)
+            metrics.image_labels.append(torch.full((len(scores),), float(label)))
+    for name in PIXELS if pixel else ():
+        whole = torch.zeros(states * DEFAULT_BINS.count, dtype=torch.int64)
+        whole[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
+        for metrics, own in zip(found, whole.split(DEFAULT_BINS.count), strict=True):
+            setattr(metrics, name, own)
+    return found
 
 
 class OwnImagesEvaluator(Evaluator):
@@ -118,7 +145,7 @@ class OwnImagesEvaluator(Evaluator):
     def summarise(self, states: dict[int, Any]) -> dict[str, Summary]:
         """Computes the mean, worst, pooled and per-client values of each metric."""
         if not all(state.pixel for state in states.values()):
-            states = {client: _of_images(state) for client, state in states.items()}
+            states = {client: of_images(state) for client, state in states.items()}
         return summarise(states)
 
 
@@ -245,7 +272,8 @@ def limit_of(limits: Mapping[str, float], product: str | None) -> float:
     return max(limits.values()) if product is None else limits.get(product, math.inf)
 
 
-def _of_images(state: AnomalyMetrics) -> AnomalyMetrics:
+def of_images(state: AnomalyMetrics) -> AnomalyMetrics:
+    """Returns a metric state without its pixels."""
     metrics = AnomalyMetrics(pixel=False, limit=state.limit)
     metrics.image_scores, metrics.image_labels = state.image_scores, state.image_labels
     return metrics

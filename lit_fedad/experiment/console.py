@@ -91,11 +91,11 @@ class Console(RunCallback):
             eta_s=left * statistics.mean(self._durations) if self._durations else None,
             name=report.exchange,
         )
-        for line in report.warnings:
+        lines = report.lines(federation.names)
+        for line in lines:
             self._display.warn(line)
-        printed = len(report.warnings)
-        self._late = lambda: report.warnings[printed:]
-        if constant := constant_predictions(report.metrics or {}):
+        self._late = lambda: report.lines(federation.names)[len(lines) :]
+        if constant := constant_predictions(report.metrics or {}, federation.names):
             self._display.warn(f"round {report.round}: {constant}")
 
     def on_rounds_end(self, run: Run) -> None:

@@ -79,7 +79,7 @@ def reopen(
             own detector, which has no server and no history.
     """
     folder, result, config = complete_run(run, overrides, version)
-    if "site" in result:
+    if "own_client" in result:
         raise UserError(
             f"{folder.path}: a site's own detector: predict, watch and export take it, nothing else does"
         )
@@ -163,7 +163,7 @@ def same_model(config: Config, result: Mapping[str, Any]) -> Model:
     """
     # The initial weights have been replaced by training, and their run need not exist any more.
     model = build_model({**config, "start": None}, result["partition"]["products"])
-    if "sites" in result and not model.client.predictors.shared:
+    if "sites" in result and "own_client" not in result and not model.client.predictors.shared:
         raise UserError(
             f"method={config['method']['name']}: each site predicts with a model of its own, which stays at the"
             " site; there, predict, watch and export take run=SITE/detectors/RUN"

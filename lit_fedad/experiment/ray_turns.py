@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -47,12 +48,17 @@ class Simulation:
         require("simulation", "simulation.workers")
 
 
+_PATIENCE = 300
+"""Seconds for which turns wait while no worker is left."""
+
+
 class RayTurns(Turns):
     """The transport to clients that Ray workers play; what is asked of clients is answered in this process.
 
     A worker builds the run's data and live client once. A turn takes the server's bytes and the client's personal state
     there, and brings its bytes and its new state back: the same `Turns` plays it, so digits are those of one process
-    with as many threads. A worker that ends is a failure of the client whose turn it played, and is started again.
+    with as many threads. A worker that ends, with its machine or alone, is a failure of the client whose turn it
+    played; it is started again wherever there is room, and has no turns until it is there.
 
     Args:
         config: The run's configuration.
@@ -64,6 +70,7 @@ class RayTurns(Turns):
         super().__init__(*turns)
         self.config, self.simulation = config, simulation
         self._workers: list[Any] = []
+        self._returning: dict[Any, Any] = {}
 
     def play(
         self,
@@ -77,7 +84,8 @@ class RayTurns(Turns):
         import ray
 
         self._workers = self._workers or self._start()
-        free, busy, waiting = list(self._workers), dict[Any, tuple[int, Any]](), sorted(blobs)
+        free = [worker for worker in self._workers if worker not in self._returning.values()]
+        busy, waiting = dict[Any, tuple[int, Any]](), sorted(blobs)
         # Equal messages are packed once, and lie in Ray's store once.
         stored = {id(blob): ray.put(blob) for blob in {id(blob): blob for blob in blobs.values()}.values()}
         answers: dict[int, tuple[ClientResult | None, str | None]] = {}
@@ -88,20 +96,41 @@ class RayTurns(Turns):
                 own = replace(context, client=number, stage=stages[number])
                 message, state = stored[id(blobs[number])], self.pool.get(number)
                 busy[worker.play.remote(own, message, state, number in scored)] = number, worker
-            (done,), _ = ray.wait(list(busy), num_returns=1)
+            awaited = [*busy, *self._returning]
+            ended = ray.wait(awaited, timeout=None if busy else _PATIENCE)[0] if awaited else []
+            if not ended:
+                answers |= dict.fromkeys(waiting, (None, "no worker is left to play its turn"))
+                break
+            (done,) = ended
+            if done in self._returning:
+                free += self._back(done)
+                continue
             number, worker = busy.pop(done)
-            free.append(worker)
             try:
                 value, cause, changed = ray.get(done)
+                free.append(worker)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None  # a mistake in code, where clients that fail are not skipped
             except ray.exceptions.RayError as error:
                 value, cause, changed = None, f"its worker ended ({first_line(error)})", None
+                self._returning[worker.ready.options(max_task_retries=-1).remote()] = worker
             if changed is not None:
                 self.pool.put(number, changed)
             answers[number] = value, cause
             self.progress.step()
         return self._gathered(answers)
+
+    def _back(self, ready: Any) -> list[Any]:
+        """Takes a worker in again that was started again; one that could not be, is none any more."""
+        import ray
+
+        worker = self._returning.pop(ready)
+        try:
+            ray.get(ready)
+        except ray.exceptions.RayError:
+            self._workers.remove(worker)
+            return []
+        return [worker]
 
     def _start(self) -> list[Any]:
         """Starts the workers, and Ray where it does not run yet.
@@ -112,6 +141,8 @@ class RayTurns(Turns):
         import ray
 
         given = self.simulation
+        if given.address:  # else Ray looks for a cluster that is not there for a quarter of an hour
+            os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
         try:
             if not ray.is_initialized():
                 ray.init(
@@ -148,6 +179,9 @@ class Worker:
         federation = build_run(fabric, config, Display(quiet=True)).federation
         assert isinstance(federation.transport, Turns)
         self.exchanges, self.turns = federation.exchanges, federation.transport
+
+    def ready(self) -> None:
+        """Answers, once the worker is there."""
 
     def play(
         self, context: Context, blob: bytes, state: State, scored: bool

@@ -8,12 +8,13 @@ import math
 import re
 import shutil
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import Config, identity
 from lit_fedad.data.additions import Addition
 from lit_fedad.errors import UserError
@@ -187,10 +188,11 @@ class RunFolder:
             UserError: If the file cannot be read, or was changed.
         """
         try:
-            return Calibration.from_json(self._read_json("calibration.json"))
+            read = Calibration.from_json(self._read_json("calibration.json"))
         except UserError as error:
             path = self.path / "calibration.json"
             raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+        return replace(read, names=ClientNames.of(self.result() or {}))
 
     def attacks(self) -> dict[str, dict[str, Any]]:
         """Reads what attacks on the run have found, by the name of the attack.

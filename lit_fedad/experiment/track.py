@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.config import Config
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import alphas
@@ -114,12 +115,12 @@ def begin_record(config: Config, path: Path, name: str, data: str, model: Model)
     return tracker
 
 
-def flat_metrics(report: RoundReport) -> dict[str, float]:
-    """Flattens a round's report into one batch of numbers for the tracker."""
+def flat_metrics(report: RoundReport, names: ClientNames = NUMBERS) -> dict[str, float]:
+    """Flattens a round's report into one batch of numbers for the tracker, by what clients are called."""
     flat = {name if "_" in name else f"{name}/mean": value for name, value in report.scalars.items()}
     for client, scalars in report.per_client.items():
-        flat |= {f"{name}/client_{client}": value for name, value in scalars.items()}
-    flat |= flat_summaries(report.metrics or {})
+        flat |= {f"{name}/client_{names.label(client)}": value for name, value in scalars.items()}
+    flat |= flat_summaries(report.metrics or {}, names)
     traffic = {
         "bytes/up": report.bytes_up,
         "bytes/down": report.bytes_down,
@@ -129,12 +130,12 @@ def flat_metrics(report: RoundReport) -> dict[str, float]:
     return {**flat, "participants": len(report.participants), "seconds": report.seconds}
 
 
-def flat_summaries(summaries: Mapping[str, Any]) -> dict[str, float]:
+def flat_summaries(summaries: Mapping[str, Any], names: ClientNames = NUMBERS) -> dict[str, float]:
     """Flattens metrics, each with its values over clients and products, into numbers for the tracker."""
     flat: dict[str, float] = {}
     for name, values in summaries.items():
         flat |= {f"{name}/{kind}": values[kind] for kind in ("mean", "worst", "pooled")}
-        flat |= {f"{name}/client_{client}": value for client, value in values["per_client"].items()}
+        flat |= {f"{name}/client_{names.label(c)}": value for c, value in values["per_client"].items()}
         if "per_product" in values:
             flat[f"{name}/mean_of_products"] = values["product_mean"]
             for product, value in values["per_product"].items():

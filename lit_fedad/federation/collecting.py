@@ -8,6 +8,7 @@ from functools import partial
 
 from lightning.fabric import Fabric
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import Context, Exchange, Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.outbox import Outbox
@@ -31,6 +32,7 @@ class Collecting:
         transport: The way to clients.
         receipt: Checks what they send.
         sampler: The policy for failures.
+        names: What clients are called.
         fabric: The processes.
     """
 
@@ -38,6 +40,7 @@ class Collecting:
     transport: Transport
     receipt: Receipt
     sampler: ClientSampler
+    names: ClientNames
     fabric: Fabric
 
     def collect(
@@ -90,5 +93,5 @@ class Collecting:
                 updates[client] = self.receipt.open(exchange, client, result.blob, sizes[client])
             except UserError as error:
                 report.refuse({client: str(error)})
-        self.sampler.check_failures(outcome.failures, report.round)
+        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
         report.fail(outcome.failures)

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.contracts import (
     Client,
     Context,
@@ -66,6 +67,7 @@ class Federation:
         secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
         privacy: Settings of differential privacy; None for none.
         noise_key: The secret that its noise is drawn from.
+        names: What clients are called.
 
     Attributes:
         clients: Clients that take part: all that hold images, without those that failed before round 1.
@@ -93,6 +95,7 @@ class Federation:
         secure_sum: SecureSum | None = None,
         privacy: ImagePrivacy | TrainingPrivacy | None = None,
         noise_key: bytes = b"",
+        names: ClientNames = NUMBERS,
     ) -> None:
         self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
@@ -102,7 +105,8 @@ class Federation:
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         self.turn = Turn(client, channel, fabric)
-        self.receipt = Receipt(server, client, channel.up, robust)
+        self.names = names
+        self.receipt = Receipt(server, client, channel.up, robust, names)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.fabric = fabric
         server.register_clients({client: data.sizes[client] for client in self.clients})
@@ -116,7 +120,7 @@ class Federation:
         self.transport = transport or Turns(
             self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline, parties
         )
-        self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, fabric)
+        self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, names, fabric)
         self.plan: Plan | TrainingPlan | None = None
         if privacy is not None and privacy.epsilon is not None:
             stages = {client: data.at(rounds).stages[client] for client in self.clients}
@@ -124,7 +128,7 @@ class Federation:
             self.plan = privacy.plan(client, server, rounds, stages, sizes, sampler, secure_sum)
             self.exchanges = self.plan.noised(self.exchanges, client, noise_key)
         self.summing = secure_sum and Summing(
-            secure_sum, client, self.outbox, self.transport, sampler, fabric
+            secure_sum, client, self.outbox, self.transport, sampler, names, fabric
         )
         self.history: list[RoundReport] = []
 
@@ -290,14 +294,18 @@ class Federation:
         """Merges the updates on the server, and adds the results of merged clients to the report."""
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
-        self.sampler.check_finished(len(answered), report.failures | report.refused, report.round)
+        left_out = self.names.titled(report.failures | report.refused)
+        self.sampler.check_finished(len(answered), left_out, report.round)
         self._call("on_updates", context, updates)
         with all_cores(self.fabric):
             merged = self.receipt.merge(exchange, updates, self.clients, self.exchanges, context)
         report.refuse(merged.refused)
-        report.warnings += [f"round {report.round}: {line}" for line in merged.warnings]
+        report.warnings += [
+            f"round {report.round}: {self.names.title(client)} {remark}" for client, remark in merged.remarks
+        ]
         good = {client: results[client] for client in answered if client not in merged.refused}
-        self.sampler.check_finished(len(good), report.failures | report.refused, report.round)
+        left_out = self.names.titled(report.failures | report.refused)
+        self.sampler.check_finished(len(good), left_out, report.round)
         report.participants = list(good)
         add_counts(report.bytes_up, {c: len(result.blob) for c, result in good.items()})
         add_counts(report.elements_up, {c: elements(u.message) for c, u in updates.items() if c in good})
@@ -336,13 +344,13 @@ class Federation:
     def _note(self, failures: dict[int, str]) -> None:
         """Adds clients that could not answer to the report of the last round."""
         if failures:
-            self.sampler.check_failures(failures, self.history[-1].round)
+            self.sampler.check_failures(self.names.titled(failures), self.history[-1].round)
             self.history[-1].leave_unscored(failures)
 
     def _check_answers(self, round: int, values: Mapping[int, object]) -> None:
         if not values and self.history and self.history[-1].unscored:
             client, cause = next(iter(self.history[-1].unscored.items()))
-            raise UserError(f"round {round}: no client can be scored; client {client}: {cause}")
+            raise UserError(f"round {round}: no client can be scored; {self.names.title(client)}: {cause}")
 
     def _leave_out(self, failures: Mapping[int, str]) -> None:
         """Leaves out clients that failed before round 1: they lack what all later rounds depend on."""

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.contracts import (
     SUM,
     Client,
@@ -28,13 +29,17 @@ FAR = 100.0
 """How many times larger than usual the values of a message may be; see `outliers`."""
 
 
+Remark = tuple[int, str]
+"""A client, and what is to be said of it."""
+
+
 class Robust(Protocol):
     """A defence against clients whose messages have the declared form and lie."""
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[str]]:
-        """Returns the updates to merge, and warnings that name clients.
+    ) -> tuple[dict[int, Update], list[Remark]]:
+        """Returns the updates to merge, and remarks on clients.
 
         Args:
             updates: Checked updates by client, in client order.
@@ -49,11 +54,11 @@ class Merged:
 
     Attributes:
         refused: Causes by client whose messages were not merged.
-        warnings: Warnings for the user, one line each.
+        remarks: Remarks on clients, for the user, one line each.
     """
 
     refused: dict[int, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,14 @@ class Receipt:
         client: The live client, for declared forms.
         link: The link from clients to the server.
         robust: Defence against lies; None for none.
+        names: What clients are called.
     """
 
     server: Server
     client: Client
     link: Link
     robust: Robust | None = None
+    names: ClientNames = NUMBERS
 
     def open(self, exchange: Exchange, client: int, blob: bytes, num_samples: int) -> Update:
         """Checks the bytes of one client.
@@ -114,7 +121,7 @@ class Receipt:
             context: Round and exchange.
 
         Returns:
-            Who was left out, and warnings.
+            Who was left out, and remarks.
 
         Raises:
             UserError: If no message can be merged.
@@ -127,13 +134,11 @@ class Receipt:
         merged = Merged(outliers(updates, previous, FAR, spec))
         left = {client: update for client, update in updates.items() if client not in merged.refused}
         if self.robust is not None and left:
-            left, merged.warnings = self.robust(left, spec, previous)
+            left, merged.remarks = self.robust(left, spec, previous)
         if not left:
-            causes = [
-                *(f"{_sender(client)} {cause}" for client, cause in merged.refused.items()),
-                *merged.warnings,
-            ]
-            raise UserError(f"round {context.round}: no message can be merged; {causes[0]}")
+            client, cause = [*merged.refused.items(), *merged.remarks][0]
+            who = "all clients together" if client == SUM else self.names.title(client)
+            raise UserError(f"round {context.round}: no message can be merged; {who} {cause}")
         attempt = _Attempt(self, exchange, clients, exchanges, context)
         error = attempt(left)
         if error is not None:
@@ -218,10 +223,6 @@ def _check_sum(validate: Callable[[], None], context: Context) -> None:
             f"round {context.round}: the sum of the clients' messages cannot be merged, and does not tell whose it is"
             f" ({error})"
         ) from error
-
-
-def _sender(client: int) -> str:
-    return "all clients together" if client == SUM else f"client {client}"
 
 
 def _same(message: Message, other: Message) -> bool:

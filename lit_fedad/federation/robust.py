@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lit_fedad.contracts import Message, MessageSpec, Update
-from lit_fedad.federation.receipt import Robust
+from lit_fedad.federation.receipt import Remark, Robust
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class RobustAggregation:
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[str]]:
+    ) -> tuple[dict[int, Update], list[Remark]]:
         """Applies all rules; see `Robust`."""
-        kept, warnings = dict(updates), list[str]()
+        kept, remarks = dict(updates), list[Remark]()
         for rule in (self.statistics, self.banks, self.weights):
             if rule is not None and kept:
                 kept, found = rule(kept, spec, previous)
-                warnings += found
-        return kept, warnings
+                remarks += found
+        return kept, remarks
 
 
 def tolerated(share: float, clients: int) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
 from lit_fedad.errors import UserError
+from lit_fedad.federation.receipt import Remark
 from lit_fedad.federation.robust import tolerated
 from lit_fedad.guards.bounds import at_least, within
 
@@ -85,7 +86,7 @@ class BankSupport:
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[str]]:
+    ) -> tuple[dict[int, Update], list[Remark]]:
         """Leaves clients and vectors out; see `RobustAggregation`."""
         name = bank_name(spec)
         if name is None or len(updates) < 3:
@@ -97,7 +98,7 @@ class BankSupport:
         limit = self.far if COUNTS in spec else self.far_without_counts
         medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
         lines = {
-            client: f"client {client} lies far out: half of what it holds is {median:.3g} times as far from all that"
+            client: f"lies far out: half of what it holds is {median:.3g} times as far from all that"
             f" others hold as their vectors are from each other, more than {limit:g}"
             for client, median in medians.items()
             if median > limit
@@ -105,8 +106,8 @@ class BankSupport:
         far = standing_out(
             {client: medians[client] - limit for client in lines}, tolerated(self.liars, len(updates))
         )
-        warnings = [
-            f"{line}; left out" if client in far else f"{line}; kept, as others do too"
+        remarks = [
+            (client, f"{line}; left out" if client in far else f"{line}; kept, as others do too")
             for client, line in lines.items()
         ]
         reach, kept = self.reach_first if last is None else self.reach, dict[int, Update]()
@@ -121,10 +122,8 @@ class BankSupport:
             kept[client] = _only(update, stays, spec, name)
             lost = float(masses[client][~stays].sum() / masses[client].sum())
             if lost >= NAMED:
-                warnings.append(
-                    f"client {client} lies far out in {lost:.1%} of what it holds, which is left out"
-                )
-        return kept, warnings
+                remarks.append((client, f"lies far out in {lost:.1%} of what it holds, which is left out"))
+        return kept, remarks
 
     def _distances(
         self, messages: Mapping[int, Message], name: str, last: Tensor | None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Message, MessageSpec, Update
 from lit_fedad.federation.aggregation import STATISTICS
+from lit_fedad.federation.receipt import Remark
 from lit_fedad.federation.robust import tolerated
 from lit_fedad.guards.bounds import above, within
 
@@ -46,7 +47,7 @@ class StatisticsCheck:
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[str]]:
+    ) -> tuple[dict[int, Update], list[Remark]]:
         """Leaves clients out; see `RobustAggregation`."""
         if not (set(STATISTICS) <= set(spec) or set(MOMENTS) <= set(spec)):
             return dict(updates), []
@@ -64,17 +65,15 @@ class StatisticsCheck:
         far = {}
         for client, shift, ratio in zip(judged, shifts.tolist(), ratios.tolist(), strict=True):
             if shift > self.means:
-                far[client] = (
-                    f"client {client} lies far out: its channels' means are {shift:.3g} deviations off"
-                )
+                far[client] = f"lies far out: its channels' means are {shift:.3g} deviations off"
             elif ratio > self.ratio:
-                far[client] = (
-                    f"client {client} lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
-                )
+                far[client] = f"lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
         if len(far) > tolerated(self.liars, len(judged)):
-            return dict(updates), [f"{line}; too many do to leave them out" for line in far.values()]
+            return dict(updates), [
+                (client, f"{line}; too many do to leave them out") for client, line in far.items()
+            ]
         kept = {client: update for client, update in updates.items() if client not in far}
-        return kept, [f"{line}; left out" for line in far.values()]
+        return kept, [(client, f"{line}; left out") for client, line in far.items()]
 
 
 def _channels(message: Message) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Update
+from lit_fedad.federation.receipt import Remark
 from lit_fedad.federation.robust import tolerated
 from lit_fedad.guards.bounds import at_least, within
 
@@ -52,7 +53,7 @@ class WeightRule(ABC):
 
     def __call__(
         self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
-    ) -> tuple[dict[int, Update], list[str]]:
+    ) -> tuple[dict[int, Update], list[Remark]]:
         """Combines weights; see `RobustAggregation`."""
         names = weight_names(spec, previous)
         if not names or len(updates) < 3:
@@ -74,8 +75,8 @@ class WeightRule(ABC):
             previous: The weights that the server had sent.
         """
 
-    def name_far(self, ratios: Mapping[int, float], products: Tensor) -> list[str]:
-        """Returns one line for each client that lies far out.
+    def name_far(self, ratios: Mapping[int, float], products: Tensor) -> list[Remark]:
+        """Returns a remark on each client that lies far out.
 
         Where half of the clients or more pull against the rest, as those that hold different classes do, they have no
         common direction, and none is named for its own.
@@ -88,12 +89,15 @@ class WeightRule(ABC):
         for client, ratio in ratios.items():
             if ratio > self.far:
                 found.append(
-                    f"client {client} lies far out: it changes the weights {ratio:.3g} times as far as usual"
+                    (client, f"lies far out: it changes the weights {ratio:.3g} times as far as usual")
                 )
             elif client in opposed:
+                cosine = directions[client]
                 found.append(
-                    f"client {client} lies far out: it moves the weights against the others "
-                    f"(cosine {directions[client]:.2f})"
+                    (
+                        client,
+                        f"lies far out: it moves the weights against the others (cosine {cosine:.2f})",
+                    )
                 )
         return found
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from lit_fedad.client_names import ClientNames
 
 
 @dataclass
@@ -25,7 +28,7 @@ class RoundReport:
         seconds: Wall-clock time without evaluation, in seconds.
         trained: Values of `Evaluator.score` for the participants directly after training, where `after_fit` is set.
         metrics: Evaluation after this round; None where none was due.
-        warnings: Warnings for the user, one line each.
+        warnings: Further warnings for the user, one line each.
         noised_sums: Sums over clients' images that were released with the noise of differential privacy.
     """
 
@@ -47,22 +50,36 @@ class RoundReport:
     noised_sums: int = 0
 
     def fail(self, causes: dict[int, str]) -> None:
-        """Adds clients that failed, each with a warning."""
-        self._add(self.failures, causes, "left out")
+        """Adds clients that failed; of several causes of one the first counts."""
+        self.failures = self.failures | causes | self.failures
 
     def refuse(self, causes: dict[int, str]) -> None:
-        """Adds clients whose messages were refused, each with a warning."""
-        self._add(self.refused, causes, "refused")
+        """Adds clients whose messages were refused; likewise."""
+        self.refused = self.refused | causes | self.refused
 
     def leave_unscored(self, causes: dict[int, str]) -> None:
-        """Adds clients that could not be scored, each with one warning, however often it was tried."""
-        self._add(self.unscored, causes, "left out of the evaluation")
+        """Adds clients that could not be scored; likewise, however often it was tried."""
+        self.unscored = self.unscored | causes | self.unscored
 
-    def _add(self, known: dict[int, str], causes: dict[int, str], what: str) -> None:
-        for client, cause in causes.items():
-            if client not in known:
-                known[client] = cause
-                self.warnings.append(f"round {self.round}: client {client} {what}: {cause}")
+    def lines(self, names: ClientNames) -> list[str]:
+        """Writes one line for each client that was left out, and each further warning; later ones come last.
+
+        Args:
+            names: What clients are called.
+        """
+
+        def left(causes: Mapping[int, str], what: str) -> list[str]:
+            return [
+                f"round {self.round}: {names.title(client)} {what}: {cause}"
+                for client, cause in causes.items()
+            ]
+
+        return [
+            *left(self.failures, "left out"),
+            *left(self.refused, "refused"),
+            *self.warnings,
+            *left(self.unscored, "left out of the evaluation"),
+        ]
 
 
 def add_counts(totals: dict[int, int], counts: dict[int, int]) -> None:

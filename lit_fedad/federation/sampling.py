@@ -81,11 +81,11 @@ class ClientSampler:
         """Whether a client that fails is left out."""
         return self.on_failure == "skip"
 
-    def check_failures(self, failures: Mapping[int, str], round: int) -> None:
+    def check_failures(self, failures: Mapping[str, str], round: int) -> None:
         """Checks whether a run continues when clients fail.
 
         Args:
-            failures: Causes by client.
+            failures: Causes by name of client, as it stands in a sentence.
             round: Round number, for the message.
 
         Raises:
@@ -93,14 +93,14 @@ class ClientSampler:
         """
         if failures and not self.skips:
             client, cause = next(iter(failures.items()))
-            raise UserError(f"round {round}, client {client}: {cause}")
+            raise UserError(f"round {round}, {client}: {cause}")
 
-    def check_finished(self, finished: int, left_out: Mapping[int, str], round: int) -> None:
+    def check_finished(self, finished: int, left_out: Mapping[str, str], round: int) -> None:
         """Checks whether enough clients finished an exchange.
 
         Args:
             finished: Number of clients whose messages can be merged.
-            left_out: Causes by client that did not finish.
+            left_out: Causes by name of client that did not finish.
             round: Round number, for the message.
 
         Raises:
@@ -110,5 +110,5 @@ class ClientSampler:
             client, cause = next(iter(left_out.items()))
             raise UserError(
                 f"round {round}: {finished} clients finished, federation.sampler.min_clients={self.min_clients};"
-                f" first failure: client {client}: {cause}"
+                f" first failure: {client}: {cause}"
             )

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import (
     SUM,
     Additive,
@@ -104,14 +105,16 @@ class SecureSum:
         """
         return min(clients, math.floor(self.quorum * clients) + 1)
 
-    def gather(self, exchange: Exchange, context: Context, sizes: Mapping[int, int]) -> Gathering:
-        """Begins a secure sum of some clients, by their numbers of images.
+    def gather(
+        self, exchange: Exchange, context: Context, sizes: Mapping[int, int], names: ClientNames
+    ) -> Gathering:
+        """Begins a secure sum of some clients, by their numbers of images and with what they are called.
 
         Raises:
             UserError: If there are fewer than 3.
         """
         place = f"{context.seed}/{context.round}/{context.exchange}/{exchange.name}"
-        return Gathering(place, sizes, self.quorum_of(len(sizes)))
+        return Gathering(place, sizes, self.quorum_of(len(sizes)), names)
 
 
 def sending(exchanges: Exchanges, client: Client) -> list[Exchange]:
@@ -292,7 +295,8 @@ class SumReceipt:
     def _check_left(self, left: int, what: str) -> None:
         members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
         if left < quorum:
-            cause = next((f"; client {client}: {text}" for client, text in self.causes.items()), "")
+            causes = self.gathering.names.titled(self.causes)
+            cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
             raise UserError(
                 f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"
             )

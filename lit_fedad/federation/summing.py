@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import Client, Context, Exchange, Update
 from lit_fedad.errors import UserError
 from lit_fedad.federation.collecting import Collected
@@ -54,6 +55,7 @@ class Summing:
         outbox: Sends the server's messages.
         transport: The way to clients.
         sampler: The policy for failures.
+        names: What clients are called.
         fabric: The processes.
     """
 
@@ -64,10 +66,11 @@ class Summing:
         outbox: Outbox,
         transport: Transport,
         sampler: ClientSampler,
+        names: ClientNames,
         fabric: Fabric,
     ) -> None:
         self.secure, self.client, self.outbox, self.transport = secure, client, outbox, transport
-        self.sampler, self.fabric = sampler, fabric
+        self.sampler, self.names, self.fabric = sampler, names, fabric
         self.receipt: SumReceipt | None = None
 
     def collect(
@@ -110,7 +113,7 @@ class Summing:
         return updates, outcome.values
 
     def _begin(self, exchange: Exchange, context: Context, sizes: Mapping[int, int]) -> dict[int, bytes]:
-        gathering = self.secure.gather(exchange, context, sizes)
+        gathering = self.secure.gather(exchange, context, sizes, self.names)
         form = SumForm.of(exchange, self.client, gathering.invitation)
         self.receipt = SumReceipt(gathering, form)
         return self.receipt.invite()
@@ -145,7 +148,7 @@ class Summing:
     def _note(self, outcome: Outcome[Any], report: RoundReport) -> SumReceipt:
         """Applies the policy for failures; a client whose masked sum has arrived is in it, whatever comes after."""
         assert self.receipt is not None
-        self.sampler.check_failures(outcome.failures, report.round)
+        self.sampler.check_failures(self.names.titled(outcome.failures), report.round)
         arrived = self.receipt.gathering.survivors
         self.receipt.causes |= outcome.failures
         report.fail({client: cause for client, cause in outcome.failures.items() if client not in arrived})

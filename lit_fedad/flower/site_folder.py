@@ -35,6 +35,7 @@ class SiteFolder:
         own: Words of ``cache`` and ``fabric``.
         apart: Whether its products are its own.
         epsilon: Largest budget of differential privacy of all runs that it takes part in; None for any.
+        stages: Products of each stage in which images come, joined by ``+``; of none where all are there at once.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class SiteFolder:
     own: Sequence[str] = field(default_factory=list)
     apart: bool = False
     epsilon: float | None = None
+    stages: Sequence[str] = field(default_factory=list)
 
     @classmethod
     def open(cls, path: Path) -> SiteFolder:
@@ -91,7 +93,7 @@ class SiteFolder:
             fingerprint = write_site_key(path)
             write_sum_key(path, folder.name)
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
-            content |= {name: list(content[name]) for name in ("data", "own")}
+            content |= {name: list(content[name]) for name in ("data", "own", "stages")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
@@ -127,6 +129,7 @@ class SiteFolder:
             self.apart,
             Roster.read(self.path, self.name),
             self.epsilon,
+            [stage.split("+") for stage in self.stages],
         )
 
     @property

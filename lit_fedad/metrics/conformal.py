@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.errors import UserError
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
@@ -154,6 +155,7 @@ class Calibration:
     Attributes:
         clients: Scores by client and product.
         shared: Whether all clients predict with one model. Only then do scores of different clients add up.
+        names: What clients are called.
 
     Example:
         >>> scores = {"nut": ScoreCounts.of(torch.arange(1.0, 13))}
@@ -165,6 +167,7 @@ class Calibration:
 
     clients: Mapping[int, Mapping[str, ScoreCounts]]
     shared: bool
+    names: ClientNames = NUMBERS
 
     def source(self, client: int, alpha: float, product: str | None = None) -> Source:
         """Chooses the calibration scores for a decision: the most specific that are enough for alpha.
@@ -183,11 +186,11 @@ class Calibration:
         own, everyone = [self.clients.get(client, {})], list(self.clients.values())
         choices = []
         if product is not None:
-            holders, whose = (everyone, "all clients") if self.shared else (own, f"client {client}")
+            holders, whose = (everyone, "all clients") if self.shared else (own, self.names.title(client))
             choices.append(Source(f"{product}, {whose}", _of_product(holders, product)))
             choices.append(Source(whose, _of_all(holders)))
         else:
-            choices.append(Source(f"client {client}", _of_all(own)))
+            choices.append(Source(self.names.title(client), _of_all(own)))
             if self.shared:
                 choices.append(Source("all clients", _of_all(everyone)))
         enough = (choice for choice in choices if choice.scores.total >= needed_images(alpha))

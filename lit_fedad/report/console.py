@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lit_fedad
+from lit_fedad.client_names import ClientNames
 from lit_fedad.guards.text import printable, redact
 from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
 from lit_fedad.report.metric_spread import said_of, spread_columns, without_value
@@ -197,7 +198,7 @@ class Display:
         if line := looking_at_nothing(result):
             self._print(line)
         for head, metrics in rounds.items():
-            if constant := constant_predictions(metrics):
+            if constant := constant_predictions(metrics, ClientNames.of(result)):
                 self._print(f"* {head}: {constant}.")
         self._print(f"up {up}  down {down}  in {human_seconds(sum(result['seconds_per_round']))}")
 

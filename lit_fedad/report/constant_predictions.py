@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.metrics.constant_predictions import CONSTANTS
 from lit_fedad.report.naming import metric_title
 
@@ -41,11 +42,12 @@ def looking_at_nothing(result: Mapping[str, Any]) -> str | None:
     return f"Without a look at images, {metric_title(metric)}: {', '.join(parts)}."
 
 
-def constant_predictions(metrics: Mapping[str, Any]) -> str | None:
+def constant_predictions(metrics: Mapping[str, Any], names: ClientNames = NUMBERS) -> str | None:
     """Names the clients that predict a single class for every test image.
 
     Args:
         metrics: Metrics of one evaluation by name, with ``predicted_classes`` if classes are predicted.
+        names: What clients are called.
 
     Returns:
         One line; None if no client does.
@@ -56,12 +58,14 @@ def constant_predictions(metrics: Mapping[str, Any]) -> str | None:
         >>> constant_predictions({"predicted_classes": {"per_client": {0: 2.0, 1: 4.0}}})
     """
     found: Mapping[Any, float] = metrics.get("predicted_classes", {}).get("per_client", {})
-    clients = [str(client) for client, classes in found.items() if classes == 1]
+    clients = [int(client) for client, classes in found.items() if classes == 1]
     if not clients:
         return None
-    named = ", ".join(clients[:_MOST_NUMBERS]) + (", ..." if len(clients) > _MOST_NUMBERS else "")
+    named = ", ".join(map(names.label, clients[:_MOST_NUMBERS])) + (
+        ", ..." if len(clients) > _MOST_NUMBERS else ""
+    )
     if len(clients) == 1:
-        who = f"client {named} predicts"
+        who = f"{names.title(clients[0])} predicts"
     elif len(clients) == len(found):
         who = f"all {len(clients)} clients predict"
     else:

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.report.files import whole_file
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
@@ -88,7 +89,9 @@ def stages_figure(counts: Sequence[np.ndarray], products: Sequence[str]) -> Figu
     return figure
 
 
-def curves_figure(history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str) -> Figure:
+def curves_figure(
+    history: Mapping[int, Sequence[tuple[int, float]]], ylabel: str, names: ClientNames = NUMBERS
+) -> Figure:
     """Draws one curve a client over the rounds, and the mean of several clients in bold.
 
     Up to 8 clients have a colour, line and marker each; more clients are thin and grey, with a band from the
@@ -98,6 +101,7 @@ def curves_figure(history: Mapping[int, Sequence[tuple[int, float]]], ylabel: st
     Args:
         history: Pairs (round, value) of each client.
         ylabel: Label of the values.
+        names: What clients are called.
 
     Returns:
         The figure.
@@ -122,7 +126,7 @@ def curves_figure(history: Mapping[int, Sequence[tuple[int, float]]], ylabel: st
     few = len(history) <= _MOST_COLOURED_LINES
     for index, (client, points) in enumerate(sorted(history.items())):
         style = line_style(index, len(rounds)) if few else {"color": "0.5", "linewidth": 0.4, "alpha": 0.5}
-        label = f"client {client}" if few else ("one client" if index == 0 else None)
+        label = names.title(client) if few else ("one client" if index == 0 else None)
         axes.plot([number for number, _ in points], [value for _, value in points], label=label, **style)
     if not few:
         lowest, highest = [min(by_round[r]) for r in rounds], [max(by_round[r]) for r in rounds]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.errors import UserError
 from lit_fedad.secure_sum.fixed_point import Words
 from lit_fedad.secure_sum.keys import KeyPair, commitment
@@ -22,6 +23,7 @@ class Gathering:
         place: Run, round and exchange.
         members: Training images by client, of all that are asked.
         quorum: Fewest clients that must finish.
+        names: What clients are called.
 
     Attributes:
         invitation: What every client is sent first.
@@ -31,8 +33,11 @@ class Gathering:
         UserError: If there are too few clients, or the quorum is no majority.
     """
 
-    def __init__(self, place: str, members: Mapping[int, int], quorum: int) -> None:
+    def __init__(
+        self, place: str, members: Mapping[int, int], quorum: int, names: ClientNames = NUMBERS
+    ) -> None:
         self.invitation = Invitation(f"{place}/{secrets.token_hex(8)}", dict(members), quorum)
+        self.names = names
         self.offers: dict[int, Offer] = {}
         self.survivors: list[int] = []
         self.total: Words = {}
@@ -103,12 +108,12 @@ class Gathering:
         for client in self.survivors:
             seed = self._secret(client, {one: revealed[one].seeds[client] for one in chosen})
             if commitment(seed) != self.offers[client].commitment:
-                raise _false_shares(client)
+                raise self._false_shares(client)
             add_mask(self.total, seed, -1)
         for client in sorted(self._gone()):
             pair = KeyPair(self._secret(client, {one: revealed[one].keys[client] for one in chosen}))
             if pair.public != self.offers[client].public:
-                raise _false_shares(client)
+                raise self._false_shares(client)
             for other in self.survivors:
                 key = pair.agree(self.offers[other].public, self.invitation.digest)
                 add_mask(self.total, key, pair_sign(client, other))
@@ -123,8 +128,8 @@ class Gathering:
         try:
             return join({places[one]: share for one, share in shares.items()})
         except ValueError as error:
-            raise _false_shares(client) from error
+            raise self._false_shares(client) from error
 
-
-def _false_shares(client: int) -> UserError:
-    return UserError(f"the shares of client {client}'s secrets are not those of what it has offered")
+    def _false_shares(self, client: int) -> UserError:
+        title = self.names.title(client)
+        return UserError(f"the shares of {title}'s secrets are not those of what it has offered")

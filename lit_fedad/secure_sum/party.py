@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.errors import UserError
 from lit_fedad.secure_sum.fixed_point import Words
 from lit_fedad.secure_sum.keys import KEY_BYTES, KeyPair, commitment, seal, unseal
@@ -39,10 +40,17 @@ class Party:
         number: The client.
         identity: Its registered keys.
         roster: The public keys of all clients, by number, from elsewhere than the server.
+        names: What clients are called.
     """
 
-    def __init__(self, number: int, identity: KeyPair, roster: Mapping[int, bytes]) -> None:
-        self.number, self._identity, self._roster = number, identity, dict(roster)
+    def __init__(
+        self,
+        number: int,
+        identity: KeyPair,
+        roster: Mapping[int, bytes],
+        names: ClientNames = NUMBERS,
+    ) -> None:
+        self.number, self._identity, self._roster, self._names = number, identity, dict(roster), names
         self._offered: _Sum | None = None
         self._masked: _Sum | None = None
 
@@ -60,9 +68,11 @@ class Party:
         """
         invitation = Invitation.from_bytes(blob)
         if unknown := sorted(set(invitation.members) - set(self._roster)):
-            raise UserError(f"the server invites client {unknown[0]}, whose key is not on the roster")
+            raise UserError(
+                f"the server invites {self._names.title(unknown[0])}, whose key is not on the roster"
+            )
         if self.number not in invitation.members:
-            raise UserError(f"the server invites other clients than {self.number}")
+            raise UserError(f"the server invites others than {self._names.title(self.number)}")
         own = _Sum(invitation)
         places = invitation.shares_at()
         shares = [
@@ -113,7 +123,7 @@ class Party:
         if len(envelopes) + 1 < invitation.quorum:
             raise UserError(f"only {len(envelopes) + 1} clients take part, of {invitation.quorum} that must")
         for other, letter in envelopes.items():
-            content = unseal(self._between(other, self.number, invitation), letter, f"client {other}")
+            content = unseal(self._between(other, self.number, invitation), letter, self._names.title(other))
             own.publics[other] = content[:KEY_BYTES]
             own.seed_shares[other] = content[KEY_BYTES : KEY_BYTES + SHARE_BYTES]
             own.key_shares[other] = content[KEY_BYTES + SHARE_BYTES :]

@@ -40,7 +40,7 @@ class ServeOptions:
     """
 
     run: str
-    client: int | None = None
+    client: int | str | None = None
     version: int | None = None
     host: str = "127.0.0.1"
     port: int = 8080

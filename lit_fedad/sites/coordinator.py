@@ -10,15 +10,18 @@ from typing import Any
 
 import torch
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import Config, build, identity, takes
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.errors import UserError
+from lit_fedad.evaluation.anomaly_stream import StageMetrics
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.decisions import Rate, summarise_rates
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
 from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions, OwnImagesEvaluator, OwnScores
 from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
+from lit_fedad.evaluation.own_stages import OwnStageScores, OwnStagesEvaluator
 from lit_fedad.experiment.build import Model, build_model, open_checkpoints
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.console import Console
@@ -140,7 +143,7 @@ def _play(config: Config, plan: Plan, folder: RunFolder, carrier: Carrier, displ
     for line in warnings:
         display.warn(line)
     federation = build_federation(config, folder, model, sites, facts)
-    display.header(_describe(config, folder, federation, model, facts, names))
+    display.header(_describe(config, folder, federation, model, facts))
     console.begin(display)
     try:
         with tracking.open(model, facts, display):
@@ -183,9 +186,9 @@ def _result(
         "partition": {
             "strategy": "sites",
             "sizes": [own.size for own in facts.values()],
-            "counts": [[int(own.sizes.get(name, 0)) for name in products] for own in facts.values()],
+            "counts": [[own.of_product(name) for name in products] for own in facts.values()],
             "products": products,
-            "stage_sizes": [[own.size] for own in facts.values()],
+            "stage_sizes": [own.stage_sizes for own in facts.values()],
         },
         "models_stay": not model.client.predictors.shared,
         "backbone": model.provenance,
@@ -201,13 +204,13 @@ def build_federation(
     config: Config, folder: RunFolder, model: Model, sites: Sites, facts: Mapping[int, Facts]
 ) -> Federation:
     """Builds the round loop of a server whose clients are sites."""
-    privacy = promised(config)
+    privacy, sizes = promised(config), SiteSizes.of(facts, config["rounds"])
     central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"  # all other noise sites draw
     return Federation(
         server=model.server,
         client=model.client,
-        data=SiteSizes({client: own.size for client, own in facts.items()}),
-        evaluator=_evaluator(config, sites.classes, facts),
+        data=sizes,
+        evaluator=_evaluator(config, sites.classes, facts, sizes),
         fabric=sites.progress.fabric,
         rounds=config["rounds"],
         seed=config["seed"],
@@ -221,20 +224,26 @@ def build_federation(
         transport=sites,
         privacy=privacy,
         noise_key=noise_key(folder.path, None, sites.run) if central else b"",
+        names=ClientNames(dict(enumerate(sites.names))),
     )
 
 
-def _evaluator(config: Config, classes: Sequence[str], facts: Mapping[int, Facts]) -> OwnImagesEvaluator:
+def _evaluator(
+    config: Config, classes: Sequence[str], facts: Mapping[int, Facts], sizes: SiteSizes
+) -> OwnImagesEvaluator:
     """Builds the evaluator of all sites on their own test images."""
     if classes:
-        counts, tested = (
-            torch.tensor([[int(sizes.get(name, 0)) for name in classes] for sizes in by_site])
-            for by_site in zip(*((own.sizes, own.tested) for _, own in sorted(facts.items())), strict=True)
-        )
+        ordered = [own for _, own in sorted(facts.items())]
+        counts = torch.tensor([[own.of_product(name) for name in classes] for own in ordered])
+        tested = torch.tensor([[int(own.tested.get(name, 0)) for name in classes] for own in ordered])
         return OwnClassesEvaluator(OwnAccuracy(len(classes)), counts, tested)
     if anomalies := facts[min(facts)].anomalies:
         return OwnSemanticEvaluator(OwnSemanticScores(anomalies))
-    return OwnImagesEvaluator(OwnScores(pro_limit=config["evaluation"]["pro_limit"]))
+    pro_limit = config["evaluation"]["pro_limit"]
+    if sizes.timetable is not None:
+        question = OwnStageScores(max(sizes.timetable.lengths), pro_limit=pro_limit)
+        return OwnStagesEvaluator(question, StageMetrics(sizes.timetable, list(sizes.by_stage.values())))
+    return OwnImagesEvaluator(OwnScores(pro_limit=pro_limit))
 
 
 def _judge(
@@ -321,11 +330,12 @@ def _describe(
     federation: Federation,
     model: Model,
     facts: Mapping[int, Facts],
-    names: Mapping[int, str],
 ) -> dict[str, str]:
     plan = federation.plan
     private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
-    sites = ", ".join(f"{names[client]} ({own.size} images)" for client, own in sorted(facts.items()))
+    sites = ", ".join(
+        f"{federation.names.label(client)} ({own.size} images)" for client, own in sorted(facts.items())
+    )
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
         "task": type(model.task).__name__,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import lit_fedad
 from lit_fedad.config import Config, locate, takes
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.data.public import synthetic
+from lit_fedad.data.stream import Timetable
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import Model
 from lit_fedad.report.files import whole_file
@@ -29,24 +30,44 @@ class SiteSizes:
     """What the server knows of the sites' training data (`ClientData`): their sizes.
 
     Attributes:
-        sizes: Training images by client.
+        by_stage: Training images by client and stage.
+        timetable: When stages come; None where all images of all sites are there from the start.
+        round: The round in which sites hold these images; None for those of all stages.
     """
 
-    sizes: Mapping[int, int]
+    by_stage: Mapping[int, Sequence[int]]
+    timetable: Timetable | None = None
+    round: int | None = None
+
+    @classmethod
+    def of(cls, facts: Mapping[int, Facts], rounds: int) -> SiteSizes:
+        """Counts the images of sites, in a federation of so many rounds."""
+        by_stage = {client: own.stage_sizes for client, own in sorted(facts.items())}
+        lengths = list(map(len, by_stage.values()))
+        return cls(by_stage, Timetable(lengths, rounds) if max(lengths) > 1 else None)
 
     @property
     def milestones(self) -> frozenset[int]:
-        """No rounds: a site's images are there from the start."""
-        return frozenset()
+        """Rounds after which sites go on to other stages."""
+        return frozenset() if self.timetable is None else self.timetable.milestones
 
     @property
     def stages(self) -> Mapping[int, int]:
-        """Stage 0 of every client."""
-        return dict.fromkeys(self.sizes, 0)
+        """Stage of each client."""
+        if self.timetable is None or self.round is None:
+            return dict.fromkeys(self.by_stage, 0)
+        return dict(enumerate(self.timetable.stages(self.round)))
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Training images by client."""
+        if self.timetable is None or self.round is None:
+            return {client: sum(own) for client, own in self.by_stage.items()}
+        return {client: self.by_stage[client][stage] for client, stage in self.stages.items()}
 
     def at(self, round: int) -> SiteSizes:
-        """Returns the same in every round."""
-        return self
+        """Returns what the sites hold in a round."""
+        return replace(self, round=round)
 
     def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
         """Refuses: a server holds no images.
@@ -129,8 +150,13 @@ def check_agreement(
             theirs, ours = getattr(own, field), getattr(here, field)
             if theirs != ours:
                 raise UserError(f"site {names[client]} has another {what} ({theirs}, here {ours}); {mend}")
-        if not own.size:
+        if not own.size or not all(own.stage_sizes):
             raise UserError(f"site {names[client]} has no image to train with; give it some, or leave it out")
+        if len(own.stages) > 1 and len(own.stages) > config["rounds"]:
+            raise UserError(
+                f"rounds={config['rounds']}, but the images of site {names[client]} come in {len(own.stages)} stages:"
+                " give at least as many rounds"
+            )
         first = min(facts)
         for field, what in (("anomalies", "sets of anomalies"), ("form", "list of classes")):
             theirs, others = getattr(own, field), getattr(facts[first], field)

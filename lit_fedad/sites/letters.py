@@ -18,7 +18,7 @@ from lit_fedad.guards.text import printable
 
 T = TypeVar("T")
 
-FORMAT = 3
+FORMAT = 4
 """Version of these letters; raise it when one that is sent could be misread by an older version."""
 
 _LENGTH = struct.Struct(">I")
@@ -119,7 +119,7 @@ class Facts:
         configuration: Hash of the composed configuration.
         backbone: Hash of the frozen features.
         initial: Hash of the client's initial weights.
-        sizes: Training images by product; of none, if the site has only those that it keeps back.
+        stages: Training images by product, of each stage in which they come; of one where all are there from the start.
         held: Images by product, those that it keeps back for calibration included.
         tested: Test images by product or class.
         anomalies: Names of the sets of semantic anomalies; of none for other images.
@@ -131,16 +131,25 @@ class Facts:
     configuration: str = ""
     backbone: str = ""
     initial: str = ""
-    sizes: dict[str, float] = field(default_factory=dict)
+    stages: list[dict[str, float]] = field(default_factory=list)
     held: dict[str, float] = field(default_factory=dict)
     tested: dict[str, float] = field(default_factory=dict)
     anomalies: list[str] = field(default_factory=list)
     form: str = ""
 
     @property
+    def stage_sizes(self) -> list[int]:
+        """Number of training images of each stage."""
+        return [int(sum(own.values())) for own in self.stages]
+
+    @property
     def size(self) -> int:
         """Number of training images."""
-        return int(sum(self.sizes.values()))
+        return sum(self.stage_sizes)
+
+    def of_product(self, product: str) -> int:
+        """Returns the number of training images of a product."""
+        return int(sum(own.get(product, 0) for own in self.stages))
 
 
 @dataclass(frozen=True)
@@ -174,7 +183,8 @@ class Reply:
         """
         reply = _unpack(cls, blob, "the site")
         facts = reply.facts
-        sizes = (*facts.sizes.values(), *facts.held.values(), *facts.tested.values())
+        stages = (size for own in facts.stages for size in own.values())
+        sizes = (*stages, *facts.held.values(), *facts.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
         return reply
@@ -219,6 +229,8 @@ def _value(value: Any, declared: str) -> Any:
         return Facts(**_checked(Facts, value))
     if declared == "list[str]" and isinstance(value, list) and len(value) <= 1000:
         return [_text(entry) for entry in value]
+    if declared == "list[dict[str, float]]" and isinstance(value, list) and len(value) <= 1000:
+        return [_value(entry, "dict[str, float]") for entry in value]
     if declared == "dict[str, float]" and isinstance(value, dict) and len(value) <= 1000:
         return {_text(key): _number(entry) for key, entry in value.items()}
     if declared in ("int", "bool") and type(value).__name__ == declared:

@@ -38,7 +38,7 @@ class OwnDetector:
         self.folder, self.config, self.client = RunFolder(folder), config, client
         counts = [[0] * len(sizes)] * client + [[int(size) for size in sizes.values()]]
         self.result = {
-            "site": site,
+            "sites": {site: {"client": client}},
             "method": config["method"]["name"],
             "task": task,
             "data": "sites",

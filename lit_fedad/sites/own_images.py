@@ -18,9 +18,11 @@ from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
 from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.own_classes import OwnAccuracy
 from lit_fedad.evaluation.own_images import OwnScores
 from lit_fedad.evaluation.own_semantic import OwnSemanticScores
+from lit_fedad.evaluation.own_stages import OwnStageScores
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.build import build_images
 from lit_fedad.federation.evaluator import Evaluator
@@ -79,6 +81,32 @@ def training_indices(images: Images) -> range | list[int]:
     return range(len(images.train))
 
 
+def training_stages(images: Images, stages: Sequence[Sequence[str]], site: str) -> list[list[int]]:
+    """Lists the images that a site trains with in each of its stages.
+
+    Args:
+        images: Its images.
+        stages: Its products by stage, as its operator calls them.
+        site: Name of the site, which stands before its products where these are its own.
+
+    Raises:
+        UserError: If it has other images than of products, or a product that is in no stage or in two.
+    """
+    if not isinstance(images, ImageSet):
+        raise UserError("stages: are of products whose images are files; classes come to sites all at once")
+    found: list[list[int]] = [[] for _ in stages]
+    named = [product for own in stages for product in own]
+    for product in images.categories:
+        bare = product.removeprefix(f"{site}.")
+        places = [place for place, own in enumerate(stages) if product in own or bare in own]
+        if len(places) != 1:
+            raise UserError(f"stages: product {bare} must be in one of them, and is in {len(places)}")
+        found[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
+    if len(named) > len(images.categories) or not all(found):
+        raise UserError(f"stages: this site has the products {', '.join(images.categories)}, and no others")
+    return found
+
+
 def products_of(images: Images) -> list[str]:
     """Lists the products or classes, without the sets of semantic anomalies."""
     return [name for name in images.categories if name not in anomalies_of(images)]
@@ -105,11 +133,13 @@ def scores_question(judge: Evaluator) -> Question:
     """
     if isinstance(judge, AnomalyEvaluator):
         return OwnScores(judge)
+    if isinstance(judge, AnomalyStreamEvaluator):
+        return OwnStageScores(max(judge.summary.timetable.lengths), judge)
     if isinstance(judge, SemanticEvaluator):
         return OwnSemanticScores(judge.anomalies, judge)
     if isinstance(judge, AccuracyEvaluator):
         return OwnAccuracy(judge.counts.shape[1], judge)
-    raise UserError("images that come in stages are not evaluated at sites")
+    raise UserError(f"{type(judge).__name__}: no metric state of it can cross")
 
 
 def _apart(images: ImageSet, name: str) -> ImageSet:

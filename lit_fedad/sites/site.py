@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 import lit_fedad
-from lit_fedad.config import build, compose
+from lit_fedad.client_names import ClientNames
+from lit_fedad.config import Config, build, compose
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.data.labelled import LabelledImage
+from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
 from lit_fedad.errors import UserError, first_line
@@ -47,6 +48,7 @@ from lit_fedad.sites.own_images import (
     products_of,
     scores_question,
     training_indices,
+    training_stages,
 )
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.own_report import OwnReport
@@ -71,6 +73,7 @@ class SiteSettings:
         roster: The keys for secure sums; a site that has some answers in runs of secure sums alone. None for none.
         epsilon: Largest budget of differential privacy of all runs together, whose sites draw the noise; None for any,
             and for runs without noise.
+        stages: Its products by the stages in which their images come; of none where all are there from the start.
     """
 
     name: str
@@ -80,6 +83,7 @@ class SiteSettings:
     apart: bool = False
     roster: Roster | None = None
     epsilon: float | None = None
+    stages: Sequence[Sequence[str]] = ()
 
 
 class Site:
@@ -135,7 +139,7 @@ class _Seat:
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
         images = own_images(config, form, order.classes, settings.name, settings.apart)
         model = build_model(config, order.classes)
-        whole = Partition.of_clients([*([()] * order.client), training_indices(images)])
+        whole = _whole(config, images, settings, order.client)
         partition = with_calibration(config, images, whole, model.client)
         initial = read_kept(model.client)
         begins = digest_of([initial, model.task.learned_state()])
@@ -168,7 +172,9 @@ class _Seat:
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         self.scores = scores_question(build_evaluator(config, data, model.client, fabric))
-        sizes = _by_product(images.train, products_of(images), partition.clients[order.client])
+        products = products_of(images)
+        stages = [_by_product(images.train, products, own) for own in partition.by_stage[order.client]]
+        sizes = _by_product(images.train, products, partition.clients[order.client])
         self.detector: OwnDetector | None = (
             None
             if model.client.predictors.shared
@@ -188,8 +194,8 @@ class _Seat:
             configuration=agreed(config),
             backbone=model.fingerprint[:16],
             initial=begins,
-            sizes=sizes,
-            held=_by_product(images.train, products_of(images), whole.clients[order.client]),
+            stages=stages,
+            held=_by_product(images.train, products, whole.clients[order.client]),
             tested=_by_product(images.test, images.categories, range(len(images.test))),
             anomalies=anomalies_of(images),
             form=form_of(images),
@@ -203,7 +209,9 @@ class _Seat:
             return Reply(letter=self._offer(order))
         if order.kind == "reveal":
             return Reply(letter=self._reveal(order.letter))
-        stage = self.module.stages[order.client]
+        # A question after a round comes with the message of the next.
+        data = self.module.at(order.round - (order.kind == "ask"))
+        stage = data.stages[order.client]
         context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
         envelopes, blob = order.letter[: order.sealed], self._message(order)
         state = self.states.get(order.base)
@@ -217,11 +225,11 @@ class _Seat:
                 self.noise.pay(exchange, self.client, asked)
             mask = self._mask(exchange, envelopes)
             self.place = order.round, order.exchange
-            result = self.turn.play(exchange, self.module.at(order.round), mask)
+            result = self.turn.play(exchange, data, mask)
             self.states.put(order.step, read_kept(self.client))
             return Reply(scalars=result.scalars, letter=result.blob)
         question = self._question(order)
-        pose_client(self.client, "own", {}, self.module.at(order.round - 1))
+        pose_client(self.client, "own", {}, data)
         if order.keep:
             state = read_kept(self.client)
             self.states.put(order.step, state)
@@ -246,9 +254,10 @@ class _Seat:
         if self.roster is None:
             raise UserError("the coordinator invites to a secure sum, and the run has none")
         keys = self.roster.numbered(order.names, order.client)
+        names = ClientNames(dict(enumerate(order.names)))
         if self.noise is not None:
             self.noise.share(self.secure, len(order.names))
-        self.party = Party(order.client, self.roster.pair, keys)
+        self.party = Party(order.client, self.roster.pair, keys, names)
         offer = self.party.offer(order.letter)
         images = self.party.invitation.members[order.client]
         if images != self.facts.size:
@@ -339,6 +348,15 @@ def without_paths(text: str) -> str:
         'image <path> cannot be read: no such file'
     """
     return _PATH.sub("<path>", text)
+
+
+def _whole(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
+    """Gives all training images to the client of this number, at once or in the site's stages."""
+    if not settings.stages:
+        return Partition.of_clients([*([()] * client), training_indices(images)])
+    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+        raise UserError("stages: sums are neither masked nor noised where a site's images come in stages")
+    return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages, settings.name)])
 
 
 def _by_product(

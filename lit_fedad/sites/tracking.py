@@ -57,12 +57,12 @@ class SitesTracking(FederationCallback):
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Records the round's numbers, and what is known of each site after it."""
         sites = self.status.sites(federation.history, {})
-        self._tracker.metrics(flat_metrics(report) | flat_status(sites), step=report.round)
+        self._tracker.metrics(flat_metrics(report, federation.names) | flat_status(sites), step=report.round)
 
     def judged(self, federation: Federation, rates: Mapping[str, Any]) -> str | None:
         """Records the rates of the decisions; returns the id of the MLflow run, None where there is none yet."""
         promised = {"false_alarm_rate/promised": alphas(self.config)[0]}
-        self._tracker.metrics(flat_summaries(rates) | promised, federation.rounds)
+        self._tracker.metrics(flat_summaries(rates, federation.names) | promised, federation.rounds)
         return self._tracker.run_id
 
     def files(self) -> None:

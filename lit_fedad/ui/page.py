@@ -77,7 +77,7 @@ class OperatorPage:
             return
         tables = view.tables()
         with gr.Row():
-            client = gr.Dropdown(view.clients(), label="client")
+            client = gr.Dropdown([(view.names.label(n), n) for n in view.clients()], label="client")
             product = gr.Dropdown([_ALL, *view.products()], value=_ALL, label="product")
             source = gr.Dropdown([_NONE, *tables], value=next(iter(tables), _NONE), label="new images")
             a_day = gr.Number(1000, label="images a day", minimum=0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.errors import UserError
 from lit_fedad.experiment.calibration import alphas
@@ -60,6 +61,11 @@ class RunView:
         calibrated = (folder.path / "calibration.json").exists()
         calibration = folder.calibration() if calibrated else None
         return cls(folder.path, alphas(folder.config())[0], result, status, calibration)
+
+    @property
+    def names(self) -> ClientNames:
+        """Returns what the clients are called."""
+        return ClientNames.of(self.result)
 
     @property
     def title(self) -> str:
@@ -116,7 +122,7 @@ class RunView:
         shown = [name for name in ("i_auroc", "false_alarm_rate", "miss_rate", "accuracy") if name in last]
         return [
             {
-                "site": f"client {number}",
+                "site": self.names.title(number),
                 "images": size,
                 **{metric_title(name): _share(last[name]["per_client"].get(str(number))) for name in shown},
             }
@@ -130,7 +136,7 @@ class RunView:
             parts = [(name, *text.removeprefix("round ").partition(": ")[::2]) for name, text in pairs]
             return [{"round": number, "site": name, "cause": cause} for name, number, cause in parts]
         return [
-            {"round": number, "site": f"client {client}", "cause": str(cause)}
+            {"round": number, "site": self.names.title(int(client)), "cause": str(cause)}
             for kind in ("failures", "refused", "unscored")
             for number, causes in self.result.get(kind, {}).items()
             for client, cause in (

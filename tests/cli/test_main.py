@@ -122,7 +122,7 @@ def test_help_does_not_wait_for_lightning():
         (("evaluate", "run=x", "rounds=3"), "evaluate has no key 'rounds'; did you mean 'run'?"),
         (("predict", "run=x"), "predict needs 'images'"),
         (("predict", "folder"), "'folder' is not of the form key=value"),
-        (("predict", "run=x", "images=y", "client=first"), "predict.client='first' must be int or null"),
+        (("predict", "run=x", "images=y", "version=first"), "predict.version='first' must be int or null"),
         (("export", "run=x", "formats=pt2"), "export has no key 'formats'; did you mean 'format'?"),
         (("watch", "run=x", "images=y", "once=maybe"), "watch.once='maybe' must be bool"),
         (("watch", "run=x", "images=y", "run_length=0"), "watch.run_length=0.0 must be at least 1"),

@@ -129,7 +129,7 @@ def test_without_stages_nothing_changes_with_the_rounds():
 @pytest.mark.parametrize("schedule", ["stage_major", "literal"])
 def test_fewer_rounds_than_stages_are_refused_in_one_line(schedule):
     with pytest.raises(
-        UserError, match="rounds=3, but client 1 has 4 stages: give at least as many"
+        UserError, match="rounds=3, but images come in 4 stages: give at least as many"
     ) as error:
         stream(2, 4, 3, rounds=3, schedule=schedule)
     assert "\n" not in str(error.value)

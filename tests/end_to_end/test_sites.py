@@ -138,15 +138,15 @@ def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
     plan = Plan(words, NAMES, str(tmp_path / "run"), HERE)
     coordinate(plan, Here(three_sites(tmp_path)), Display(quiet=True))
     images = next((tmp_path / "south" / "images").glob("*/test/good"))
-    folder = export(str(tmp_path / "run"), client=2, formats=["pt2"], images=str(images))
+    folder = export(str(tmp_path / "run"), client="south", formats=["pt2"], images=str(images))
     program = torch.export.load(folder / "detector.pt2").module()
-    table = predict(str(tmp_path / "run"), str(images), client=2)
+    table = predict(str(tmp_path / "run"), str(images), client="south")
     rows = list(csv.DictReader(table.open()))
     size = json.loads((folder / "preprocessing.json").read_text())["size"]
     found = program(torch.zeros(len(rows), 3, size, size))
     assert found["image_score"].shape == (len(rows),)
-    seen = watch(WatchOptions(str(tmp_path / "run"), str(images), client=2, once=True))
-    logged = list(csv.DictReader((tmp_path / "run" / "watch" / "client_2" / "images.csv").open()))
+    seen = watch(WatchOptions(str(tmp_path / "run"), str(images), client="south", once=True))
+    logged = list(csv.DictReader((tmp_path / "run" / "watch" / "client_south" / "images.csv").open()))
     assert {row["score"] for row in logged} == {row["score"] for row in rows}
     assert seen["images"] == len(rows)
 
@@ -167,8 +167,8 @@ def test_a_site_uses_a_model_that_never_left_it(tmp_path):
             found, reported = float(rows[row["image"]][column]), float(row[column])
             assert found == pytest.approx(reported, rel=1e-4)
     folder = export(str(own), formats=["pt2"])
-    assert folder == own / "export" / "client_2"
-    assert "client 2" in (folder / "model_card.md").read_text()
+    assert folder == own / "export" / "client_south"
+    assert "site south" in (folder / "model_card.md").read_text()
     assert watch(WatchOptions(str(own), str(images), once=True))["images"] == 4
     assert not list((tmp_path / "run").rglob("client.pt"))
     with pytest.raises(UserError, match="a site's own detector: predict, watch and export take it"):
@@ -180,7 +180,7 @@ def test_a_site_uses_a_model_that_never_left_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
+def test_a_site_that_is_away_costs_itself_the_round(tmp_path, capsys):
     """The others' round is the one that they would have had alone, and it is back in the next."""
     words = ["method=fedavg", *DEBUG, "federation.sampler.on_failure=skip"]
     paint(tmp_path)
@@ -195,6 +195,9 @@ def test_a_site_that_is_away_costs_itself_the_round(tmp_path):
     carrier = Away(three_sites(tmp_path))
     plan = Plan(words, NAMES, str(tmp_path / "run"), ("fabric.accelerator=cpu",))
     result = coordinate(plan, carrier, Display(quiet=True))
+    printed = capsys.readouterr().err
+    assert "round 1: site east left out: did not answer within 5 seconds" in printed
+    assert "client" not in printed
     assert result["failures"] == {"1": {"1": "did not answer within 5 seconds"}}
     status = read_status(tmp_path / "run")
     assert status["sites"]["east"]["troubles"] == [
@@ -230,6 +233,8 @@ def test_a_federation_is_tracked_and_reported(tmp_path):
     assert (run.status, run.experiment) == ("FINISHED", "sites")
     assert run.tags["method"] == "federated_subspace"
     assert run.metrics["site/south/bytes_up"] == result["status"]["south"]["bytes_up"] > 0
+    assert "i_auroc/client_south" in run.metrics
+    assert "i_auroc/client_2" not in run.metrics
     assert run.metrics["i_auroc/mean"] == result["last"]["i_auroc"]["mean"]
     page = report_runs([f"out={tmp_path / 'report'}", f"tracking.uri={uri}"], Display(quiet=True)).read_text()
     for text in ("north", "last seen", "did not answer within 5 seconds"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from lit_fedad.client_names import NUMBERS
 from lit_fedad.experiment.console import Console
 from lit_fedad.federation.round_report import RoundReport
 
@@ -26,7 +27,7 @@ def test_a_failure_after_the_last_round_is_printed_once_at_the_end():
     console = Console()
     console._display, console._last = display, 0.0
     report.fail({0: "no memory"})
-    console.on_round_end(SimpleNamespace(rounds=2), report)
+    console.on_round_end(SimpleNamespace(rounds=2, names=NUMBERS), report)
     assert display.warned == ["round 2: client 0 left out: no memory"]
     report.leave_unscored({1: "broken image"})
     console.on_run_end(SimpleNamespace(), {})

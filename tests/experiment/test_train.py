@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.experiment.console import Console
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
@@ -12,7 +13,7 @@ from lit_fedad.report.console import Display
 def print_round(report):
     console = Console()
     console._display, console._last = Display(quiet=True), 0.0
-    console.on_round_end(SimpleNamespace(rounds=5), report)
+    console.on_round_end(SimpleNamespace(rounds=5, names=ClientNames({2: "south"})), report)
 
 
 @pytest.mark.parametrize(("predicted", "warned"), [(1.0, True), (2.0, False)])
@@ -20,11 +21,11 @@ def test_a_constant_prediction_is_said_in_a_line_of_its_round(predicted, warned,
     values = {"mean": 0.5, "worst": 0.5, "pooled": 0.5, "per_client": {0: 0.25, 2: 0.75}}
     classes = {"mean": 2.0, "worst": 1.0, "pooled": 3.0, "per_client": {0: 3.0, 2: predicted}}
     report = RoundReport(3, "train", [0, 2], metrics={"accuracy": values, "predicted_classes": classes})
-    report.warnings.append("round 3: client 1 left out")
+    report.fail({1: "late"})
     print_round(report)
     first, *others = capsys.readouterr().err.splitlines()
-    assert first == "warning: round 3: client 1 left out"
-    line = "client 2 predicts a single class for every test image; its accuracy is that class's share"
+    assert first == "warning: round 3: client 1 left out: late"
+    line = "site south predicts a single class for every test image; its accuracy is that class's share"
     assert others == ([f"warning: round 3: {line}"] if warned else [])
 
 

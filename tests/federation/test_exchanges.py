@@ -7,6 +7,7 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
+from lit_fedad.client_names import NUMBERS
 from lit_fedad.contracts import Exchanges, Free, TensorSpec
 from lit_fedad.errors import UserError
 from lit_fedad.federation import local_training as loop_training
@@ -123,7 +124,7 @@ def test_who_fails_in_the_first_exchange_is_left_out_of_the_second(spread):
     federation = spread(fails={(2, 1, "train")}, sampler=ClientSampler(on_failure="skip"))
     history = federation.run()
     assert history[1].participants == [0]
-    assert history[1].warnings == ["round 2: client 1 left out: RuntimeError: the disk is full"]
+    assert history[1].lines(NUMBERS) == ["round 2: client 1 left out: RuntimeError: the disk is full"]
     assert history[1].failures == {1: "RuntimeError: the disk is full"}
     assert (2, 1, 1, "spread") not in federation.received
     assert history[1].bytes_up.keys() == {0}
@@ -137,7 +138,7 @@ def test_who_fails_in_the_second_exchange_has_taken_part_in_the_first(spread):
     assert report.participants == [0]
     assert report.bytes_up[1] == len(save({"w": torch.zeros(1)}))
     assert federation.server.spread.keys() == {0}
-    assert report.warnings == ["round 1: client 1 left out: RuntimeError: the disk is full"]
+    assert report.lines(NUMBERS) == ["round 1: client 1 left out: RuntimeError: the disk is full"]
 
 
 def test_a_failure_in_the_second_exchange_may_stop_the_run(spread):

@@ -5,6 +5,7 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
+from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 
@@ -67,12 +68,21 @@ def test_a_failing_client_stops_the_run_in_one_line(toy):
         toy(fails={(2, 1)}).run()
 
 
+def test_a_site_that_fails_is_named(toy):
+    names = ClientNames({0: "north", 1: "east"})
+    with pytest.raises(UserError, match=r"^round 2, site east: RuntimeError: the disk is full$"):
+        toy(fails={(2, 1)}, names=names).run()
+    few = ClientSampler(on_failure="skip", min_clients=2)
+    with pytest.raises(UserError, match=r"first failure: site east: RuntimeError"):
+        toy(fails={(2, 1)}, names=names, sampler=few).run()
+
+
 def test_a_failing_client_is_left_out(toy):
     history = toy(fails={(2, 1)}, sampler=ClientSampler(on_failure="skip")).run()
     first = by_hand(1)[0]
     assert history[1].participants == [0]
     assert history[1].scalars["weight"] == pytest.approx(first + 0.5 * (1 - first))
-    assert history[1].warnings == ["round 2: client 1 left out: RuntimeError: the disk is full"]
+    assert history[1].lines(NUMBERS) == ["round 2: client 1 left out: RuntimeError: the disk is full"]
 
 
 def test_too_few_clients_left(toy):

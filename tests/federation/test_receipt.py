@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from lit_fedad.client_names import NUMBERS
 from lit_fedad.contracts import Context, Exchange, Exchanges
 from lit_fedad.errors import UserError
 from lit_fedad.federation.local_training import Train
@@ -43,9 +44,9 @@ def test_a_message_that_cannot_be_used_costs_its_client_the_round_and_no_more(to
     history = lying(toy(values=FIVE, rounds=2), 2, blob).run()
     assert list(history[0].refused) == [2]
     assert history[0].participants == [0, 1, 3, 4]
-    assert history[0].warnings[0].startswith("round 1: client 2 refused: ")
-    assert pytest.importorskip("re").search(cause, history[0].warnings[0])
-    assert "\n" not in history[0].warnings[0]
+    assert history[0].lines(NUMBERS)[0].startswith("round 1: client 2 refused: ")
+    assert pytest.importorskip("re").search(cause, history[0].lines(NUMBERS)[0])
+    assert "\n" not in history[0].lines(NUMBERS)[0]
     assert history[1].participants == [0, 1, 2, 3, 4]
     others = toy(
         values=FIVE,
@@ -186,7 +187,7 @@ def test_a_client_that_cannot_be_scored_is_left_out_of_the_evaluation(toy, monke
     monkeypatch.setattr(federation.evaluator, "score", fails)
     history = federation.run()
     assert history[-1].metrics["w"]["visits"].keys() == {0, 2, 3, 4}
-    assert history[-1].warnings == [
+    assert history[-1].lines(NUMBERS) == [
         "round 2: client 1 left out of the evaluation: OSError: image.png cannot be read"
     ]
 
@@ -238,6 +239,6 @@ def test_a_client_that_could_not_be_scored_before_round_1_takes_part_in_it(toy, 
 
 
 def test_a_rule_that_leaves_nobody_ends_the_run_in_one_line(toy):
-    federation = toy(values=FIVE, rounds=1, robust=lambda updates, spec, previous: ({}, ["all lie"]))
-    with pytest.raises(UserError, match="^round 1: no message can be merged; all lie$"):
+    federation = toy(values=FIVE, rounds=1, robust=lambda updates, spec, previous: ({}, [(0, "lies")]))
+    with pytest.raises(UserError, match="^round 1: no message can be merged; client 0 lies$"):
         federation.run()

@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import build, choices, compose
 from lit_fedad.contracts import TensorSpec, Update
 from lit_fedad.errors import UserError
@@ -70,14 +71,14 @@ def test_off_changes_nothing():
 def test_rules_apply_one_after_another():
     def without(client):
         def rule(updates, spec, previous):
-            return {c: u for c, u in updates.items() if c != client}, [f"client {client} lies far out"]
+            return {c: u for c, u in updates.items() if c != client}, [(client, "lies far out")]
 
         return rule
 
     updates = {c: Update({}, 10) for c in range(3)}
     assert RobustAggregation(without(0), None, without(2))(updates, {}, {}) == (
         {1: updates[1]},
-        ["client 0 lies far out", "client 2 lies far out"],
+        [(0, "lies far out"), (2, "lies far out")],
     )
 
 
@@ -92,14 +93,19 @@ def test_a_liar_in_a_federation_moves_the_weights_no_farther_than_allowed_and_is
     """Its message passes all checks on receipt: it is not yet out of all measure."""
     values = {client: [1.0 + client] * 2 for client in range(5)}
     honest = toy(values=values, rounds=1, folder=tmp_path / "honest").run()[0]
-    federation = toy(values=values, rounds=1, robust=RobustAggregation(weights=NormClipping(far=2.0)))
+    federation = toy(
+        values=values,
+        rounds=1,
+        robust=RobustAggregation(weights=NormClipping(far=2.0)),
+        names=ClientNames({3: "south"}),
+    )
     send = federation.client.send
     federation.client.send = lambda loader: {
         name: entry * (-10 if federation.client.context.client == 3 else 1)
         for name, entry in send(loader).items()
     }
     report = federation.run()[0]
-    assert [line for line in report.warnings if line.startswith("round 1: client 3 lies far out")]
+    assert [line for line in report.warnings if line.startswith("round 1: site south lies far out")]
     # 0.75 of the way to 1, 2, 3, 5, and minus twice the median change instead of minus ten times four.
     expected = 0.75 * (1 + 2 + 3 + 5 - 2 * 3) / 5
     assert report.scalars["weight"] == pytest.approx(expected)

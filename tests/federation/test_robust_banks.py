@@ -53,61 +53,61 @@ def test_distances_are_in_units_of_the_other_bank_s_spacing():
 
 def test_honest_clients_keep_their_messages():
     updates = honest()
-    kept, warnings = BankSupport()(updates, FIXED, {})
-    assert warnings == []
+    kept, remarks = BankSupport()(updates, FIXED, {})
+    assert remarks == []
     assert kept == updates
 
 
 def test_a_client_unlike_all_others_is_left_out_and_named():
     updates = {**honest(), 3: update_of(bank(3, centre=10.0))}
-    kept, warnings = BankSupport()(updates, FIXED, {})
+    kept, remarks = BankSupport()(updates, FIXED, {})
     assert list(kept) == [0, 1, 2, 4]
-    assert len(warnings) == 1
-    assert "client 3 " in warnings[0]
+    assert len(remarks) == 1
+    assert remarks[0][0] == 3
 
 
 def test_where_each_client_has_its_own_kind_all_stay():
     updates = {client: update_of(bank(client, centre=10.0 * client)) for client in range(5)}
-    kept, warnings = BankSupport()(updates, FIXED, {})
+    kept, remarks = BankSupport()(updates, FIXED, {})
     assert kept == updates
-    assert len(warnings) == 5
-    assert all("kept" in line for line in warnings)
+    assert len(remarks) == 5
+    assert all("kept" in line for _, line in remarks)
 
 
 def test_a_liar_stands_out_among_clients_that_it_took_the_support_from():
     """Client 4 shares its kind with client 3, which sends something else, far from all."""
     updates = {**honest(), 3: update_of(bank(3, centre=50.0)), 4: update_of(bank(4, centre=2.0))}
-    kept, warnings = BankSupport(far=0.8, far_without_counts=0.8)(updates, FIXED, {})
+    kept, remarks = BankSupport(far=0.8, far_without_counts=0.8)(updates, FIXED, {})
     assert list(kept) == [0, 1, 2, 4]
-    assert [line.split()[1] for line in warnings] == ["3", "4"]
-    assert "left out" in warnings[0]
-    assert "kept" in warnings[1]
+    assert [client for client, _ in remarks] == [3, 4]
+    assert "left out" in remarks[0][1]
+    assert "kept" in remarks[1][1]
 
 
 def test_two_clients_of_a_kind_support_each_other():
     updates = {**honest(), 3: update_of(bank(3, centre=10.0)), 4: update_of(bank(4, centre=10.0))}
-    kept, warnings = BankSupport()(updates, FIXED, {})
+    kept, remarks = BankSupport()(updates, FIXED, {})
     assert kept == updates
-    assert warnings == []
-    _, warnings = BankSupport(holders=2)(updates, FIXED, {})
-    assert {line.split()[1] for line in warnings} == {"3", "4"}
+    assert remarks == []
+    _, remarks = BankSupport(holders=2)(updates, FIXED, {})
+    assert {client for client, _ in remarks} == {3, 4}
 
 
 def test_the_last_bank_supports_a_client_alone():
     alone = bank(3, centre=10.0)
     updates = {**honest(), 3: update_of(alone)}
-    kept, warnings = BankSupport(reach=9.0)(updates, FIXED, {"memory": torch.cat([bank(0), alone + 0.01])})
+    kept, remarks = BankSupport(reach=9.0)(updates, FIXED, {"memory": torch.cat([bank(0), alone + 0.01])})
     assert kept == updates
-    assert warnings == []
+    assert remarks == []
 
 
 def test_single_vectors_far_from_the_last_bank_become_copies_without_count():
     mixed = bank(2)
     mixed[:4] += 50.0
     updates = {**honest(), 2: update_of(mixed)}
-    kept, warnings = BankSupport(reach=9.0)(updates, FIXED, {"memory": bank(9)})
+    kept, remarks = BankSupport(reach=9.0)(updates, FIXED, {"memory": bank(9)})
     changed = kept[2].message
-    assert warnings == ["client 2 lies far out in 10.0% of what it holds, which is left out"]
+    assert remarks == [(2, "lies far out in 10.0% of what it holds, which is left out")]
     assert changed["counts"].tolist() == [0.0] * 4 + [1.0] * 36
     rows = {tuple(row) for row in mixed[4:].tolist()}
     assert all(tuple(row) in rows for row in changed["memory"][:4].tolist())
@@ -123,9 +123,9 @@ def test_vectors_far_out_are_taken_from_messages_of_free_size():
     mixed[:4] += 500.0
     updates = {client: Update({"memory": bank(client)}, 10) for client in range(5)}
     updates[2] = Update({"memory": mixed}, 10)
-    kept, warnings = BankSupport()(updates, FREE, {})
+    kept, remarks = BankSupport()(updates, FREE, {})
     assert torch.equal(kept[2].message["memory"], mixed[4:])
-    assert len(warnings) == 1
+    assert len(remarks) == 1
 
 
 def test_vectors_that_count_nothing_do_not_make_a_client_far():
@@ -133,25 +133,25 @@ def test_vectors_that_count_nothing_do_not_make_a_client_far():
     odd[:30] += 50.0
     counts = torch.ones(SLOTS)
     counts[:30] = 0
-    kept, warnings = BankSupport()({**honest(), 3: update_of(odd, counts)}, FIXED, {})
-    assert warnings == []
+    kept, remarks = BankSupport()({**honest(), 3: update_of(odd, counts)}, FIXED, {})
+    assert remarks == []
     assert kept[3].message["counts"].sum() == 10
 
 
 def test_a_liar_cannot_stretch_the_others_measure():
     """Its own scattered vectors support nobody's lie but others', and do not make an honest client far."""
     scattered = bank(4) * 100
-    kept, warnings = BankSupport()({**honest(), 4: update_of(scattered)}, FIXED, {})
+    kept, remarks = BankSupport()({**honest(), 4: update_of(scattered)}, FIXED, {})
     assert list(kept) == [0, 1, 2, 3]
-    assert {line.split()[1] for line in warnings} == {"4"}
+    assert {client for client, _ in remarks} == {4}
 
 
 def test_copies_in_a_bank_do_not_shrink_its_spacing():
     """With fewer patches than slots a bank holds copies."""
     few = bank(1)[:10].repeat(4, 1)
-    kept, warnings = BankSupport()({**honest(), 1: update_of(few)}, FIXED, {})
+    kept, remarks = BankSupport()({**honest(), 1: update_of(few)}, FIXED, {})
     assert list(kept) == [0, 1, 2, 3, 4]
-    assert warnings == []
+    assert remarks == []
 
 
 @pytest.mark.parametrize("rows", [0, 1])

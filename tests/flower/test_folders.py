@@ -42,6 +42,14 @@ def test_what_init_writes_is_read(tmp_path, capsys):
     assert all(part in told for part in ("SHA256:", "north/reports/ab/report.md", "north/detectors/ab"))
 
 
+def test_stages_are_lists_of_products(tmp_path):
+    authority = tmp_path / "ca.crt"
+    authority.touch()
+    words = ["out=" + str(tmp_path / "site"), "name=north", "address=127.0.0.1:9443", f"ca={authority}"]
+    assert main(["site", "init", *words, "data=folders", "data.root=x", "stages=screw,nut+bolt"]) == 0
+    assert SiteFolder.open(tmp_path / "site").settings.stages == [["screw"], ["nut", "bolt"]]
+
+
 def test_a_key_belongs_to_one_site(tmp_path):
     init(tmp_path)
     federation = FederationFolder.open(tmp_path / "fed")

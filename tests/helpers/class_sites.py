@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from helpers.pairs import OWN, PAIRS, of_method
 from helpers.sites import DEBUG, HERE, NAMES
 from helpers.small_tasks import small_tasks
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
@@ -147,6 +148,7 @@ def in_one_process(folder, words, data, *own):
     else:
         evaluator = OwnSemanticEvaluator(_Here(OwnSemanticScores(run.data.images.anomalies), judges))
     run.federation.evaluator = evaluator
+    run.federation.names = ClientNames(dict(enumerate(NAMES)))
     run.federation.run()
     return run
 

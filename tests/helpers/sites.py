@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
+from lit_fedad.client_names import ClientNames
 from lit_fedad.config import Config, build, compose
 from lit_fedad.contracts import Context
 from lit_fedad.data.textures import textures
@@ -131,5 +132,6 @@ def in_one_process(folder: Path, words, products, images: Path | None = None, ow
     ])  # fmt: skip
     run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
     run.federation.evaluator = OwnImagesEvaluator(OwnHere(run))
+    run.federation.names = ClientNames(dict(enumerate(NAMES)))
     run.federation.run()
     return run

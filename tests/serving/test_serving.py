@@ -247,6 +247,9 @@ def test_the_command_finds_what_was_exported(tmp_path, monkeypatch, capsys):
         def version(self, number):
             return self
 
+        def result(self):
+            return None
+
     monkeypatch.setattr("lit_fedad.deployment.exported.RunFolder.find", lambda run: Run())
     assert find_exported(str(folder)) == folder
     assert find_exported("run") == find_exported("run", 2) == folder

@@ -1,5 +1,6 @@
 """Who takes part is settled when a run begins, and holds when it goes on."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,13 @@ import lit_fedad
 from lit_fedad.errors import UserError
 from lit_fedad.federation.transport import Outcome
 from lit_fedad.sites import enrolment
-from lit_fedad.sites.enrolment import enrol
+from lit_fedad.sites.enrolment import SiteSizes, check_agreement, enrol
 from lit_fedad.sites.letters import Facts, Reply
 
 NAMES = {0: "north", 1: "east"}
 CONFIG = {"federation": {"sampler": {"on_failure": "skip"}}}
 FACTS = {
-    client: Facts(lit_fedad.__version__, torch.__version__, "c", "b", "i", {product: 6}, {product: 8})
+    client: Facts(lit_fedad.__version__, torch.__version__, "c", "b", "i", [{product: 6}], {product: 8})
     for client, product in enumerate(("nut", "bolt"))
 }
 
@@ -68,3 +69,36 @@ def test_what_was_kept_and_cannot_be_read_is_told(tmp_path, model, content):
     (tmp_path / "sites.json").write_text(content)
     with pytest.raises(UserError, match=r"sites\.json: cannot be read; remove it"):
         call(tmp_path, model, away=[0])
+
+
+def test_sizes_follow_the_stages_of_each_site():
+    """Two stages, one, and three in six rounds; rounds before the first are of the first stage."""
+    stages = {0: [{"nut": 4}, {"bolt": 2}], 1: [{"nut": 3, "cap": 2}], 2: [{"a": 1}, {"b": 2}, {"c": 3}]}
+    facts = {client: Facts(stages=own) for client, own in stages.items()}
+    sizes = SiteSizes.of(facts, rounds=6)
+    assert [dict(sizes.at(round).sizes) for round in (-1, 1, 3, 4, 5, 6)] == [
+        {0: 4, 1: 5, 2: 1}, {0: 4, 1: 5, 2: 1}, {0: 4, 1: 5, 2: 2}, {0: 2, 1: 5, 2: 2}, {0: 2, 1: 5, 2: 3},
+        {0: 2, 1: 5, 2: 3},
+    ]  # fmt: skip
+    assert sizes.sizes == {0: 6, 1: 5, 2: 6}
+    assert dict(sizes.at(5).stages) == {0: 1, 1: 0, 2: 2}
+    assert sizes.milestones == {2, 3, 4, 6}
+    assert [facts[0].of_product(name) for name in ("nut", "bolt", "cap")] == [4, 2, 0]
+
+
+def test_without_stages_nothing_changes_with_the_rounds():
+    sizes = SiteSizes.of({0: Facts(stages=[{"nut": 4}]), 1: Facts(stages=[{"nut": 5}])}, rounds=0)
+    assert (sizes.milestones, sizes.at(3).sizes, sizes.at(3).stages) == (set(), {0: 4, 1: 5}, {0: 0, 1: 0})
+
+
+@pytest.mark.parametrize(
+    ("stages", "cause"),
+    [
+        ([{"nut": 1}, {"bolt": 1}, {"cap": 1}], "rounds=2, but the images of site east come in 3 stages"),
+        ([{"nut": 1}, {"bolt": 0}], "site east has no image to train with"),
+    ],
+)
+def test_stages_that_a_site_cannot_have_are_refused(model, stages, cause):
+    facts = FACTS | {1: replace(FACTS[1], stages=stages)}
+    with pytest.raises(UserError, match=cause):
+        check_agreement(CONFIG | {"rounds": 2}, model, facts, NAMES)

@@ -17,7 +17,7 @@ ORDER = Order(
 
 def test_what_is_written_is_read():
     assert Order.from_bytes(ORDER.to_bytes()) == ORDER
-    facts = Facts("0.2", "2.11", "c", "b", "i", {"nut": 6}, {"nut": 8})
+    facts = Facts("0.2", "2.11", "c", "b", "i", [{"nut": 6}], {"nut": 8})
     reply = Reply(scalars={"loss": 0.25}, facts=facts, letter=b"abc")
     assert Reply.from_bytes(reply.to_bytes()) == reply
     assert reply.facts.size == 6
@@ -58,13 +58,13 @@ def test_other_bytes_are_refused(blob):
 
 def test_another_version_is_told():
     with pytest.raises(UserError, match="another version of lit_fedad: install the same at all sites"):
-        Order.from_bytes(changed(format=4))
+        Order.from_bytes(changed(format=5))
 
 
 @pytest.mark.parametrize("size", [-1, 0.5, 1e12, float("nan")])
 def test_sizes_are_numbers_of_images(size):
     with pytest.raises(UserError, match="no numbers of images"):
-        Reply.from_bytes(Reply(facts=Facts(sizes={"nut": size})).to_bytes())
+        Reply.from_bytes(Reply(facts=Facts(stages=[{"nut": size}])).to_bytes())
 
 
 def test_a_terminal_is_not_given_orders():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -12,7 +11,7 @@ from lit_fedad.report.figures import curves_figure
 from lit_fedad.report.html import Block, Gallery, Picture
 from lit_fedad.report.naming import metric_title
 from lit_fedad.report.run_figures import Curve, lines_figure, svg
-from lit_fedad.tracking.reading import TrackedRun, metric_history
+from lit_fedad.tracking.reading import metric_history
 
 
 def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> Iterator[Block]:
@@ -38,8 +37,8 @@ def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> I
         for group in groups:
             run = group.first
             for metric, title in (("loss", "training loss"), (first, metric_title(first))):
-                if histories := _client_histories(run.tracked, metric, uri):
-                    figure = curves_figure(histories, title)
+                if histories := _client_histories(run, metric, uri):
+                    figure = curves_figure(histories, title, run.names)
                     what = f"{group.label}, seed {run.seed}: {title} of each client"
                     pictures.append(Picture(svg(figure), "svg", what, what, links.run(run.tracked)))
         if pictures:
@@ -70,11 +69,12 @@ def accuracy_over_bytes(data: GroupsByData) -> Iterator[Block]:
         yield Gallery(pictures)
 
 
-def _client_histories(run: TrackedRun, metric: str, uri: str | None) -> dict[int, list[tuple[int, float]]]:
+def _client_histories(run: CompleteRun, metric: str, uri: str | None) -> dict[int, list[tuple[int, float]]]:
     histories = {}
-    for name in run.metrics:
-        if match := re.fullmatch(rf"{re.escape(metric)}/client_(\d+)", name):
-            histories[int(match[1])] = metric_history(run.run_id, name, uri)
+    for name in run.tracked.metrics:
+        client = run.names.number(name.removeprefix(f"{metric}/client_"))
+        if client is not None:
+            histories[client] = metric_history(run.tracked.run_id, name, uri)
     return histories
 
 

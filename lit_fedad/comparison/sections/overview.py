@@ -113,7 +113,7 @@ def _last_and_best(runs: Sequence[CompleteRun], metric: str) -> str:
 def _worst(runs: Sequence[CompleteRun], metric: str) -> tuple[str, float | None]:
     """Finds client and value of the lowest value of a metric after the last round, over all seeds."""
     values = [
-        (value, f"client {client}" + (f", seed {run.seed}" if len(runs) > 1 else ""))
+        (value, run.names.title(int(client)) + (f", seed {run.seed}" if len(runs) > 1 else ""))
         for run in runs
         for client, value in run.per_client(metric).items()
     ]

@@ -48,7 +48,7 @@ def joined(messages: Mapping[int, Message]) -> Knowledge:
         if senders[client][IMAGES].shape[1:] != form:
             found = tuple(senders[client][IMAGES].shape[1:])
             raise UserError(
-                f"client {client} sent images {found}, client {first} {tuple(form)}; bring them to one size"
+                f"clients sent images of the sizes {tuple(form)} and {found}; bring them to one size"
             )
     return Knowledge(
         torch.cat([message[IMAGES] for message in senders.values()]),

@@ -1,0 +1,153 @@
+"""Sites whose images come in stages end with the digits of the same federation in one process."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.sites import DEBUG, HERE, NAMES, Here, settings, told
+from lightning.fabric import Fabric
+
+from lit_fedad.client_names import ClientNames
+from lit_fedad.config import compose
+from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.data.textures import textures
+from lit_fedad.errors import UserError
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
+from lit_fedad.evaluation.calibration import calibrate
+from lit_fedad.evaluation.own_stages import OwnStageScores, OwnStagesEvaluator
+from lit_fedad.experiment.calibration import calibration_scores
+from lit_fedad.experiment.train import build_run
+from lit_fedad.report.console import Display
+from lit_fedad.sites import coordinator
+from lit_fedad.sites.coordinator import Plan, coordinate
+from lit_fedad.sites.site import Site
+
+STAGES = {"north": ((0,), (1,)), "east": ((2,),), "south": ((4,), (3,))}
+"""Products by stage: a site with fewer stages has longer ones, and stages need not follow the alphabet."""
+ROUNDS = 4
+
+
+def paint(folder):
+    """Paints five products: all below ``all``, and those of each site below its folder; returns their names."""
+    images = textures(folder / "painted", size=64, train_per_product=8, test_per_product=4)
+    names = sorted(images.categories[:5])  # as folders are read
+    root = images.train[0].path.parents[3]
+    for site, stages in STAGES.items():
+        for product in (names[number] for stage in stages for number in stage):
+            shutil.copytree(root / product, folder / site / "images" / product)
+            shutil.copytree(root / product, folder / "all" / product)
+    return names
+
+
+def sites(folder, products):
+    """Three sites, each with its stages in its own words."""
+    return [
+        Site(replace(settings(folder, name), stages=stages_of(name, products)), Display(quiet=True))
+        for name in NAMES
+    ]
+
+
+def stages_of(name, products):
+    """What an operator says; nothing where all images are there from the start."""
+    stages = [[products[number] for number in stage] for stage in STAGES[name]]
+    return stages if len(stages) > 1 else ()
+
+
+class OwnHere(OwnStageScores):
+    """The question for the test images of a client's stages, asked in one process; answers pass their form."""
+
+    def __call__(self, client, number):
+        return self.unpack(self.pack(super().__call__(client, number)))
+
+
+def in_one_process(folder, words, products):
+    """The run of the same federation, whose partition is a file with stages."""
+    held = [name for name in products if (folder / "all" / name).exists()]
+    data = ["data=mvtec_mixture", f"data.root={folder / 'all'}", f"data.products=[{','.join(held)}]"]
+    data += ["data.train_per_product=null", "data.test_per_product=null"]
+    stages = [
+        [[i for number in stage for i in range(8 * number, 8 * number + 8)] for stage in STAGES[name]]
+        for name in NAMES
+    ]
+    (folder / "stages.json").write_text(json.dumps({"stages": stages}))
+    config = compose([
+        *words, *data, "partition=file", f"partition.path={folder / 'stages.json'}", "~partition.clients",
+        "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *HERE,
+    ])  # fmt: skip
+    run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
+    assert [sample.category for sample in run.data.images.train] == [
+        n for n in products[:5] for _ in range(8)
+    ]
+    judge = run.federation.evaluator
+    assert isinstance(judge, AnomalyStreamEvaluator)
+    question = OwnHere(2, judge, config["evaluation"]["pro_limit"])
+    run.federation.evaluator = OwnStagesEvaluator(question, judge.summary)
+    run.federation.names = ClientNames(dict(enumerate(NAMES)))
+    run.federation.run()
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [["method=feddymem"], ["method=federated_subspace"], ["method=fedavg", "task=memory_bank"]],
+    ids=lambda words: words[0],
+)
+def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, differences, words):
+    played, build = [], coordinator.build_federation
+    monkeypatch.setattr(
+        coordinator, "build_federation", lambda *given: played.append(build(*given)) or played[-1]
+    )
+    words = [*words, *DEBUG, f"rounds={ROUNDS}"]
+    products = paint(tmp_path)
+    result = coordinate(
+        Plan(words, NAMES, str(tmp_path / "run"), HERE), Here(sites(tmp_path, products)), Display(quiet=True)
+    )
+    (there,) = played
+    run = in_one_process(tmp_path, words, products)
+    one, data = run.federation, run.data
+    assert told(there.history) == told(one.history)
+    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
+    for client, name in enumerate(NAMES):
+        (states,) = (tmp_path / name / "states").glob("*")
+        kept = torch.load(states / f"{bases[client]:012d}.pt")
+        assert differences(kept, one.pool.get(client)) == []
+    scores = calibration_scores(run.config, data.images, data.partition, data.module, run.fabric)
+    here = json.loads(json.dumps(calibrate(one, one.rounds, scores).to_json()))
+    assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == here
+    assert [len(own) for own in result["partition"]["stage_sizes"]] == [2, 1, 2]
+    # Sites in their second stage are judged on what they have met, the others on all that they will ever meet.
+    assert sorted(there.data.milestones) == [2, 4]
+    tasks = [there.history[-1].metrics["i_auroc_task_2"]["per_client"][client] for client in range(3)]
+    assert [value == value for value in tasks] == [True, False, True]
+    assert set(result["last"]) >= {"i_auroc", "forgetting", "incremental_i_auroc", "i_auroc_task_2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stages", "words", "cause"),
+    [
+        ([[0]], [], "stages: product .* must be in one of them, and is in 0"),
+        ([[0], [0, 1]], [], "stages: product .* must be in one of them, and is in 2"),
+        ([[0], [1], [4]], [], "stages: this site has the products .*, and no others"),
+        ([[0], [1]], ["rounds=1"], "rounds=1, but images come in 2 stages: give at least as many rounds"),
+        ([[0], [1]], ["federation=secure"], "stages: sums are neither masked nor noised"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_in_one_line(tmp_path, stages, words, cause):
+    products = paint(tmp_path)
+    own = replace(
+        settings(tmp_path, "north"), stages=[[products[number] for number in stage] for stage in stages]
+    )
+    plan = Plan(
+        ["method=federated_subspace", *DEBUG, *words],
+        NAMES,
+        str(tmp_path / "run"),
+        ("fabric.accelerator=cpu",),
+    )
+    others = [Site(settings(tmp_path, name), Display(quiet=True)) for name in NAMES[1:]]
+    with pytest.raises(UserError, match=f"^site north: {cause}"):
+        coordinate(plan, Here([Site(own, Display(quiet=True)), *others]), Display(quiet=True))
