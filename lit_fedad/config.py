@@ -37,7 +37,17 @@ from lit_fedad.guards.text import redact, redacted
 Config = dict[str, Any]
 T = TypeVar("T")
 
-_EVERY_RUN_HAS = ("data", "partition", "task", "federation", "tracking", "method", "image", "fabric")
+_EVERY_RUN_HAS = (
+    "data",
+    "partition",
+    "task",
+    "encoder",
+    "federation",
+    "tracking",
+    "method",
+    "image",
+    "fabric",
+)
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
@@ -86,6 +96,10 @@ _CONFIG_TYPES: dict[Any, str] = {
 }  # fmt: skip
 
 
+# Values that are no built object.
+_PLAIN = (bool, int, float, str, types.NoneType, Mapping)
+
+
 def conf_folder() -> Path:
     """Returns the packaged configuration; in a checkout, the one at the top of the repository."""
     package = Path(__file__).parent
@@ -116,11 +130,12 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
-    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & {*overrides}]:
+    named = {override.lstrip("+") for override in overrides}
+    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
     # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
-    overrides = [empty.get(override, override) for override in overrides]
+    overrides = [empty.get(override.lstrip("+"), override) for override in overrides]
     # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     for override in overrides:
@@ -302,9 +317,11 @@ def _check_type(value: Any, annotation: Any, where: str) -> None:
     if isinstance(value, Mapping) and "_target_" in value:
         return
     if None in kinds:
-        built = all(inspect.isclass(typing.get_origin(a) or a) and a not in (Any, object) for a in allowed)
-        if built and isinstance(value, (bool, int, float, str)) and type(value) not in allowed:
-            raise UserError(f"{where}={value!r} must be a section with _target_")
+        classes = [typing.get_origin(a) or a for a in allowed]
+        built = all(inspect.isclass(c) and c not in (Any, object) for c in classes)
+        checked = tuple(c for c in classes if not getattr(c, "_is_protocol", False))
+        if built and isinstance(value, _PLAIN) and not isinstance(value, checked):
+            raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
@@ -383,6 +400,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key])
         leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
+    if found := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
+        return f"{found[2]} is that of '{found[1]}', which this configuration lacks; give one, or {found[2]}"
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
         return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
