@@ -51,7 +51,8 @@ class AnomalyStreamEvaluator(Evaluator):
     A stage's test images are those of the product types in its training images. With a_lj the I-AUROC after stage l on
     the test images of stage j, and m the current stage of a client:
 
-    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of stages 1 .. m together, and of each product.
+    - ``i_auroc``, ``p_auroc``, ``pro``, ``spro``, ``aupr``: on the test images of stages 1 .. m together, and of each
+      product.
     - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after stage l.
     - ``forgetting``: mean over j < m of max_l a_lj - a_mj, j <= l < m (see `forgetting`).
     - ``i_auroc_task_j``: a_mj, from j = 1; NaN before a client has reached its stage j.
@@ -66,6 +67,7 @@ class AnomalyStreamEvaluator(Evaluator):
         counts: Training images of each client by stage and product type [M_i, K].
         fabric: Moves batches and sets precision.
         pro_limit: Largest false positive rate of PRO.
+        spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
 
     Raises:
         UserError: If a product type of a stage has no test images.
@@ -78,6 +80,7 @@ class AnomalyStreamEvaluator(Evaluator):
         counts: Sequence[np.ndarray],
         fabric: Fabric,
         pro_limit: float = 0.3,
+        spro_limit: float | None = None,
     ) -> None:
         self.module, self.counts = module, counts
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
@@ -97,11 +100,12 @@ class AnomalyStreamEvaluator(Evaluator):
                 collate_fn=default_convert,  # data sets return whole batches
             )
             products = [sample.category for sample in images.test]
-            self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit)
+            limits = pro_limit, spro_limit
+            self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, *limits)
         longest = max(map(len, self.tasks))
         self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, longest + 1))
         self.metrics = (
-            *AnomalyEvaluator.metrics,
+            *next(iter(self.judges.values())).metrics,
             "incremental_i_auroc",
             "forgetting",
             *self.task_metrics,
