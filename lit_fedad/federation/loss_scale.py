@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 
 Scale = dict[str, Any]
 
@@ -25,11 +26,10 @@ def own_scale(fabric: Fabric | None, state: Scale | None = None) -> Iterator[tor
         The scaler, whose ``state_dict`` is where the next block goes on; None where losses are not scaled.
     """
     precision = fabric.strategy.precision if fabric else None
-    first = getattr(precision, "scaler", None)
-    if precision is None or first is None:
+    if not isinstance(precision, MixedPrecision) or precision.scaler is None:
         yield None
         return
-    scaler = deepcopy(first)
+    first, scaler = precision.scaler, deepcopy(precision.scaler)
     if state is not None:
         scaler.load_state_dict(state)
     precision.scaler = scaler
