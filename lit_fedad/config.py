@@ -32,6 +32,7 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.debug_preset import fit_preset
 from lit_fedad.guards.extras import extra_of, install
+from lit_fedad.guards.ranges import RANGES
 from lit_fedad.guards.text import redact, redacted
 
 Config = dict[str, Any]
@@ -55,26 +56,6 @@ _JUDGEMENT = ("alpha", "pictures", "batch_size")
 
 TILING = ("tile", "overlap")
 """Keys of the image that say how it is cut into tiles."""
-
-# Smallest and largest numbers; the largest sides are above any use, and below what fills the memory at once.
-_RANGES: dict[str, tuple[float, float]] = {
-    "rounds": (0, math.inf),
-    "batch_size": (1, math.inf),
-    "simulation.workers": (0, math.inf),
-    "grid": (1, 1024),
-    "image.size": (1, 8192),
-    "image.resize": (1, 8192),
-    "image.tile": (1, 8192),
-    "image.overlap": (0, 8192),
-    "image.channels": (1, 3),
-    "evaluation.every": (1, math.inf),
-    "evaluation.batch_size": (1, math.inf),
-    "calibration.share": (0, 0.9),
-    "calibration.folds": (2, 1000),
-    "evaluation.pictures": (0, math.inf),
-    "evaluation.pro_limit": (1e-6, 1),
-    "evaluation.spro_limit": (1e-6, 1),
-}
 
 # Types of keys whose default value does not tell them.
 _TYPES: dict[str, Any] = {
@@ -363,7 +344,7 @@ def _check_root(config: Config) -> None:
             _check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config["callbacks"])
     _check_alpha(config["evaluation"]["alpha"])
-    for key, (least, most) in _RANGES.items():
+    for key, (least, most) in RANGES.items():
         section_name, _, leaf = key.rpartition(".")
         value = (config[section_name] if section_name else config).get(leaf)
         numbers = pair(key, value) if isinstance(value, list) else () if value is None else (value,)
