@@ -32,12 +32,23 @@ from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import pair
 from lit_fedad.guards.debug_preset import fit_preset
 from lit_fedad.guards.extras import extra_of, install
+from lit_fedad.guards.ranges import RANGES
 from lit_fedad.guards.text import redact, redacted
 
 Config = dict[str, Any]
 T = TypeVar("T")
 
-_EVERY_RUN_HAS = ("data", "partition", "task", "federation", "tracking", "method", "image", "fabric")
+_EVERY_RUN_HAS = (
+    "data",
+    "partition",
+    "task",
+    "encoder",
+    "federation",
+    "tracking",
+    "method",
+    "image",
+    "fabric",
+)
 # Keys that say where and how a run happens; of them only precision and cache.enabled decide a result.
 _CIRCUMSTANCES = ("out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks")
 # Keys of the evaluation that no training depends on.
@@ -45,26 +56,6 @@ _JUDGEMENT = ("alpha", "pictures", "batch_size")
 
 TILING = ("tile", "overlap")
 """Keys of the image that say how it is cut into tiles."""
-
-# Smallest and largest numbers; the largest sides are above any use, and below what fills the memory at once.
-_RANGES: dict[str, tuple[float, float]] = {
-    "rounds": (0, math.inf),
-    "batch_size": (1, math.inf),
-    "simulation.workers": (0, math.inf),
-    "grid": (1, 1024),
-    "image.size": (1, 8192),
-    "image.resize": (1, 8192),
-    "image.tile": (1, 8192),
-    "image.overlap": (0, 8192),
-    "image.channels": (1, 3),
-    "evaluation.every": (1, math.inf),
-    "evaluation.batch_size": (1, math.inf),
-    "calibration.share": (0, 0.9),
-    "calibration.folds": (2, 1000),
-    "evaluation.pictures": (0, math.inf),
-    "evaluation.pro_limit": (1e-6, 1),
-    "evaluation.spro_limit": (1e-6, 1),
-}
 
 # Types of keys whose default value does not tell them.
 _TYPES: dict[str, Any] = {
@@ -84,6 +75,10 @@ _CONFIG_TYPES: dict[Any, str] = {
     int: "int", float: "float", bool: "bool", str: "str", Path: "str", types.NoneType: "null",
     list: "list", tuple: "list", Sequence: "list",
 }  # fmt: skip
+
+
+# Values that are no built object.
+_PLAIN = (bool, int, float, str, types.NoneType, Mapping)
 
 
 def conf_folder() -> Path:
@@ -116,11 +111,12 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
-    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & {*overrides}]:
+    named = {override.lstrip("+") for override in overrides}
+    if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
     # Hydra removes a group by ~group only; every other key is removed by key=null.
     empty = {f"{group}=null": f"~{group}" for group in config_groups()}
-    overrides = [empty.get(override, override) for override in overrides]
+    overrides = [empty.get(override.lstrip("+"), override) for override in overrides]
     # Without the debug preset: all groups, and what is said of data and images. Other keys may be the preset's own.
     plain = [override for override in overrides if re.match(r"(?!debug=)\w+=|\+*(data|image)\.", override)]
     for override in overrides:
@@ -302,9 +298,11 @@ def _check_type(value: Any, annotation: Any, where: str) -> None:
     if isinstance(value, Mapping) and "_target_" in value:
         return
     if None in kinds:
-        built = all(inspect.isclass(typing.get_origin(a) or a) and a not in (Any, object) for a in allowed)
-        if built and isinstance(value, (bool, int, float, str)) and type(value) not in allowed:
-            raise UserError(f"{where}={value!r} must be a section with _target_")
+        classes = [typing.get_origin(a) or a for a in allowed]
+        built = all(inspect.isclass(c) and c not in (Any, object) for c in classes)
+        checked = tuple(c for c in classes if not getattr(c, "_is_protocol", False))
+        if built and isinstance(value, _PLAIN) and not isinstance(value, checked):
+            raise UserError(f"{where}={'null' if value is None else value} must be a section with _target_")
         return
     kind = _CONFIG_TYPES.get(type(value))
     if kind not in kinds and not (kind == "int" and "float" in kinds):
@@ -346,7 +344,7 @@ def _check_root(config: Config) -> None:
             _check_type(section[key], _TYPES.get(prefix + key, annotation), prefix + key)
     _check_callbacks(config["callbacks"])
     _check_alpha(config["evaluation"]["alpha"])
-    for key, (least, most) in _RANGES.items():
+    for key, (least, most) in RANGES.items():
         section_name, _, leaf = key.rpartition(".")
         value = (config[section_name] if section_name else config).get(leaf)
         numbers = pair(key, value) if isinstance(value, list) else () if value is None else (value,)
@@ -383,6 +381,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         known = _flat_keys([o for o in overrides if o.lstrip("+~").partition("=")[0] != key])
         leaf = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
         return f"unknown key '{key}'" + (f"; did you mean '{leaf[0]}'?" if leaf else "")
+    if found := re.search(r"Interpolation key '([^']+)' not found full_key: (\S+)", text):
+        return f"{found[2]} is that of '{found[1]}', which this configuration lacks; give one, or {found[2]}"
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
         return f"{group} has no option '{name}'{_nearest(name, choices(group))}"

@@ -34,6 +34,12 @@ from lit_fedad.federation.processes import make_fabric
         (["~data"], "data=null: every run has one"),
         (["image=null"], "image=null: every run has one"),
         (["fabric=null"], "fabric=null: every run has one"),
+        (["encoder=null"], "encoder=null: every run has one"),
+        (["+encoder=null"], "encoder=null: every run has one"),
+        (
+            ["method=gldp", "features=null"],
+            "task.encoder is that of 'features', which this configuration lacks",
+        ),
         (["fresh=3"], "fresh=3 must be bool"),
         (["start=3"], "start=3 must be null or str"),
         (["public=folder"], "'public.root' must be given"),
@@ -112,6 +118,9 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["method=feddymem_trained", "task.head.grid_size=0"], "task.head.grid_size=0 must be at least 1"),
         (["task.loss=3"], "MemoryBank.loss=3 must be a section with _target_"),
         (["task.head=3"], "MemoryBank.head=3 must be a section with _target_"),
+        (["method=gldp", "task.encoder=null"], "Classifier.encoder=null must be a section with _target_"),
+        (["method=gldp", "~task.encoder"], "Classifier needs 'encoder'"),
+        (["method=fedvck_sums", "+method.server.descent.section=here"], "Descent has no key 'section'"),
         (["backbone.layers=[2,x]"], "backbone.layers=[2, 'x']: give whole numbers"),
         (
             ["method=feddymem_trained", "+method.server.aggregation.max_steps=0"],

@@ -22,13 +22,14 @@ def train(overrides: Sequence[str]) -> None:
     Raises:
         UserError: For bad input.
     """
-    config = compose([override for override in overrides if override != "--cfg"])
     if "--cfg" in overrides:
         import yaml
 
+        config = compose([override for override in overrides if override != "--cfg"])
         print(yaml.safe_dump(redacted(config), sort_keys=False), end="")  # noqa: T201
         return
     require("train", "lit-fedad train")
+    config = compose(overrides)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
     from lit_fedad.experiment.train import train
 

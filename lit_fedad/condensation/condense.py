@@ -35,6 +35,10 @@ Distance = Callable[[RealBatch, Tensor], Tensor]
 """Function from a batch of real images and all synthetic ones, sorted by class, to the loss."""
 
 
+class _Descent(Descent):
+    section = _SECTION
+
+
 @dataclass(frozen=True)
 class Condensation:
     """Optimisation of synthetic images, by SGD, to a small distance from batches of real ones.
@@ -68,7 +72,7 @@ class Condensation:
     @property
     def descent(self) -> Descent:
         """The steps of SGD."""
-        return Descent(self.steps, self.learning_rate, self.momentum, self.clip, _SECTION)
+        return _Descent(self.steps, self.learning_rate, self.momentum, self.clip)
 
     def __call__(
         self,

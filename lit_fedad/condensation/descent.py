@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from lightning.fabric import Fabric
@@ -23,17 +24,18 @@ class Descent:
         learning_rate: Learning rate of SGD, for normalised images.
         momentum: Momentum of SGD.
         clip: Largest norm of the gradient in all images; None for no limit.
-        section: Section of the configuration that these numbers come from, for messages.
+        section: Section of the configuration that these numbers come from, for messages; a subclass names its own.
 
     Raises:
         UserError: If a number is out of range.
     """
 
+    section: ClassVar[str] = "method.server.descent"
+
     steps: int
     learning_rate: float = 1.0
     momentum: float = 0.5
     clip: float | None = None
-    section: str = "method.server.descent"
 
     def __post_init__(self) -> None:
         at_least(self.section, 0, steps=self.steps)

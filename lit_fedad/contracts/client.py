@@ -65,7 +65,7 @@ class Client(L.LightningModule):
     """
 
     needs: ClassVar[type[Task]] = Task
-    kept: ClassVar[tuple[str, ...]] = ("optimizer_state",)
+    kept: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()
@@ -76,6 +76,7 @@ class Client(L.LightningModule):
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
         self.optimizer_state: dict[str, Any] | None = None
+        self.loss_scale: dict[str, Any] | None = None  # of 16-mixed; set by the client's turn
         self.context = Context(seed=0, round=0)
 
     @classmethod

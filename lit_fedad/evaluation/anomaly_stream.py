@@ -50,7 +50,8 @@ class StageMetrics:
 
     With a_lj the I-AUROC after stage l on the test images of stage j, and m the current stage of a client:
 
-    - ``i_auroc``, ``p_auroc``, ``pro``, ``aupr``: on the test images of stages 1 .. m together, and of each product.
+    - ``i_auroc``, ``p_auroc``, ``pro``, ``spro``, ``aupr``: on the test images of stages 1 .. m together, and of each
+      product.
     - ``incremental_i_auroc``: mean over l <= m of the ``i_auroc`` after stage l.
     - ``forgetting``: mean over j < m of max_l a_lj - a_mj, j <= l < m (see `forgetting`).
     - ``i_auroc_task_j``: a_mj, from j = 1; NaN before a client has reached its stage j.
@@ -62,15 +63,21 @@ class StageMetrics:
     Args:
         timetable: Each client's stage in a round.
         sizes: Training images of each client by stage.
+        measured: Names of the metrics of all stages together.
 
     Attributes:
-        names: Names of the metrics.
+        names: Names of all metrics.
     """
 
-    def __init__(self, timetable: Timetable, sizes: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        timetable: Timetable,
+        sizes: Sequence[Sequence[int]],
+        measured: Sequence[str] = AnomalyEvaluator.metrics,
+    ) -> None:
         self.timetable, self.sizes = timetable, sizes
         self.task_metrics = tuple(f"i_auroc_task_{task}" for task in range(1, max(timetable.lengths) + 1))
-        self.names = (*AnomalyEvaluator.metrics, "incremental_i_auroc", "forgetting", *self.task_metrics)
+        self.names = (*measured, "incremental_i_auroc", "forgetting", *self.task_metrics)
 
     def summarise(
         self, now: Mapping[int, Judged], round: int, history: Sequence[RoundReport]
@@ -122,6 +129,7 @@ class AnomalyStreamEvaluator(Evaluator):
         counts: Training images of each client by stage and product type [M_i, K].
         fabric: Moves batches and sets precision.
         pro_limit: Largest false positive rate of PRO.
+        spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
 
     Raises:
         UserError: If a product type of a stage has no test images.
@@ -134,6 +142,7 @@ class AnomalyStreamEvaluator(Evaluator):
         counts: Sequence[np.ndarray],
         fabric: Fabric,
         pro_limit: float = 0.3,
+        spro_limit: float | None = None,
     ) -> None:
         self.module = module
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
@@ -153,8 +162,10 @@ class AnomalyStreamEvaluator(Evaluator):
                 collate_fn=default_convert,  # data sets return whole batches
             )
             products = [sample.category for sample in images.test]
-            self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, pro_limit)
-        self.summary = StageMetrics(module.timetable, [own.sum(1).tolist() for own in counts])
+            limits = pro_limit, spro_limit
+            self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, *limits)
+        measured = next(iter(self.judges.values())).metrics
+        self.summary = StageMetrics(module.timetable, [own.sum(1).tolist() for own in counts], measured)
         self.metrics = self.summary.names
 
     def score(self, client: Client, number: int) -> list[AnomalyMetrics]:

@@ -263,9 +263,11 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
     if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
         counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
         return StreamAccuracyEvaluator(loader, data.module, counts, client, fabric, client_test)
+    has_saturation = isinstance(data.images, ImageSet) and data.images.has_saturation
+    spro_limit = config["evaluation"]["spro_limit"] if has_saturation else None
     if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
         counts = data.partition.stage_counts(data.images)
-        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric, pro_limit)
+        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric, pro_limit, spro_limit)
     if isinstance(data.images, SemanticSet):
         normal, anomalies = data.images.normal_classes, data.images.anomalies
         calibration = calibration_scores(config, data.images, data.partition, data.module, fabric)
@@ -273,7 +275,6 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     products = [sample.category for sample in data.images.test]
-    spro_limit = config["evaluation"]["spro_limit"] if data.images.has_saturation else None
     return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit, spro_limit)
 
 

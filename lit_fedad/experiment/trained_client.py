@@ -81,7 +81,9 @@ def load_client(
         found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
         context = Context(config["seed"], found.round, number, found.exchange)
         exchange = model.client.exchanges.at(context)
-        Turn(model.client, channel, fabric).activate(exchange, context, found.state, found.blob)
+        # What clients did not keep yet when an earlier version wrote this is as before their first turn.
+        state = {**read_kept(model.client), **found.state}
+        Turn(model.client, channel, fabric).activate(exchange, context, state, found.blob)
         model.client.deploy()
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         file = folder / (OWN_CLIENT if own else "checkpoints")

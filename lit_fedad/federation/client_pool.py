@@ -128,7 +128,8 @@ class ClientPool:
         files = read_meta(folder)["files"]
         for client in sorted(clients):
             if digest := files.get(_name(client)):
-                self.put(client, read_state(folder / _name(client), digest))
+                # What clients did not keep yet when an earlier version wrote this is as before their first turn.
+                self.put(client, {**self.initial, **read_state(folder / _name(client), digest)})
         self._unsaved.clear()
 
 

@@ -23,6 +23,7 @@ from lit_fedad.contracts import (
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
+from lit_fedad.federation.loss_scale import own_scale
 from lit_fedad.federation.message_check import check, outliers
 
 FAR = 100.0
@@ -170,7 +171,8 @@ class _Attempt:
         try:
             if not updates:
                 raise UserError("no message is left")
-            self.exchange.aggregate(self.receipt.server, updates)
+            with own_scale(self.receipt.server.fabric):
+                self.exchange.aggregate(self.receipt.server, updates)
             self._check_next()
         except Exception as error:
             self.restore()

@@ -14,6 +14,7 @@ from lit_fedad.contracts.kept_state import write_kept
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import State
+from lit_fedad.federation.loss_scale import own_scale
 
 if TYPE_CHECKING:
     from lit_fedad.federation.secure_sum import Mask
@@ -93,8 +94,9 @@ class Turn:
         if exchange.trains:
             client.refresh(ordered_loader(data, context.client))
             loader = data.client_loader(context.client, context.generator("batches"))
-            with context.seeded("fit"):
+            with context.seeded("fit"), own_scale(self.fabric, client.loss_scale) as scaler:
                 result.scalars = exchange.train(client, loader, self.fabric)
+            client.loss_scale = scaler.state_dict() if scaler else None
         with context.seeded("send"):
             message = exchange.send(client, ordered_loader(data, context.client))
         if mask is not None:

@@ -28,6 +28,9 @@ _FORMATS = {
     ".tiff": "TIFF",
 }
 
+# On a phone, tables scroll sideways; Gradio breaks words between any two letters.
+_STYLE = ".table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }"
+
 
 @dataclass(frozen=True)
 class UiOptions:
@@ -82,6 +85,7 @@ def ui(options: UiOptions, display: Display) -> None:
                 allowed_paths=[str(view.path / name) for name in ("predictions", "watch")],
                 footer_links=[],
                 theme=gr.themes.Default(font="sans-serif", font_mono="monospace"),  # fonts of this machine
+                css=_STYLE,
             )
         except OSError as error:
             raise UserError(

@@ -223,8 +223,10 @@ def test_a_loss_that_is_not_finite_is_named_in_one_line():
 
 
 def test_a_last_step_that_leaves_the_numbers_is_refused():
-    descent = Descent(1, 1e38, section="here")
-    with pytest.raises(UserError, match=r"condensation diverged; lower here\.learning_rate"):
+    descent = Descent(1, 1e38)
+    with pytest.raises(
+        UserError, match=r"condensation diverged; lower method\.server\.descent\.learning_rate"
+    ):
         descent(torch.ones(1, 1, 2, 2), lambda images: 1e3 * images.sum(), FABRIC)
 
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_fedad.config import compose
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.formats import FORMATS
 from lit_fedad.errors import UserError
+from lit_fedad.experiment.train import train
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("openvino")
@@ -21,6 +23,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def exported(tiny_run, tmp_path_factory):
     """A folder with the tiny run's detector in three formats, and the card's block of code for each."""
     out = tmp_path_factory.mktemp("openvino")
+    return export_all(tiny_run, out)
+
+
+def export_all(run, out):
+    """Exports client 1 of a run, with six normal images and five others, to a folder."""
     normal, images = out / "normal", out / "images"
     for folder, count in ((normal, 6), (images, 5)):
         folder.mkdir()
@@ -28,7 +35,7 @@ def exported(tiny_run, tmp_path_factory):
             pixels = np.random.default_rng(number).integers(0, 255, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     formats = ("pt2", "openvino", "openvino_int8")
-    export(str(tiny_run), client=1, formats=formats, images=str(images), out=str(out), normal=str(normal))
+    export(str(run), client=1, formats=formats, images=str(images), out=str(out), normal=str(normal))
     return out
 
 
@@ -65,3 +72,23 @@ def test_the_card_counts_decisions_and_loads_the_files(exported, monkeypatch):
 def test_eight_bits_need_normal_images(tiny_run, tmp_path):
     with pytest.raises(UserError, match="format=openvino_int8 needs normal=FOLDER"):
         export(str(tiny_run), formats=("openvino_int8",), out=str(tmp_path))
+
+
+def test_a_vision_transformer_scores_alike_in_half_precision_and_eight_bits(tmp_path):
+    """Weights are random: what eight bits cost real ones, this cannot tell."""
+    network = ["backbone=dinov2_small", "backbone.weights=random", "backbone.layers=[1,3]"]
+    settings = ["method=federated_subspace", "debug=seconds", *network, "image.size=42", "grid=3"]
+    folders = [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    train(compose([*settings, "tracking=off", "cache.enabled=false", *folders]), quiet=True)
+    (tmp_path / "out").mkdir()
+    files = export_all(tmp_path / "run", tmp_path / "out")
+    pixels = torch.rand(3, 3, 42, 42)
+    live, half, eight = (
+        FORMATS[name].load(files / FORMATS[name].files[0])(pixels)
+        for name in ("pt2", "openvino", "openvino_int8")
+    )
+    for coarse, tolerance in ((half, 0.05), (eight, 0.3)):
+        for name in ("image_score", "anomaly_map"):
+            assert coarse[name].isfinite().all()
+            torch.testing.assert_close(coarse[name], live[name], rtol=tolerance, atol=0)
+        assert not torch.equal(coarse["image_score"], live["image_score"])

@@ -38,13 +38,19 @@ MET = [["a", "ab", "abc"], ["c", "cb"]]
 
 
 class Pictures:
-    """Test images that are nothing but their masks; remembers which were read."""
+    """Test images that are nothing but their masks; remembers which were read.
 
-    def __init__(self, images):
+    With ``regions``, masks are one square of four pixels, found where so many pixels are.
+    """
+
+    def __init__(self, images, regions=0):
         self.labels = torch.tensor([sample.label for sample in images.test])
         self.masks = torch.rand(len(self.labels), 4, 4, generator=torch.Generator().manual_seed(0)) < 0.3
+        if regions:
+            self.masks = torch.zeros_like(self.masks)
+            self.masks[:, 1:3, 1:3] = True
         self.masks &= self.labels.bool()[:, None, None]
-        self.read = []
+        self.regions, self.read = regions, []
 
     def __len__(self):
         return len(TEST)
@@ -52,7 +58,10 @@ class Pictures:
     def __getitems__(self, indices):
         self.read += indices
         index = torch.tensor(indices)
-        return {"index": index, "label": self.labels[index], "mask": self.masks[index].byte()}
+        batch = {"index": index, "label": self.labels[index], "mask": self.masks[index].byte()}
+        if self.regions:
+            batch["regions"] = [self.regions * mask[None][: mask.any()].int() for mask in self.masks[index]]
+        return batch
 
 
 class Detector:
@@ -76,14 +85,18 @@ class Rounds:
     clients = (0, 1)
     fabric = Fabric(accelerator="cpu", devices=1)
 
-    def __init__(self, client, stages=STAGES, images=IMAGES, schedule="stage_major"):
+    def __init__(
+        self, client, stages=STAGES, images=IMAGES, schedule="stage_major", regions=0, spro_limit=None
+    ):
         self.client, self.history, self.asked = client, [], []
-        self.pictures = Pictures(images)
+        self.pictures = Pictures(images, regions)
         self.module = StreamDataModule(
             range(len(images.train)), self.pictures, stages, ROUNDS, schedule, eval_batch_size=8
         )
         counts = Partition.in_stages(stages).stage_counts(images)
-        self.evaluator = AnomalyStreamEvaluator(images, self.module, counts, self.fabric)
+        self.evaluator = AnomalyStreamEvaluator(
+            images, self.module, counts, self.fabric, spro_limit=spro_limit
+        )
 
     def ask(self, round, question, clients):
         answers = {}
@@ -240,6 +253,20 @@ def test_pixels_are_measured_where_there_are_masks_and_maps(masks, maps):
     found = Rounds(Detector(maps=maps), images=ImageSet("toy", IMAGES.train, test)).play([ROUNDS])[-1]
     assert ("p_auroc" in found) == ("pro" in found) == (masks and maps)
     assert found["i_auroc"]["per_client"][0] == pytest.approx(i_auroc(Detector(), 0, ROUNDS, "abc"))
+
+
+def test_regions_that_saturate_are_judged_on_what_was_met():
+    """Masks are one region each. A region of which all pixels must be found has PRO; one found by any pixel, more."""
+    found = {}
+    for area in (4, 1):
+        rounds = Rounds(Detector(maps=True), regions=area, spro_limit=0.3)
+        found[area] = rounds.play([ROUNDS])[-1]
+        assert "spro" in rounds.evaluator.metrics
+        assert found[area]["spro"]["per_client"].keys() == {0, 1}
+    for client in (0, 1):
+        whole, part = (found[area]["spro"]["per_client"][client] for area in (4, 1))
+        assert whole == found[4]["pro"]["per_client"][client]
+        assert part > whole
 
 
 def test_a_task_may_hold_several_products_and_bring_one_back():

@@ -1,5 +1,7 @@
 """Gradients under a scaled loss, as 16-mixed has it: what methods do with them before a step."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,8 @@ def test_a_scaled_loss_changes_nothing(federate, make_linear, points_by_hand, ex
     scaled = federate(client_class, server_class, task=make_linear(), **parts, fabric=scaled_fabric())
     exactly(read_kept(scaled.server), read_kept(plain.server))
     for number in points_by_hand:
-        exactly(scaled.pool.get(number), plain.pool.get(number))
+        assert scaled.pool.get(number)["loss_scale"]["scale"] == 2.0**16
+        exactly(scaled.pool.get(number) | {"loss_scale": None}, plain.pool.get(number))
 
 
 def test_a_step_left_out_for_overflow_is_no_step_of_scaffold(federate, make_linear):
@@ -73,3 +76,51 @@ def test_overflow_leaves_learnt_mixtures_alone(federate, make_linear, method):
     )
     learnt = played.pool.get(0)["alpha" if method == "apfl" else "relations"]
     np.testing.assert_allclose(learnt, 0.4 if method == "apfl" else [0.5, 0.5])
+
+
+def test_a_run_that_was_cut_off_goes_on_with_each_clients_own_scale(federate, make_linear, exactly):
+    """Client 0 overflows until its scale is halved twice, in rounds 1 and 2; client 1 has gradients of zero."""
+    large = {"x": torch.tensor([1.0, 0.0]), "y": torch.tensor([3.0, 1.0])}
+    at_rest = {"x": torch.tensor([0.0, 0.0]), "y": torch.tensor([0.5, 0.25])}
+    data = {0: DataLoader([large]), 1: DataLoader([at_rest])}
+
+    def play(rounds, folder=None):
+        task, fabric = make_linear(dtype=torch.float32), scaled_fabric(scale=2.0**127)
+        parts = {"task": task, "data": data, "fabric": fabric}
+        played = federate(FedAvgClient, FedAvgServer, **parts, rounds=rounds, folder=folder)
+        assert fabric.strategy.precision.scaler.get_scale() == 2.0**127
+        return played
+
+    whole = play(5)
+    scales = [whole.pool.get(number)["loss_scale"]["scale"] for number in (0, 1)]
+    assert scales[0] < scales[1] == 2.0**127
+    play(1, "cut")
+    gone_on = play(5, "cut")
+    exactly(read_kept(gone_on.server), read_kept(whole.server))
+    for number in (0, 1):
+        exactly(gone_on.pool.get(number), whole.pool.get(number))
+
+
+class Doubling(FedAvgServer):
+    """Ends every merge with another scale than it began with."""
+
+    began: ClassVar[list[float]] = []
+
+    def aggregate(self, updates):
+        scaler = self.fabric.strategy.precision.scaler
+        self.began.append(scaler.get_scale())
+        scaler.scale(torch.ones(()))
+        scaler.update(2 * scaler.get_scale())
+        super().aggregate(updates)
+
+
+def test_a_server_begins_every_merge_with_the_first_scale(federate, make_linear, points_by_hand):
+    federate(
+        FedAvgClient,
+        Doubling,
+        task=make_linear(),
+        data=points_by_hand,
+        fabric=scaled_fabric(scale=8.0),
+        rounds=3,
+    )
+    assert Doubling.began == [8.0, 8.0, 8.0]

@@ -113,7 +113,15 @@ def test_every_tab_shows_the_run_and_the_buttons_write_reviews(run, tmp_path):
 
         page.get_by_role("tab", name="Try an image", exact=True).click()
         page.locator("input[type=file]").last.set_input_files(image)
-        page.wait_for_selector("text=anomalous")
+        page.locator("#verdict").get_by_text("anomalous").wait_for()
+
+        phone = browser.new_page(viewport={"width": 390, "height": 844})
+        phone.set_default_timeout(1000 * PATIENCE_S)
+        phone.goto(address)
+        phone.wait_for_selector("text=client 1")
+        assert phone.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+        head = phone.get_by_text("seconds", exact=True).last
+        assert head.evaluate("head => getComputedStyle(head).overflowWrap") == "normal"
         browser.close()
     assert [url for url in foreign if not url.startswith(address)] == []
     assert errors == []

@@ -1,0 +1,154 @@
+"""LiRA on what each kind of method sends: banks, moments, sums, noised sums, weights; some clients, and stages."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from helpers.shadowed import OVERFIT, TINY
+
+from lit_fedad.audits.membership import LiraOptions, infer
+from lit_fedad.audits.shadow_runs import ShadowRuns
+from lit_fedad.cli import main as cli
+from lit_fedad.config import compose
+from lit_fedad.errors import UserError
+from lit_fedad.experiment.finished_run import reopen
+from lit_fedad.experiment.train import train
+from lit_fedad.privacy.shadow_splits import split, trained_on
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
+    findings = infer(reopen(str(tiny_run)), LiraOptions(shadows=6, share=1.0, out=str(tmp_path)))
+    named = {f"{found.side} {found.statistic}" for found in findings}
+    assert {"sent bank: mean distance", "sent moments: largest residual", "sent all", "received all"} <= named
+    assert {"sent bank: together", "received bank: together", "received subspace: mean residual"} <= named
+    assert all(0 <= found.report.auc.value <= 1 for found in findings)
+    written = json.loads((tmp_path / "privacy" / "lira.json").read_text())
+    assert written["shift"].startswith("none")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize(
+    ("method", "sent"),
+    [("federated_subspace", "moments"), ("federated_patchcore", "bank"), ("feddymem_drawn", "bank")],
+)
+def test_methods_that_share_banks_or_moments(tmp_path, method, sent):
+    overrides = [f"method={method}", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    assert f"{sent}: together" in {found.statistic for found in findings if found.side == "sent"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_of_summed_uploads_the_sum_is_attacked(tmp_path):
+    overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    overrides += ["federation=secure", "partition=iid", "partition.clients=3"]
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
+    assert written["uploads"] == "their sum"
+    assert {found["side"] for found in written["findings"]} == {"sent", "received"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+@pytest.mark.parametrize("where", ["central", "distributed"])
+def test_of_noised_runs_the_released_sums_are_attacked(tmp_path, where):
+    overrides = ["method=federated_subspace", "debug=seconds", "tracking=off", "cache.enabled=false"]
+    overrides += [f"federation/privacy={where}", "federation.privacy.epsilon=1e6", "calibration.share=0"]
+    overrides += ["partition=iid", "partition.clients=3"] + ["federation=secure"] * (where == "distributed")
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]), quiet=True)
+    findings = infer(reopen(str(tmp_path / "run")), LiraOptions(shadows=6, share=1.0))
+    named = {f"{found.side} {found.statistic}": found.report for found in findings}
+    assert {"sent sum: product with the sum", "sent sum: 3 exchanges", "received all"} <= named.keys()
+    # With hardly any noise the products, of which every image's own length is a part, tell who was there.
+    assert named["sent all"].auc.low > named["sent all"].auc.chance_high
+    written = json.loads((tmp_path / "run" / "privacy" / "lira.json").read_text())
+    assert written["uploads"] == "their noised sum"
+    assert not [*(tmp_path / "run" / "privacy").rglob("noise.key")]
+    assert cli.main(["privacy", f"run={tmp_path / 'run'}", "attack=inversion"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*RANDOM weights")
+def test_fedavg_shares_no_bank_to_score_with(tmp_path):
+    overrides = [
+        "debug=seconds",
+        "method=fedavg",
+        "tracking=off",
+        "cache.enabled=false",
+        f"out={tmp_path / 'run'}",
+    ]
+    train(compose([*overrides, f"data.root={tmp_path / 'data'}"]), quiet=True)
+    with pytest.raises(UserError, match="FedAvgClient: what its clients send scores no image"):
+        infer(reopen(str(tmp_path / "run")), LiraOptions())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "moon", "dbe", "apfl", "apple"]
+)
+def test_methods_that_share_weights(tmp_path, method):
+    train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6))
+    assert set(findings[-1].report.clients) == {0, 1}
+
+
+@pytest.mark.slow
+def test_class_sums_without_noise_are_attacked_by_products(tmp_path):
+    overrides = ["method=fedvck_sums", "debug=seconds", "tracking=off", f"out={tmp_path}"]
+    train(compose(overrides), quiet=True)
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, share=1.0))
+    named = {f"{found.side} {found.statistic}" for found in findings}
+    assert {"sent sum: product with the sum", "received all"} <= named
+
+
+@pytest.mark.slow
+def test_some_clients_in_some_rounds(tmp_path):
+    """The same clients upload last in every shadow run."""
+    some = ("federation.sampler.fraction=0.5", "rounds=3", "partition.clients=4")
+    train(compose([*TINY, *OVERFIT, *some, f"out={tmp_path}"]), quiet=True)
+    infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
+    seen = [torch.load(file)["seen"]["sent"] for file in sorted(tmp_path.rglob("seen.pt"))]
+    uploaded = [{exchange: sorted(clients) for exchange, clients in one.items()} for one in seen]
+    assert all(one == uploaded[0] for one in uploaded)
+    assert {len(clients) for clients in uploaded[0].values()} == {2}
+
+
+@pytest.mark.slow
+def test_images_that_come_task_after_task(tmp_path, spy):
+    """A held-out image comes when the member comes that it stands for: every task keeps its classes."""
+    stream = [
+        *(
+            "method=gldp",
+            "experiment=gldp_small",
+            "data.train_per_class=6",
+            "data.test_per_class=3",
+            "data.size=16",
+            "image.size=16",
+        ),
+        *("partition.clients=2", "partition.stages=2", "partition.imbalance=2", "rounds=2", "batch_size=8"),
+        *("method.client.base_epochs=2", "method.client.head_epochs=3", "encoder.channels=4"),
+        *("evaluation.pictures=0", "tracking=off", "fabric.accelerator=cpu"),
+    ]
+    train(compose([*stream, f"out={tmp_path}"]), quiet=True)
+    findings = infer(reopen(str(tmp_path)), LiraOptions(shadows=6, non_members="test"))
+    assert set(findings[-1].report.clients) == {0, 1}
+    tasks = json.loads((tmp_path / "partition.json").read_text())["stages"]
+    attacked = reopen(str(tmp_path))
+    shadows = ShadowRuns(attacked, tmp_path / "privacy" / "lira", "test", 0.5, 0)
+    products = [sample.category for sample in shadows.images.train]
+    for shadow in range(4):
+        now = trained_on(tasks, shadows.cells, split(shadows.cells, shadow, 0))
+        assert [sorted({i for task in own for i in task}) for own in now] == [
+            sorted(own) for own in spy.held[f"shadow_{shadow}"]
+        ]
+        for own, then in zip(now, tasks, strict=True):
+            for task, real in zip(own, then, strict=True):
+                assert Counter(products[i] for i in task) == Counter(products[i] for i in real)
