@@ -41,11 +41,15 @@ def test_a_class_that_nobody_owns_is_named_once(feddm, data):
     assert feddm().history[0].warnings == []
 
 
-def test_images_of_two_sizes_name_the_clients(feddm, data):
-    """Of two, either could be the wrong one."""
-    with pytest.raises(UserError, match=r"client 1 sent images \(3, 6, 6\), client 0 \(3, 8, 8\)") as error:
-        feddm(data={0: data[0], 1: loader([0, 0, 1, 1], 1, side=6)})
+def test_images_of_two_sizes_are_named(feddm, data):
+    """Of two clients, either could be the wrong one; of three, the one without whom the others agree is refused."""
+    other = loader([0, 0, 1, 1], 1, side=6)
+    with pytest.raises(UserError, match=r"images of the sizes \(3, 8, 8\) and \(3, 6, 6\)") as error:
+        feddm(data={0: data[0], 1: other})
     assert "\n" not in str(error.value)
+    refused = feddm(data={0: data[0], 1: data[1], 2: other}).history[0].refused
+    assert list(refused) == [2]
+    assert "(3, 6, 6)" in refused[2]
 
 
 def test_encoders_of_other_normalisations_are_welcome(feddm, exactly):
