@@ -115,7 +115,7 @@ class RayTurns(Turns):
                 value, cause, changed = None, f"its worker ended ({first_line(error)})", None
                 self._returning[worker.ready.options(max_task_retries=-1).remote()] = worker
             if changed is not None:
-                self.pool.put(number, changed)
+                self.pool.hold(number, changed)
             answers[number] = value, cause
             self.progress.step()
         return self._gathered(answers)
@@ -203,5 +203,6 @@ class Worker:
         outcome = self.turns.play(
             self.exchanges.at(context), context, {number: blob}, {number} if scored else ()
         )
+        self.turns.settle({number})  # this worker's pool alone
         changed = self.turns.pool.get(number) if number in self.turns.pool else None
         return outcome.values.get(number), outcome.failures.get(number), changed

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def detached(state: Any) -> Any:
 class ClientPool:
     """A store of personal states, in host memory and, above a size, on disk.
 
-    Clients without a stored state have the initial state, which is kept once for all of them.
+    Clients without a stored state have the initial state, which is kept once for all of them. What a turn leaves is
+    held beside the state before it, until the server has said whether the turn counts (`settle`).
 
     Args:
         initial: The state of a client before its first turn.
@@ -56,46 +58,73 @@ class ClientPool:
         self.folder = folder
         self.memory_bytes = memory_bytes
         at_least("federation", 0, pool_bytes=memory_bytes)
-        self._memory: OrderedDict[int, State] = OrderedDict()
-        self._files: dict[int, Path] = {}
-        self._unsaved: set[int] = set()
+        self._memory: OrderedDict[str, State] = OrderedDict()  # states and files by the name of their file
+        self._files: dict[str, Path] = {}
+        self._unsaved: set[str] = set()
+        self._held: set[int] = set()
         self._bytes = 0
 
     def __contains__(self, client: int) -> bool:
-        return client in self._memory or client in self._files
+        return _name(client) in self._memory or _name(client) in self._files
 
     def get(self, client: int) -> State:
-        """Returns a copy of a client's state."""
-        if client in self._memory:
-            self._memory.move_to_end(client)
+        """Returns a copy of a client's state, without what is held."""
+        name = _name(client)
+        if name in self._memory:
+            self._memory.move_to_end(name)
             # Optimisers update the given tensors in place: a failed turn must not change the stored state.
-            return detached(self._memory[client])
-        if client in self._files:
-            return read_state(self._files[client])
+            return detached(self._memory[name])
+        if name in self._files:
+            return read_state(self._files[name])
         return detached(self.initial)
 
     def put(self, client: int, state: State) -> None:
         """Stores a copy of a client's state."""
-        self._drop(client)
-        self._memory[client] = detached(state)
-        self._bytes += size_of(self._memory[client])
-        self._unsaved.add(client)
+        self._store(_name(client), state)
+        self._unsaved.add(_name(client))
+
+    def hold(self, client: int, state: State) -> None:
+        """Stores a copy of what a turn left, which becomes the client's state if the turn counts."""
+        self._store(_held_name(client), state)
+        self._held.add(client)
+
+    def settle(self, counted: Collection[int]) -> None:
+        """Gives clients whose turns count what is held for them; the others keep the state before."""
+        for client in sorted(self._held):
+            if client in counted:
+                self._move(_held_name(client), _name(client))
+                self._unsaved.add(_name(client))
+            else:
+                self._drop(_held_name(client))
+        self._held.clear()
+
+    def _store(self, name: str, state: State) -> None:
+        self._drop(name)
+        self._memory[name] = detached(state)
+        self._bytes += size_of(self._memory[name])
         # A full disk is not this client's failure: the state stays in memory, and the next checkpoint ends the run.
         with contextlib.suppress(OSError):
             while self._bytes > self.memory_bytes and len(self._memory) > 1:
                 self._spill(next(iter(self._memory)))
 
-    def _drop(self, client: int) -> None:
-        if client in self._memory:
-            self._bytes -= size_of(self._memory.pop(client))
-        self._files.pop(client, None)
+    def _move(self, old: str, new: str) -> None:
+        self._drop(new)
+        if old in self._memory:
+            self._memory[new] = self._memory.pop(old)
+        else:
+            self._files[new] = self._files.pop(old).replace(self.folder / new)
 
-    def _spill(self, client: int) -> None:
+    def _drop(self, name: str) -> None:
+        if name in self._memory:
+            self._bytes -= size_of(self._memory.pop(name))
+        self._files.pop(name, None)
+
+    def _spill(self, name: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / _name(client)
-        write_state(self._memory[client], path)
-        self._drop(client)
-        self._files[client] = path
+        path = self.folder / name
+        write_state(self._memory[name], path)
+        self._drop(name)
+        self._files[name] = path
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes every state to a checkpoint; unchanged states are linked from the previous one.
@@ -104,15 +133,14 @@ class ClientPool:
             folder: The checkpoint being written.
             previous: The last complete checkpoint.
         """
-        for client in sorted({*self._memory, *self._files}):
-            name = _name(client)
+        for name in sorted({*self._memory, *self._files}):
             old = previous / name if previous else None
-            if client not in self._unsaved and old and old.exists():
+            if name not in self._unsaved and old and old.exists():
                 _link(old, folder / name)
-            elif client in self._memory:
-                write_state(self._memory[client], folder / name)
+            elif name in self._memory:
+                write_state(self._memory[name], folder / name)
             else:
-                shutil.copyfile(self._files[client], folder / name)
+                shutil.copyfile(self._files[name], folder / name)
         self._unsaved.clear()
 
     def restore(self, folder: Path, clients: set[int]) -> None:
@@ -135,6 +163,10 @@ class ClientPool:
 
 def _name(client: int) -> str:
     return f"client_{client:05d}.pt"
+
+
+def _held_name(client: int) -> str:
+    return f"held_{client:05d}.pt"
 
 
 def _link(file: Path, link: Path) -> None:

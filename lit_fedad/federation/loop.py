@@ -278,7 +278,8 @@ class Federation:
             spares,
             lambda playing: self._scored(exchange, playing, context),
         )
-        on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
+        counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
+        self.transport.settle(counted)
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
             self._leave_out(self.fabric.broadcast(report.failures))
@@ -290,8 +291,12 @@ class Federation:
         report: RoundReport,
         updates: dict[int, Update],
         results: dict[int, ClientResult],
-    ) -> None:
-        """Merges the updates on the server, and adds the results of merged clients to the report."""
+    ) -> set[int]:
+        """Merges the updates on the server, and adds the results of merged clients to the report.
+
+        Returns:
+            Clients whose turn counts.
+        """
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
         left_out = self.names.titled(report.failures | report.refused)
@@ -314,6 +319,7 @@ class Federation:
         report.scalars |= mean_scalars(scalars, self.data.at(report.round).sizes)
         if exchange.name == report.exchange:
             report.per_client = scalars
+        return good.keys() - merged.left_out
 
     def _lent(self, round: int) -> Message:
         """Returns the clients' mean of `Predictors.lent` after a round, on every process."""

@@ -56,10 +56,12 @@ class Merged:
     Attributes:
         refused: Causes by client whose messages were not merged.
         remarks: Remarks on clients, for the user, one line each.
+        left_out: Clients that a robust rule distrusts, and whose messages it left out.
     """
 
     refused: dict[int, str] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ class Receipt:
         left = {client: update for client, update in updates.items() if client not in merged.refused}
         if self.robust is not None and left:
             left, merged.remarks = self.robust(left, spec, previous)
+            # Of those that it only did not choose (Krum) nothing is said, and they are not distrusted.
+            merged.left_out = {client for client, _ in merged.remarks if client not in left}
         if not left:
             client, cause = [*merged.refused.items(), *merged.remarks][0]
             who = "all clients together" if client == SUM else self.names.title(client)

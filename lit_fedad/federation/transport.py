@@ -99,7 +99,7 @@ class Transport(Protocol):
         scored: Collection[int],
         envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[ClientResult]:
-        """Plays an exchange with every client that a message is for, and keeps their personal states.
+        """Plays an exchange with every client that a message is for; `settle` must follow.
 
         Args:
             exchange: The current exchange.
@@ -110,6 +110,13 @@ class Transport(Protocol):
 
         Returns:
             Serialised uploads and scalars; empty on all processes but the first. Uploads are not trusted.
+        """
+
+    def settle(self, counted: Collection[int]) -> None:
+        """Ends an exchange: a client keeps what its turn left in it only if the server used its message.
+
+        Args:
+            counted: Clients that go on from the state after their last turn; the others go on from that before it.
         """
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:

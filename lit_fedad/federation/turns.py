@@ -69,13 +69,17 @@ class Turns:
         def train(client: Client, number: int) -> ClientResult:
             mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
             result = self.turn.play(exchange, data, mask)
-            self.pool.put(number, read_kept(client))
+            self.pool.hold(number, read_kept(client))
             if number in scored:
                 client.deploy()
                 result.trained = self.evaluator.score(client, number)
             return result
 
         return self._take(train, exchange, context, data, blobs)
+
+    def settle(self, counted: Collection[int]) -> None:
+        """Has this process's clients go on from their last turns or from before; see `Transport.settle`."""
+        self.pool.settle(counted)
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
         """Has every client's part in a secure sum answer; see `Transport.confer`."""

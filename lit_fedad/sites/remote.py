@@ -115,6 +115,7 @@ class Sites:
         self.step = 0
         self.bases = dict.fromkeys(clients, 0)
         self.settled = dict(self.bases)
+        self._played: dict[int, int] = {}
         self._sent: dict[int, str] = {}
         self._round, self._away = -1, dict[int, str]()
 
@@ -141,9 +142,14 @@ class Sites:
             self._round, self._away = context.round, {}
         most = self.largest(exchange) * (_MASKED if envelopes else 1)
         replies = self._send("play", context, blobs, most, envelopes=envelopes or {})
-        self.bases |= dict.fromkeys(replies.values, self.step)
+        self._played |= dict.fromkeys(replies.values, self.step)
         results = {c: ClientResult(reply.letter, reply.scalars) for c, reply in replies.values.items()}
         return Outcome(results, replies.failures)
+
+    def settle(self, counted: Collection[int]) -> None:
+        """Has sites go on from their last turns or from before; see `Transport.settle`."""
+        self.bases |= {client: step for client, step in self._played.items() if client in counted}
+        self._played = {}
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
         """Brings sites letters of a secure sum; see `Transport.confer`."""

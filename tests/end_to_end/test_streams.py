@@ -17,6 +17,7 @@ from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.robust import RobustAggregation
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 METHODS = ("fedavg", "feddymem", "local")
@@ -88,6 +89,25 @@ def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeyp
         for number in (0, 1)
         for stage in (0, 1)
     }
+
+
+@pytest.mark.slow
+def test_moments_that_a_rule_left_out_are_sent_again(lab, monkeypatch, tmp_path):
+    """Else the client's next bank counts images that the server knows nothing of, and is refused ever after."""
+    sent: list[list[bool]] = []
+
+    def leave_one_out(rules, updates, spec, previous):
+        if "count" not in spec:
+            return updates, []
+        sent.append([bool(len(updates[client].message["count"])) for client in (0, 1)])
+        second = len(sent) == 5  # set-up, three rounds of the first product, now the second one's first
+        return ({0: updates[0]}, [(1, "lies; left out")]) if second else (updates, [])
+
+    monkeypatch.setattr(RobustAggregation, "__call__", leave_one_out)
+    result = lab.train(tmp_path / "run", "method=feddymem", *TWO, "rounds=6", "federation/robust=default")
+    nothing, both = [False, False], [True, True]
+    assert sent == [both, nothing, nothing, nothing, both, [False, True], nothing]
+    assert result["refused"] == {}
 
 
 @pytest.mark.slow

@@ -75,3 +75,27 @@ def test_a_stored_state_does_not_follow_the_live_model(tmp_path):
     pool.put(0, {"x": live})
     live.zero_()
     assert pool.get(0)["x"].sum() == 3 == pool.get(7)["x"].sum()
+
+
+@pytest.mark.parametrize("memory", [100, 1 << 20], ids=["on disk", "in memory"])
+def test_what_a_turn_leaves_becomes_the_state_only_where_it_counts(tmp_path, memory):
+    def values(pool):
+        return [float(pool.get(client)["x"][0]) for client in range(4)]
+
+    pool = ClientPool({"x": torch.zeros(20)}, tmp_path / "personal", memory_bytes=memory)
+    for client in range(3):
+        pool.put(client, {"x": torch.full((20,), 1.0 + client)})
+    for client in range(4):
+        pool.hold(client, {"x": torch.full((20,), 10.0 + client)})
+    assert values(pool) == [1, 2, 3, 0]
+    pool.settle({0, 3})
+    assert values(pool) == [10, 2, 3, 13]
+    pool.settle({1, 2})
+    assert values(pool) == [10, 2, 3, 13]
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    pool.save(checkpoints.begin(1), None)
+    complete = checkpoints.commit(1, {"server": {}, "history": []})
+    assert sorted(path.name for path in complete.glob("client_*")) == [f"client_{c:05d}.pt" for c in range(4)]
+    other = ClientPool({}, tmp_path / "elsewhere")
+    other.restore(complete, {0, 1, 2, 3})
+    assert values(other) == [10, 2, 3, 13]

@@ -242,3 +242,20 @@ def test_a_rule_that_leaves_nobody_ends_the_run_in_one_line(toy):
     federation = toy(values=FIVE, rounds=1, robust=lambda updates, spec, previous: ({}, [(0, "lies")]))
     with pytest.raises(UserError, match="^round 1: no message can be merged; client 0 lies$"):
         federation.run()
+
+
+@pytest.mark.parametrize("cause", ["refused", "left out by a rule", "not chosen by a rule"])
+def test_a_client_whose_message_was_not_used_goes_on_from_before(toy, cause):
+    """It keeps no account of what the server does not have; who is merely not chosen is not distrusted."""
+
+    def rule(updates, spec, previous):
+        first = previous["w"].item() == 0
+        kept = {client: update for client, update in updates.items() if client != 2 or not first}
+        return kept, [(2, "lies; left out")] if first and cause == "left out by a rule" else []
+
+    federation = toy(values=FIVE, rounds=2, robust=None if cause == "refused" else rule)
+    if cause == "refused":
+        lying(federation, 2, b"garbage")
+    federation.run()
+    missing = 0 if cause == "not chosen by a rule" else 1
+    assert [federation.pool.get(client)["visits"] for client in range(5)] == [2, 2, 2 - missing, 2, 2]

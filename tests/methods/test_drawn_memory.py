@@ -2,40 +2,15 @@
 
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.summed_bank import summed_bank
 
 from lit_fedad.errors import UserError
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
-from lit_fedad.tasks.memory_bank import MemoryBank
-from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Softmin
 
 LLOYD = {"aggregation": LloydAggregation()}
-
-
-@pytest.fixture
-def make_bank():
-    def make(**changes):
-        torch.manual_seed(0)
-        settings = {
-            "backbone": TinyPyramid(),
-            "grid": 4,
-            "image_size": 32,
-            "head": None,
-            "loss": HingeLoss(),
-            "score": Softmin(),
-            "reduce": SlotReduce(weights="none", average=False),
-            "image_score": LocalScale(),
-            "subspace": 0.9,
-            "slots": 12,
-            "standardise": True,
-            "whiten": 0.1,
-        }
-        return MemoryBank(**{**settings, **changes})
-
-    return make
 
 
 def play(federate, task, data, rounds=3, **overrides):
@@ -50,10 +25,10 @@ def play(federate, task, data, rounds=3, **overrides):
     )
 
 
-def test_the_bank_of_summed_messages_is_that_of_single_ones(federate, make_loader, make_bank):
+def test_the_bank_of_summed_messages_is_that_of_single_ones(federate, make_loader):
     data = {client: make_loader(size, client) for client, size in enumerate((6, 5, 4))}
-    plain = play(federate, make_bank(), data).server
-    summed = play(federate, make_bank(), data, secure_sum=SecureSum()).server
+    plain = play(federate, summed_bank(), data).server
+    summed = play(federate, summed_bank(), data, secure_sum=SecureSum()).server
     assert int(summed.moments["count"][0]) == 15 * 16
     for name, tolerance in (("memory", 1e-3), ("radii", 1e-3)):
         torch.testing.assert_close(summed.known[name], plain.known[name], rtol=tolerance, atol=tolerance)
@@ -61,7 +36,7 @@ def test_the_bank_of_summed_messages_is_that_of_single_ones(federate, make_loade
     assert summed.counted_clients == plain.counted_clients == [0, 1, 2]
 
 
-def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_loader, make_bank):
+def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_loader):
     data = {client: make_loader(size, client) for client, size in enumerate((6, 5, 4))}
     slots = 60  # so many for 240 patches that some of the drawn ones lie near none
     filled = []
@@ -74,24 +49,24 @@ def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_load
             known, own = server.known["memory"], server.slots_of["sum_memory"][enough]
             assert (known[:, None] - own).abs().amax(2).amin(1).max() < 1e-5
 
-    play(federate, make_bank(slots=slots), data, rounds=4, after_round=note)
+    play(federate, summed_bank(slots=slots), data, rounds=4, after_round=note)
     assert filled[0] < filled[-1] <= slots
 
 
-def test_only_sums_can_begin_with_a_drawn_memory(make_bank, federate, make_loader):
-    names = [exchange.name for exchange in FedDyMemDrawnClient(make_bank()).exchanges.setup]
+def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
+    names = [exchange.name for exchange in FedDyMemDrawnClient(summed_bank()).exchanges.setup]
     assert names == ["moments"]
     with pytest.raises(UserError, match=r"method\.client\.min_images"):
-        FedDyMemDrawnClient(make_bank(), min_images=1)
+        FedDyMemDrawnClient(summed_bank(), min_images=1)
     with pytest.raises(UserError, match="of sums: give task=memory_bank_sums"):
-        FedDyMemDrawnClient(make_bank(reduce=SlotReduce()))
+        FedDyMemDrawnClient(summed_bank(reduce=SlotReduce()))
     data = {client: make_loader(4, client) for client in range(3)}
     server = {"aggregation": KMeansAggregation(weighted=True)}
     with pytest.raises(UserError, match="exchange 'train', not their sum"):
         federate(
             FedDyMemDrawnClient,
             FedDyMemDrawnServer,
-            task=make_bank(),
+            task=summed_bank(),
             data=data,
             server=server,
             secure_sum=SecureSum(),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import TinyPyramid
+from helpers.summed_bank import summed_bank
 from torch.utils.data import DataLoader, Subset
 
 from lit_fedad.errors import UserError
@@ -10,33 +11,12 @@ from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
-from lit_fedad.tasks.memory_bank import MemoryBank
-from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, Softmin
 from lit_fedad.tasks.subspace import Subspace
-
-SIZES = {"backbone": None, "grid": 4, "image_size": 32}
 
 
 def subspace():
     torch.manual_seed(0)
-    return Subspace(**{**SIZES, "backbone": TinyPyramid()}, share=0.9)
-
-
-def bank(subspace=0.9, **changes):
-    torch.manual_seed(0)
-    settings = {
-        "backbone": TinyPyramid(),
-        "head": None,
-        "loss": HingeLoss(),
-        "score": Softmin(),
-        "reduce": SlotReduce(weights="none", average=False),
-        "image_score": LocalScale(),
-        "subspace": subspace,
-        "slots": 12,
-        "standardise": True,
-        "whiten": 0.1,
-    }
-    return MemoryBank(**{**SIZES, **settings, **changes})
+    return Subspace(backbone=TinyPyramid(), grid=4, image_size=32, share=0.9)
 
 
 def some(loader, indices):
@@ -76,7 +56,7 @@ def test_a_bank_is_the_mean_of_the_other_patches_by_slot(federate, make_loader, 
     played = federate(
         FedDyMemClient,
         FedDyMemServer,
-        task=bank(),
+        task=summed_bank(),
         data=data,
         rounds=1,
         client={"send_counts": True, "min_images": min_images, "oversampling": 1.5},
@@ -122,7 +102,7 @@ def test_nothing_is_left_of_a_single_image(federate, make_loader):
 
 @pytest.mark.parametrize(
     "task",
-    [bank(reduce=SlotReduce()), bank(subspace=None), bank(subspace="likelihood")],
+    [summed_bank(reduce=SlotReduce()), summed_bank(subspace=None), summed_bank(subspace="likelihood")],
     ids=["weighted", "without a subspace", "folds of their own"],
 )
 def test_models_that_are_no_sums_say_so(task):

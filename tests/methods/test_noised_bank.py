@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TinyPyramid
+from helpers.summed_bank import summed_bank
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -18,37 +18,25 @@ from lit_fedad.federation.noised_sums import clipped_parts, clipped_sum, gaussia
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.memory.merge import LloydAggregation
-from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
 from lit_fedad.methods.parts.image_slots import DEVIATIONS, PRIOR, ImageSlots
 from lit_fedad.methods.parts.public_frame import public_frame
 from lit_fedad.privacy.gaussian_dp import mu_of
-from lit_fedad.tasks.memory_bank import MemoryBank
-from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, NearestDistance
+from lit_fedad.tasks.slot_distances import LocalScale, NearestDistance
 
 KEY = b"secret".ljust(32)
 SLOTS, DIRECTIONS = 6, 5
 
 
 def bank(**changes):
-    torch.manual_seed(0)
     settings = {
-        "backbone": TinyPyramid(),
-        "grid": 4,
-        "image_size": 32,
-        "head": None,
-        "loss": HingeLoss(),
         "score": NearestDistance(),
-        "reduce": SlotReduce(weights="none", average=False),
         "image_score": LocalScale(1.0),
-        "subspace": 0.9,
         "slots": SLOTS,
-        "standardise": True,
-        "whiten": 0.1,
         "average_pool": True,
         "maps": "subspace",
     }
-    return MemoryBank(**{**settings, **changes})
+    return summed_bank(**{**settings, **changes})
 
 
 def play(

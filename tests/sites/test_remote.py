@@ -73,14 +73,24 @@ def test_a_site_starts_from_what_the_server_took_in():
     lost = {0: good(b"a"), 1: Lost("did not answer within 5 seconds")}
     transport, carrier = sites(lost, {0: good(b"b"), 1: good(b"c", scalars={"loss": 2.0})})
     first = transport.play(Exchange(), CONTEXT, {0: b"x", 1: b"y"}, ())
+    transport.settle(first.values)
     assert {c: result.blob for c, result in first.values.items()} == {0: b"a"}
     assert first.failures == {1: "did not answer within 5 seconds"}
     second = transport.play(Exchange(), replace(CONTEXT, round=3), {0: b"x", 1: b"y"}, ())
+    transport.settle({1})
     assert second.values[1].scalars == {"loss": 2.0}
     assert [(o[0].step, o[0].base, o[1].base) for o in carrier.orders] == [(1, 0, 0), (2, 1, 0)]
-    assert transport.bases == {0: 2, 1: 2}
+    assert transport.bases == {0: 1, 1: 2}
     order = carrier.orders[0][1]
     assert (order.kind, order.round, order.exchange, order.letter) == ("play", 2, 1, b"y")
+
+
+def test_clients_of_two_calls_in_one_exchange_have_each_their_step():
+    transport, _ = sites({0: good()}, {1: good()})
+    transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
+    transport.play(Exchange(), CONTEXT, {1: b"x"}, ())
+    transport.settle({0, 1})
+    assert transport.bases == {0: 1, 1: 2}
 
 
 def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
@@ -146,6 +156,7 @@ def test_a_message_is_sent_once():
     transport, carrier = sites(*replies, {0: good(), 1: good()})
     for round, blob in enumerate((b"x", b"x", b"x", b"x", b"y")):
         outcome = transport.play(Exchange(), replace(CONTEXT, round=round), {0: blob, 1: blob}, ())
+        transport.settle(outcome.values)
         assert 0 in outcome.values
     sent = [{c: order.letter or order.same for c, order in orders.items()} for orders in carrier.orders]
     same = digest(b"x")
@@ -173,6 +184,7 @@ def test_a_reply_that_is_too_long_is_not_read(monkeypatch):
     transport.largest = lambda exchange: 100
     monkeypatch.setattr("lit_fedad.sites.remote.LONGEST_START", len(replace(good(), step=1).to_bytes()))
     outcome = transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
+    transport.settle({0, 1})
     assert list(outcome.values) == [0]
     assert re.fullmatch(r"sent \d+, more than \d+ bytes, the most that a reply may have", outcome.failures[1])
     assert transport.bases == {0: 1, 1: 0}
@@ -197,6 +209,7 @@ def test_a_checkpoint_holds_steps(tmp_path):
     reply = {0: good(), 1: good()}
     transport, _ = sites(reply, reply)
     transport.play(Exchange(), CONTEXT, {0: b"", 1: b""}, ())
+    transport.settle({0, 1})
     folder = checkpoint(transport, tmp_path)
     assert transport.settled == {0: 1, 1: 1}
     again, carrier = sites({0: good()})
