@@ -162,7 +162,7 @@ def test_a_pair_of_which_noise_hid_one_is_left_out_and_another_takes_its_place(
     def hide(federation, *updates):
         if played[-1] == "shadow_3":
             raise HiddenByNoiseError
-        merge(federation, *updates)
+        return merge(federation, *updates)
 
     monkeypatch.setattr(Federation, "run", count)
     monkeypatch.setattr(Federation, "_merge", hide)
