@@ -8,7 +8,7 @@ from lit_fedad.errors import UserError
 
 EXTRAS = {
     "train": ("mlflow", "optuna", "matplotlib", "pandas", "sklearn", "skimage"),
-    "flower": ("flwr",),
+    "flower": ("flwr", "httpx", "starlette"),
     "simulation": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino", "nncf", "onnx", "onnxscript"),

@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from lightning.fabric import Fabric
@@ -17,11 +18,8 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
 from lit_fedad.evaluation.own_images import limit_of
 from lit_fedad.experiment.build import Data
-from lit_fedad.experiment.figures.anomaly import case_of
 from lit_fedad.guards.text import csv_cell
-from lit_fedad.report.figures import save_figure
 from lit_fedad.report.files import whole_file
-from lit_fedad.report.heatmaps import heatmap_sheet, pick_cases
 from lit_fedad.report.markdown import markdown_table
 
 COLUMNS = ("image", "product", "shows", "score", "threshold", "decision")
@@ -80,10 +78,17 @@ class OwnReport:
         return rows
 
     def _draw(self, client: Client, scores: Tensor, limits: Mapping[str, float]) -> bool:
-        """Draws the clearest and the hardest cases, where the images are files and the task localises."""
+        """Draws the clearest and the hardest cases, where the images are files and the task localises.
+
+        A site needs no matplotlib; where there is none, nothing is drawn.
+        """
         each, images = self.config["evaluation"]["pictures"], self.data.images
-        if not each or not isinstance(images, ImageSet):
+        if not each or not isinstance(images, ImageSet) or not find_spec("matplotlib"):
             return False
+        from lit_fedad.experiment.figures.anomaly import case_of
+        from lit_fedad.report.figures import save_figure
+        from lit_fedad.report.heatmaps import heatmap_sheet, pick_cases
+
         captioned = []
         for index in pick_cases(scores, self.images.labels, each, each):
             if (case := case_of(client, self.data, self.fabric, index)) is None:

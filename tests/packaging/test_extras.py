@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lit_fedad
-from lit_fedad import extras
+from lit_fedad.guards import extras
 from lit_fedad.cli import main as cli
 from lit_fedad.errors import UserError
 
