@@ -90,7 +90,9 @@ def test_threshold_is_the_pooled_median(make_task, make_loader):
     play.client.receive(play.server.broadcast(0))
     rows = torch.cat([task(b) for loader in loaders.values() for b in loader]).flatten(0, 1)
     distances = torch.cdist(rows, play.server.known["memory"]).topk(2, largest=False).values
-    assert float(play.server.known["threshold"]) == pytest.approx(float(distances.detach().median()), rel=0.05)
+    assert float(play.server.known["threshold"]) == pytest.approx(
+        float(distances.detach().median()), rel=0.05
+    )
 
 
 def test_literal_payload_is_one_memory_each_way(make_task, make_loader):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import lit_fedad
-from lit_fedad.guards import extras
 from lit_fedad.cli import main as cli
 from lit_fedad.errors import UserError
+from lit_fedad.guards import extras
 
 ROOT = Path(lit_fedad.__file__).parent
 SCORING = [
