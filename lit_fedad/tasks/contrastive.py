@@ -52,7 +52,7 @@ class Contrastive(Representation):
         weight_decay: Weight decay of SGD.
 
     Raises:
-        UserError: If a share or the number of clusters is out of range.
+        UserError: If a share or the number of clusters is out of range, or the loss needs pixels and gets frozen features.
     """
 
     prepares = True
@@ -89,6 +89,10 @@ class Contrastive(Representation):
             "task", 0, warmup=warmup, learning_rate=learning_rate, final_learning_rate=final_learning_rate
         )
         at_least("task", 0, momentum=momentum, weight_decay=weight_decay)
+        if loss.needs_pixels and isinstance(encoder, FrozenEncoder):
+            raise UserError(
+                "contrastive_loss=reconstruction decodes pixels, and features are no images: give features=train"
+            )
         self.loss, self.warmup_loss = loss, warmup_loss
         self.warmup, self.rounds = warmup, rounds
         if score_from == "auto":

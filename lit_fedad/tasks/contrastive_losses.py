@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
 from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.models.contrastive_views import kept_turns, rotations
 
@@ -21,9 +20,11 @@ class RepresentationLoss(nn.Module):
 
     Attributes:
         turns: Rotation of each view, in quarter turns, in rising order.
+        needs_pixels: Whether views must be images, and not frozen features.
     """
 
     turns: tuple[int, ...] = (0, 0)
+    needs_pixels = False
 
     def views(self, images: Tensor, draw: Draw) -> Tensor:
         """Draws the views of a batch of images.
@@ -216,6 +217,8 @@ class Reconstruction(RepresentationLoss):
         width: Dimensions D of the projections.
     """
 
+    needs_pixels = True
+
     def __init__(self, decoder: Callable[[int, int], nn.Module], image_size: int, width: int = 128) -> None:
         super().__init__()
         self.decoder = decoder(width, image_size)
@@ -223,16 +226,6 @@ class Reconstruction(RepresentationLoss):
     def views(self, images: Tensor, draw: Draw) -> Tensor:
         """Returns the images themselves as one view [1, ...]."""
         return images[None]
-
-    def drawn_views(self, features: Tensor) -> Tensor:
-        """Refuses features: it is pixels that the decoder reconstructs.
-
-        Raises:
-            UserError: Always.
-        """
-        raise UserError(
-            "contrastive_loss=reconstruction decodes pixels, and features are no images: give features=train"
-        )
 
     def forward(self, projections: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Computes the mean squared error as ``loss``."""

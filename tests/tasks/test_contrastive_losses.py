@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import TinyPyramid
 from torch import nn
 
 from lit_fedad.errors import UserError
-from lit_fedad.models.contrastive_views import kept_turns
+from lit_fedad.models.contrastive_views import ContrastiveViews, kept_turns
+from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import (
     CRAD,
     CSI,
@@ -327,6 +330,7 @@ def test_known_views_differ_from_draw_to_draw():
 
 
 def test_reconstruction_needs_pixels():
+    """It is refused when the task is made, not after a warm-up."""
     loss = Reconstruction(lambda width, size: nn.Linear(width, size), 8, 4)
     with pytest.raises(UserError, match="features are no images"):
-        loss.drawn_views(rows(2, 10, 2))
+        Contrastive(FrozenEncoder(TinyPyramid(), size=32, hidden=4), loss, SimCLR(), 1, 2, ContrastiveViews())
