@@ -52,7 +52,7 @@ class Contrastive(Representation):
         weight_decay: Weight decay of SGD.
 
     Raises:
-        UserError: If a share or the number of clusters is out of range, or the loss needs pixels and gets frozen features.
+        UserError: If a share or the number of clusters is out of range, or the loss needs pixels that are not there.
     """
 
     prepares = True
