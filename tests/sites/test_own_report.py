@@ -79,6 +79,16 @@ def test_every_image_is_in_it_and_only_counts_cross(site, decide):
     assert len(reply.letter) < 1000  # eight counts
 
 
+def test_without_matplotlib_it_has_no_picture(site, decide, monkeypatch):
+    folder = site.settings.folder / "reports" / RUN
+    decide(1e9)
+    assert "heatmaps.png" in (folder / "report.md").read_text()
+    monkeypatch.setattr("lit_fedad.sites.own_report.find_spec", lambda name: None)
+    decide(1e9)
+    assert len(rows_of(folder)) == 4
+    assert "heatmaps.png" not in (folder / "report.md").read_text()
+
+
 def test_it_has_the_limits_that_the_detector_is_shipped_with(site, decide):
     folder = site.settings.folder / "reports" / RUN
     decide(1e9)
