@@ -121,11 +121,12 @@ class Client(L.LightningModule):
         """Declares the form of the message that `receive` takes."""
         raise NotImplementedError
 
-    def refresh(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes what depends on received weights and local data, before training and after `deploy`.
 
         Args:
             loader: The client's training batches in a fixed order.
+            predicts: Whether predictions follow; otherwise training does.
         """
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:

@@ -32,14 +32,15 @@ class Prediction(NamedTuple):
 class Task(L.LightningModule):
     """What is learnt and how images are scored; can also be trained by a plain ``lightning.Trainer``.
 
-    A step is ``view -> forward -> objective``, a prediction ``forward -> predict``, so that methods can regularise,
-    shift or share features in between. Subclasses implement `forward`, `objective`, `predict` and
+    A step is ``view -> forward -> objective``, a prediction ``forward -> embedding -> predict``, so that methods can
+    regularise, shift or share features in between. Subclasses implement `forward`, `objective`, `predict` and
     ``configure_optimizers``.
 
     Attributes:
         kind: Kind of task, which selects the metrics.
         prepares: Whether `prepare` computes something from local data.
         trains: Whether there are weights to train.
+        trains_on_bank: Whether training uses what `refresh` recomputes; False where only predictions do.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
         output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
@@ -49,6 +50,7 @@ class Task(L.LightningModule):
     kind: Literal["anomaly", "classification"] = "anomaly"
     prepares: bool = False
     trains: bool = True
+    trains_on_bank: bool = True
     local_buffers: tuple[str, ...] = ()
     output_modules: tuple[str, ...] = ()
     num_features: int
@@ -81,11 +83,18 @@ class Task(L.LightningModule):
         """
         raise NotImplementedError
 
+    def embedding(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes what `predict` scores the images of a batch by; by default their features.
+
+        It must not depend on ``local_buffers``: clients with the same weights have it in common.
+        """
+        return self(batch)
+
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores the images of a batch.
 
         Args:
-            features: Features of the whole batch.
+            features: The `embedding` of the whole batch.
             batch: The batch.
         """
         raise NotImplementedError
@@ -96,8 +105,9 @@ class Task(L.LightningModule):
         return self.objective(self(view), view)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
-        """Scores a batch."""
-        return self.predict(self(batch), batch)
+        """Scores a batch; its ``embedding`` is used where it comes with the batch."""
+        known = batch.get("embedding")
+        return self.predict(self.embedding(batch) if known is None else known, batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds the optimiser of all trainable parameters."""

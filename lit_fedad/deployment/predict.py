@@ -65,8 +65,7 @@ def evaluate(
         assert metrics is not None
         if finished.model.task.kind == "anomaly":
             alpha = alphas(finished.config)[0]
-            loader = finished.data.module.test_dataloader()
-            scores = evaluated_scores(federation, last, loader, finished.fabric)
+            scores = evaluated_scores(federation, last, finished.data.scores)
             judged = decisions(scores, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
         path = folder.save_json("evaluation.json", {"round": last, **metrics})

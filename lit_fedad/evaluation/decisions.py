@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client
-from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.federation.evaluator import Interview
 from lit_fedad.metrics.conformal import Calibration, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
@@ -195,9 +192,14 @@ def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple
 
 
 def evaluated_scores(
-    interview: Interview, round: int, loader: DataLoader, fabric: Fabric
+    interview: Interview, round: int, scores: Callable[[Client], Tensor]
 ) -> dict[int, Tensor]:
     """Scores all test images with every client; once where all predict with one model.
+
+    Args:
+        interview: The federation.
+        round: The last finished round.
+        scores: Scores all test images with a client [n].
 
     Returns:
         Scores by client [n]; empty on all processes but the first.
@@ -205,12 +207,12 @@ def evaluated_scores(
     alike = interview.client.predictors.shared
 
     def answer(client: Client, number: int) -> Tensor:
-        return image_scores(client, loader, fabric)
+        return scores(client)
 
-    scores = interview.ask(round, answer, interview.clients[:1] if alike else None)
-    if not alike or not scores:
-        return scores
-    return dict.fromkeys(interview.clients, next(iter(scores.values())))
+    found = interview.ask(round, answer, interview.clients[:1] if alike else None)
+    if not alike or not found:
+        return found
+    return dict.fromkeys(interview.clients, next(iter(found.values())))
 
 
 def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

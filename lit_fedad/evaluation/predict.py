@@ -26,6 +26,12 @@ def predict_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Pred
     )
 
 
+def embed_batch(client: Client, batch: dict[str, Any], fabric: Fabric) -> Tensor:
+    """Computes what a client's task scores the images of a batch by, without gradients."""
+    with torch.inference_mode(), fabric.autocast():
+        return client.task.embedding(fabric.to_device(batch))
+
+
 def image_scores(client: Client, loader: DataLoader, fabric: Fabric) -> Tensor:
     """Computes a client's scores of all images of a loader [n]."""
     return torch.cat([predict_batch(client, batch, fabric).image_score.cpu() for batch in loader])

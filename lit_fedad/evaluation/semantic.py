@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from lightning.fabric import Fabric
+from torch import Tensor
 
 from lit_fedad.contracts import Client
-from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.evaluation.calibration import CalibrationScores
-from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary, summarise
@@ -33,37 +31,35 @@ class SemanticEvaluator(Evaluator):
     """An evaluator of every client against whole sets of anomalous images (FADngs, experiments).
 
     Args:
-        module: Test batches in a fixed order, and training data by client.
-        normal_classes: Categories below this number are normal.
-        anomalies: Names of the anomaly sets, which are the categories after the normal classes.
-        fabric: Moves batches and sets precision.
+        scores: Scores all test images with a client [n].
+        labels: Class of each test image, int64 [n].
+        normal_classes: Classes below this number are normal.
+        anomalies: Names of the anomaly sets, which are the classes after the normal ones.
+        sizes: Number of training images by client.
         calibration: Counts a client's calibration scores.
         alpha: Rate of false alarms that a client's label-free threshold promises.
     """
 
     def __init__(
         self,
-        module: FederatedDataModule,
+        scores: Callable[[Client], Tensor],
+        labels: Tensor,
         normal_classes: int,
         anomalies: tuple[str, ...],
-        fabric: Fabric,
+        sizes: Mapping[int, int],
         calibration: CalibrationScores,
         alpha: float,
     ) -> None:
-        self.module, self.normal_classes, self.anomalies = module, normal_classes, anomalies
-        self.fabric = fabric
+        self.scores, self.sizes, self.anomalies = scores, sizes, anomalies
+        self.sets = (labels - normal_classes + 1).clamp(min=0)
         self.calibration, self.alpha = calibration, alpha
         self.metrics = semantic_names(anomalies)
 
     def score(self, client: Client, number: int) -> dict[int, SemanticMetrics]:
         """Computes metric states of one client, or of all where they share a model, each at its own threshold."""
         metrics = SemanticMetrics(self.anomalies)
-        for batch in self.module.test_dataloader():
-            scores = predict_batch(client, batch, self.fabric).image_score.cpu()
-            metrics.update(scores, (batch["category"] - self.normal_classes + 1).clamp(min=0))
-        holders = (
-            [c for c, size in self.module.sizes.items() if size] if client.predictors.shared else [number]
-        )
+        metrics.update(self.scores(client), self.sets)
+        holders = [c for c, size in self.sizes.items() if size] if client.predictors.shared else [number]
         return {holder: metrics.at_threshold(self.threshold(client, holder)) for holder in holders}
 
     def threshold(self, client: Client, number: int) -> float:

@@ -28,6 +28,7 @@ from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
+from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
@@ -86,6 +87,7 @@ class Data:
         partition: Training indices by client.
         transform: Transform from file to tensor.
         module: Loaders.
+        scores: Scores all test images with a client.
         digest: Hash of images and partition.
     """
 
@@ -93,6 +95,7 @@ class Data:
     partition: Partition
     transform: ImageTransform
     module: FederatedDataModule
+    scores: ImageScorer
     digest: str
 
 
@@ -254,7 +257,8 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    return Data(images, partition, transform, module, data_digest(images, partition))
+    scores = ImageScorer(module.test_dataloader(), fabric)
+    return Data(images, partition, transform, module, scores, data_digest(images, partition))
 
 
 def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
@@ -271,7 +275,9 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
     if isinstance(data.images, SemanticSet):
         normal, anomalies = data.images.normal_classes, data.images.anomalies
         calibration = calibration_scores(config, data.images, data.partition, data.module, fabric)
-        return SemanticEvaluator(data.module, normal, anomalies, fabric, calibration, alphas(config)[0])
+        labels, alpha = data.images.test_labels, alphas(config)[0]
+        sizes = data.module.sizes
+        return SemanticEvaluator(data.scores, labels, normal, anomalies, sizes, calibration, alpha)
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     products = [sample.category for sample in data.images.test]

@@ -124,4 +124,4 @@ def pose_client(client: Client, which: Literal["own", "server"], lent: Message, 
     client.deploy(which)
     if lent:
         client.task.load_state_dict(lent, strict=False)
-    client.refresh(ordered_loader(data, client.context.client))
+    client.refresh(ordered_loader(data, client.context.client), predicts=True)

@@ -116,11 +116,11 @@ class AppleClient(FedAvgClient):
         }
         self.task.load_state_dict(mixture, strict=False)
 
-    def refresh(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Recomputes the task's bank under the mixture, at which the loss is computed too."""
         own = self.shared_state()
         self.deploy()
-        super().refresh(loader)
+        super().refresh(loader, predicts)
         self.task.load_state_dict(own, strict=False)
 
     def _early(self) -> float:

@@ -110,10 +110,10 @@ class FADngsClient(FedAvgClient):
             COVARIANCE: vectors((number, width, width), definite=True),
         }
 
-    def refresh(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Predicts which images are normal (FADngs Eq. 8), from the embeddings of the last densities."""
         if not self.share_densities:
-            super().refresh(loader)
+            super().refresh(loader, predicts)
             return
         if self.embedded is None or self.embedded[0] != self.context.round - 1:
             self.embedded = self._embed(self.context.round - 1, loader)

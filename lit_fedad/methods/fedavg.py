@@ -129,9 +129,10 @@ class FedAvgClient(AdditiveClient):
         """Declares the shared entries."""
         return self.shared_spec()
 
-    def refresh(self, loader: DataLoader) -> None:
-        """Recomputes the task's bank under the weights of the last round, once per round."""
-        if self.task.prepares and self.refreshed_in < self.context.round:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
+        """Recomputes the task's bank under the weights of the last round, once per round, where it is used."""
+        used = self.task.prepares and (predicts or self.task.trains_on_bank)
+        if used and self.refreshed_in < self.context.round:
             self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
             self.refreshed_in = self.context.round
 
@@ -165,7 +166,7 @@ class OneModelClient(FedAvgClient):
     def own_entries(self, entries: Mapping[str, Tensor]) -> None:
         pass
 
-    def refresh(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Does nothing: there is no bank of local images."""
 
 

@@ -116,9 +116,9 @@ class GLDPClient(FedRepClient):
         super().receive(message)
         self.common_prototypes = Prototypes.unpack(message[VECTORS], message[CLASSES], self.task.classes)
 
-    def refresh(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Updates the older prototypes by those of the last stage when a new stage begins (GLDP Eq. 9)."""
-        super().refresh(loader)
+        super().refresh(loader, predicts)
         if self.context.stage != self.stage:
             self.old = self.old.moved(self.current, self.beta)
             self.current = Prototypes.none(self.task.classes, self.task.num_features)

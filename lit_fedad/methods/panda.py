@@ -128,10 +128,10 @@ class PandaClient(FedAvgClient):
                 message |= {f"{FISHER}{name}": entry for name, entry in fisher.items()}
         return message
 
-    def refresh(self, loader: DataLoader) -> None:
+    def refresh(self, loader: DataLoader, predicts: bool = False) -> None:
         """Fills the client's own bank under the weights of the last round, where it is not shared."""
         if not self.shared and self.context.round > 1:
-            super().refresh(loader)
+            super().refresh(loader, predicts)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Shortens the gradient."""

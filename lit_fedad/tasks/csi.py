@@ -66,6 +66,7 @@ class CSI(Representation):
     """
 
     prepares = True
+    trains_on_bank = False
     scores_turned = True
     local_buffers = ("bank", "norms", "certainty")
     output_modules = ("projection", "shift")
@@ -141,21 +142,21 @@ class CSI(Representation):
         rotation = F.cross_entropy(self.shift(features).float(), turns)
         return {"loss": contrast + rotation, "contrast": contrast.detach(), "rotation": rotation.detach()}
 
-    def look(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Computes what scores are made of: z_k [B, 4, D], and the logit l_k of each rotation [B, 4]."""
-        projections, logits = [], []
+    def embedding(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes what scores are made of: z_k and after it l_k, of each rotation [B, 4, D + 1]."""
+        found = []
         for copies in self._copies(batch):
             features = self({**batch, "image": copies.flatten(0, 1)})
-            projections.append(self.projection(features).float().unflatten(0, (-1, _TURNS)))
-            all_logits = self.shift(features).float().unflatten(0, (-1, _TURNS))
-            logits.append(all_logits.diagonal(dim1=1, dim2=2))
-        return torch.stack(projections).mean(0), torch.stack(logits).mean(0)
+            projections = self.projection(features).float().unflatten(0, (-1, _TURNS))
+            logits = self.shift(features).float().unflatten(0, (-1, _TURNS)).diagonal(dim1=1, dim2=2)
+            found.append(torch.cat([projections, logits[:, :, None]], dim=2))
+        return torch.stack(found).mean(0)
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images against the bank."""
         if not self.bank.shape[1]:
             raise UserError("there is no bank to score by: the client has no images")
-        z, logits = self.look(batch)
+        z, logits = features[:, :, :-1], features[:, :, -1]
         nearest = torch.stack([(z[:, k] @ self.bank[k].T).amax(1) for k in range(_TURNS)], dim=1)
         normality = nearest / self.norms + logits / self.certainty
         return Prediction(image_score=-normality.mean(1))
@@ -163,8 +164,8 @@ class CSI(Representation):
     @torch.no_grad()
     def prepare(self, loader: DataLoader, context: Context) -> None:
         """Fills the bank with local images, and measures their norms and logits."""
-        looks = [(z.cpu(), logits.cpu()) for z, logits in map_batches(self, loader, self.look)]
-        z, logits = torch.cat([z for z, _ in looks]), torch.cat([found for _, found in looks])
+        found = torch.cat([embedded.cpu() for embedded in map_batches(self, loader, self.embedding)])
+        z, logits = found[:, :, :-1], found[:, :, -1]
         self.bank = F.normalize(z, dim=2).transpose(0, 1).contiguous().to(self.bank)
         self.norms = z.norm(dim=2).mean(0).clamp(min=_LEAST).to(self.norms)
         self.certainty = off_zero(logits.mean(0), _LEAST).to(self.certainty)

@@ -44,6 +44,7 @@ class Panda(Task):
     """
 
     prepares = True
+    trains_on_bank = False
     local_buffers = ("bank", "centre")
     bank: Tensor
     centre: Tensor

@@ -71,10 +71,10 @@ def test_clients_work_with_the_images_of_their_task_alone(lab, tmp_path, monkeyp
     def watch(owner, name, live):
         original = getattr(owner, name)
 
-        def watched(*given):
+        def watched(*given, **named):
             context, loader = live(*given).context, next(arg for arg in given if isinstance(arg, DataLoader))
             seen.setdefault((name, context.client, context.stage), set()).update(loader.dataset.indices)
-            return original(*given)
+            return original(*given, **named)
 
         monkeypatch.setattr(owner, name, watched)
 

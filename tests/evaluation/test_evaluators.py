@@ -1,5 +1,7 @@
 """How clients are judged on whole sets of anomalous images: against scikit-learn and NumPy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -53,7 +55,10 @@ def module():
 def evaluator(module):
     def make(anomalies=SETS, alpha=0.25):
         fabric = Fabric(accelerator="cpu", devices=1)
-        return SemanticEvaluator(module, NORMAL, anomalies, fabric, training_scores(module, fabric), alpha)
+        scores = partial(image_scores, loader=module.test_dataloader(), fabric=fabric)
+        labels, counted = torch.from_numpy(LABELS), training_scores(module, fabric)
+        labels = labels.clamp(max=NORMAL + len(anomalies) - 1)
+        return SemanticEvaluator(scores, labels, NORMAL, anomalies, module.sizes, counted, alpha)
 
     return make
 
@@ -134,9 +139,7 @@ def test_metrics_are_named_in_order_and_all_of_them_are_given(evaluator):
     assert set(judge.metrics) == set(found)
 
 
-def test_a_single_set_has_no_metrics_of_its_own(evaluator, module):
-    labels = torch.from_numpy(np.minimum(LABELS, NORMAL))
-    module.test = SemanticDataset(pictures(len(LABELS), 1), labels, NORMAL, (0, 0, 0), (1, 1, 1))
+def test_a_single_set_has_no_metrics_of_its_own(evaluator):
     judge = evaluator(("cats",))
     found = judge.summarise(judge.spread(judge.score(Client(), 0), [0, 1]))
     assert judge.metrics == semantic_names(("cats",))

@@ -37,7 +37,7 @@ def stream(toy):
         federation = toy(**{"rounds": 4, "data": Stream(toy().data), **parts})
         client = federation.client
         client.seen = []
-        client.refresh = lambda loader: client.seen.append(
+        client.refresh = lambda loader, predicts=False: client.seen.append(
             (client.context.round, client.context.client, client.context.stage, len(loader.dataset))
         )
         return federation

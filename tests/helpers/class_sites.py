@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from lit_fedad.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
 from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
+from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.train import build_run
@@ -180,9 +182,14 @@ def _judge(run, client):
     if not odd:
         return AccuracyEvaluator(loader, data.partition.counts(data.images), run.fabric)
     scores = calibration_scores(run.config, data.images, data.partition, module, run.fabric)
-    own = type("Own", (), {"test_dataloader": lambda self: loader, "sizes": module.sizes})()
     return SemanticEvaluator(
-        own, data.images.normal_classes, data.images.anomalies, run.fabric, scores, alphas(run.config)[0]
+        partial(image_scores, loader=loader, fabric=run.fabric),
+        data.images.test_labels[chosen],
+        data.images.normal_classes,
+        data.images.anomalies,
+        module.sizes,
+        scores,
+        alphas(run.config)[0],
     )
 
 

@@ -194,8 +194,8 @@ def test_clients_that_are_not_picked_keep_their_last_densities(play, make_contra
 class Watched(FADngsClient):
     """Makes sure that embeddings in use are those of the weights and images at hand."""
 
-    def refresh(self, loader):
-        super().refresh(loader)
+    def refresh(self, loader, predicts=False):
+        super().refresh(loader, predicts)
         z, index = self.task.embed(loader)
         assert torch.equal(self.embedded[1], z)
         assert torch.equal(self.embedded[2], index)

@@ -227,6 +227,16 @@ def test_no_bank_is_renewed_before_weights_change(federate, make_task, make_load
     assert renewed == [(1, 0), (1, 1)]
 
 
+@pytest.mark.parametrize(("trains", "rounds"), [(True, [1, 2, 3]), (False, [3])])
+def test_a_bank_is_renewed_where_it_is_used(federate, make_task, make_loader, monkeypatch, trains, rounds):
+    """Rounds 0 and 3 are scored: of a bank that training does not use, that of round 3 alone is renewed."""
+    task, renewed = make_task(), []
+    monkeypatch.setattr(task, "refresh", lambda loader, context: renewed.append(context.round))
+    monkeypatch.setattr(task, "trains_on_bank", trains)
+    federate(FedAvgClient, task=task, data={0: make_loader(5)}, rounds=3, evaluate_every=3)
+    assert renewed == rounds
+
+
 def test_a_client_trains_against_the_bank_that_it_was_scored_with(federate, make_task, make_loader):
     banks: list = []
 

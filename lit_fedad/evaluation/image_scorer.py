@@ -1,0 +1,65 @@
+"""Scores of the same images with many clients, whose networks are often the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Task
+from lit_fedad.evaluation.predict import embed_batch, image_scores, predict_batch
+
+_MOST_BYTES = 1 << 28
+"""Most memory that embeddings are kept in: those of 12,000 images take 25 MB, of patches they take gigabytes."""
+
+
+class ImageScorer:
+    """A function that scores the images of a loader with a client.
+
+    Clients with banks of their own score by one averaged network (`Task.local_buffers`). What that makes of the images
+    (`Task.embedding`) is computed once, and kept for as long as clients come with the same weights, number for number.
+
+    Args:
+        loader: Images in a fixed order.
+        fabric: Moves batches and sets precision.
+    """
+
+    def __init__(self, loader: DataLoader, fabric: Fabric) -> None:
+        self.loader, self.fabric = loader, fabric
+        self.network: Mapping[str, Tensor] = {}
+        self.embeddings: list[Tensor] = []
+
+    def __call__(self, client: Client) -> Tensor:
+        """Computes a client's scores of all images [n]."""
+        if client.predictors.shared:  # nobody else is asked
+            return image_scores(client, self.loader, self.fabric)
+        network = network_of(client.task)
+        if not _same(network, self.network):
+            self.network, self.embeddings = network, []
+        known, kept, scores = self.embeddings, list[Tensor](), list[Tensor]()
+        for place, batch in enumerate(self.loader):
+            embedding = known[place] if known else embed_batch(client, batch, self.fabric)
+            if not known and sum(one.nbytes for one in kept) + embedding.nbytes <= _MOST_BYTES:
+                kept.append(embedding.cpu())
+            scores.append(
+                predict_batch(client, {**batch, "embedding": embedding}, self.fabric).image_score.cpu()
+            )
+        if len(kept) == len(scores):
+            self.embeddings = kept
+        return torch.cat(scores)
+
+
+def network_of(task: Task) -> dict[str, Tensor]:
+    """Returns copies on the CPU of all that a task's `embedding` depends on and that training changes, by name."""
+    return {
+        name: entry.detach().to("cpu", copy=True)
+        for name, entry in task.learned_state().items()
+        if name not in task.local_buffers
+    }
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(entry, other[name]) for name, entry in one.items())

@@ -1,0 +1,103 @@
+"""Images that many clients of one network score are embedded once, and score as they would one by one."""
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Prediction, Predictors, Task
+from lit_fedad.evaluation import image_scorer
+from lit_fedad.evaluation.image_scorer import ImageScorer
+from lit_fedad.evaluation.predict import image_scores
+
+FABRIC = Fabric(accelerator="cpu", devices=1)
+IMAGES = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Nearest(Task):
+    """Scores a vector by its distance to the client's own; counts the batches that its network has seen."""
+
+    local_buffers = ("bank",)
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Linear(3, 2)
+        self.register_buffer("bank", torch.zeros(2))
+        self.seen = 0
+
+    def forward(self, batch):
+        self.seen += 1
+        return self.network(batch["image"])
+
+    def predict(self, features, batch):
+        return Prediction((features - self.bank).norm(dim=1))
+
+
+class Alike(Client):
+    predictors = Predictors(shared=True)
+
+
+@pytest.fixture
+def task():
+    torch.manual_seed(0)
+    return Nearest()
+
+
+@pytest.fixture
+def loader():
+    return DataLoader([{"image": image} for image in IMAGES], batch_size=3)
+
+
+@pytest.fixture
+def scorer(loader):
+    return ImageScorer(loader, FABRIC)
+
+
+def score_all(task, score, banks=(0.0, 1.0, 2.0), kind=Client):
+    found = []
+    for bank in banks:
+        task.bank = torch.full((2,), bank)
+        found.append(score(kind(task)))
+    return torch.stack(found)
+
+
+def test_clients_that_differ_in_their_banks_share_one_pass(task, loader, scorer):
+    alone = score_all(task, lambda client: image_scores(client, loader, FABRIC))
+    assert task.seen == 9
+    assert torch.equal(score_all(task, scorer), alone)
+    assert task.seen == 9 + 3
+    assert not torch.allclose(alone[0], alone[1])
+
+
+def test_other_weights_are_seen_anew(task, loader, scorer):
+    score_all(task, scorer)
+    with torch.no_grad():
+        task.network.bias[0] += 1
+    assert torch.equal(
+        score_all(task, scorer), score_all(task, lambda client: image_scores(client, loader, FABRIC))
+    )
+
+
+def test_a_shift_of_features_by_a_hook_is_seen(task, loader, scorer):
+    """As of a method with a personal bias, which is among the task's weights."""
+    task.offset = nn.Parameter(torch.zeros(2))
+    task.register_forward_hook(lambda task, _, features: features + task.offset)
+    before = score_all(task, scorer, banks=[0.0])
+    task.offset.data += 1
+    after = score_all(task, scorer, banks=[0.0])
+    assert torch.equal(after[0], image_scores(Client(task), loader, FABRIC))
+    assert not torch.allclose(before, after)
+
+
+def test_what_does_not_fit_is_not_kept(task, loader, scorer, monkeypatch):
+    monkeypatch.setattr(image_scorer, "_MOST_BYTES", 7 * 2 * 4 - 1)
+    alone = score_all(task, lambda client: image_scores(client, loader, FABRIC))
+    assert torch.equal(score_all(task, scorer), alone)
+    assert task.seen == 9 + 9
+    assert not scorer.embeddings
+
+
+def test_of_one_model_for_all_nothing_is_kept(task, scorer):
+    score_all(task, scorer, kind=Alike)
+    assert not scorer.embeddings
