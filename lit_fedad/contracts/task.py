@@ -42,6 +42,7 @@ class Task(L.LightningModule):
         trains: Whether there are weights to train.
         trains_on_bank: Whether training uses what `refresh` recomputes; False where only predictions do.
         local_buffers: Buffers computed from local data, which are not shared as weights are.
+        scoring_buffers: Buffers that `embedding` does not depend on, such as the bank that `predict` scores by.
         output_modules: Submodules between features and output, which methods with personal heads do not share.
         num_features: Channels of the features.
         round: The current round of the federation, for schedules; 0 outside of a federation.
@@ -52,6 +53,7 @@ class Task(L.LightningModule):
     trains: bool = True
     trains_on_bank: bool = True
     local_buffers: tuple[str, ...] = ()
+    scoring_buffers: tuple[str, ...] = ()
     output_modules: tuple[str, ...] = ()
     num_features: int
     round: int = 0
@@ -86,7 +88,7 @@ class Task(L.LightningModule):
     def embedding(self, batch: Mapping[str, Any]) -> Tensor:
         """Computes what `predict` scores the images of a batch by; by default their features.
 
-        It must not depend on ``local_buffers``: clients with the same weights have it in common.
+        Clients whose states differ in ``scoring_buffers`` alone have it in common.
         """
         return self(batch)
 

@@ -19,8 +19,9 @@ _MOST_BYTES = 1 << 28
 class ImageScorer:
     """A function that scores the images of a loader with a client.
 
-    Clients with banks of their own score by one averaged network (`Task.local_buffers`). What that makes of the images
-    (`Task.embedding`) is computed once, and kept for as long as clients come with the same weights, number for number.
+    Clients with banks of their own often share one averaged network. What that makes of the images (`Task.embedding`) is
+    computed once, and kept for as long as clients' states are the same, number for number, but for what it does not
+    depend on (`Task.scoring_buffers`).
 
     Args:
         loader: Images in a fixed order.
@@ -57,7 +58,7 @@ def network_of(task: Task) -> dict[str, Tensor]:
     return {
         name: entry.detach().to("cpu", copy=True)
         for name, entry in task.learned_state().items()
-        if name not in task.local_buffers
+        if name not in task.scoring_buffers
     }
 
 

@@ -57,6 +57,7 @@ class Contrastive(Representation):
 
     prepares = True
     local_buffers = ("densities.mean", "densities.covariance", "_anomalous")
+    scoring_buffers = local_buffers
     _anomalous: Tensor
 
     def __init__(

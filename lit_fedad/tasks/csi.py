@@ -69,6 +69,7 @@ class CSI(Representation):
     trains_on_bank = False
     scores_turned = True
     local_buffers = ("bank", "norms", "certainty")
+    scoring_buffers = local_buffers
     output_modules = ("projection", "shift")
     bank: Tensor
     norms: Tensor

@@ -47,6 +47,7 @@ class DeepSVDD(Bottleneck):
     output_modules: tuple[str, ...] = ()  # the decoder is only pre-trained with
     prepares = True
     local_buffers = ("centre",)
+    scoring_buffers = local_buffers
     centre: Tensor
     radius: Tensor
 

@@ -52,6 +52,7 @@ class Elsa(Representation):
 
     prepares = True
     local_buffers = ("prototypes",)
+    scoring_buffers = local_buffers
     prototypes: Tensor
 
     def __init__(

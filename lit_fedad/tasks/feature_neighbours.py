@@ -29,6 +29,7 @@ class FeatureNeighbours(FrozenDetector):
     """
 
     local_buffers = ("bank",)
+    scoring_buffers = local_buffers
     bank: Tensor
 
     def __init__(self, encoder: nn.Module, neighbours: int = 2) -> None:

@@ -31,6 +31,7 @@ class FeatureSVM(FrozenDetector):
     """
 
     local_buffers = ("vectors", "coefficients", "offset", "sharpness")
+    scoring_buffers = local_buffers
     vectors: Tensor
     coefficients: Tensor
     offset: Tensor

@@ -46,6 +46,7 @@ class Panda(Task):
     prepares = True
     trains_on_bank = False
     local_buffers = ("bank", "centre")
+    scoring_buffers = local_buffers
     bank: Tensor
     centre: Tensor
 

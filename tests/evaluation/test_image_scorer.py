@@ -18,7 +18,7 @@ IMAGES = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
 class Nearest(Task):
     """Scores a vector by its distance to the client's own; counts the batches that its network has seen."""
 
-    local_buffers = ("bank",)
+    scoring_buffers = ("bank",)
 
     def __init__(self):
         super().__init__()
@@ -77,6 +77,13 @@ def test_other_weights_are_seen_anew(task, loader, scorer):
     assert torch.equal(
         score_all(task, scorer), score_all(task, lambda client: image_scores(client, loader, FABRIC))
     )
+
+
+def test_a_bank_that_is_not_declared_counts_as_weights(task, loader, scorer, monkeypatch):
+    monkeypatch.setattr(Nearest, "scoring_buffers", ())
+    alone = score_all(task, lambda client: image_scores(client, loader, FABRIC))
+    assert torch.equal(score_all(task, scorer), alone)
+    assert task.seen == 9 + 9
 
 
 def test_a_shift_of_features_by_a_hook_is_seen(task, loader, scorer):
