@@ -19,8 +19,8 @@ _MOST_BYTES = 1 << 28
 class ImageScorer:
     """A function that scores the images of a loader with a client.
 
-    Clients with banks of their own often share one averaged network. What that makes of the images (`Task.embedding`) is
-    computed once, and kept for as long as clients' states are the same, number for number, but for what it does not
+    Clients with banks of their own often share one averaged network. What that makes of the images (`Task.embedding`)
+    is computed once, and kept for as long as clients' states are the same, number for number, but for what it does not
     depend on (`Task.scoring_buffers`).
 
     Args:

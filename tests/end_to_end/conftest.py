@@ -20,6 +20,8 @@ from PIL import Image
 
 from lit_fedad.config import Config, compose
 from lit_fedad.deployment.predict import predict
+from lit_fedad.evaluation.image_scorer import ImageScorer
+from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.turn import Turn
@@ -191,6 +193,17 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
             return play(turn, exchange, data, mask)
 
         monkeypatch.setattr(Turn, "play", play_but_for_one)
+
+        score = ImageScorer.__call__
+
+        def score_as_alone(scorer, client):
+            found = score(scorer, client)
+            torch.testing.assert_close(
+                found, image_scores(client, scorer.loader, scorer.fabric), rtol=1e-4, atol=1e-5
+            )
+            return found
+
+        monkeypatch.setattr(ImageScorer, "__call__", score_as_alone)
         straight = lab.train(tmp_path / "straight", *given)
 
         save = Federation.save
