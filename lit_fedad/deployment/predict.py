@@ -65,7 +65,7 @@ def evaluate(
         assert metrics is not None
         if finished.model.task.kind == "anomaly":
             alpha = alphas(finished.config)[0]
-            scores = evaluated_scores(federation, last, finished.data.scores)
+            scores = evaluated_scores(federation, last, finished.data.scorer)
             judged = decisions(scores, finished.config, finished.data, folder.calibration(), [alpha])
             metrics |= summarise_rates(judged[alpha])
         path = folder.save_json("evaluation.json", {"round": last, **metrics})

@@ -41,7 +41,8 @@ class ImageScorer:
         if not _same(network, self.network):
             self.network, self.embeddings = network, []
         known, kept, scores = self.embeddings, list[Tensor](), list[Tensor]()
-        for place, batch in enumerate(self.loader):
+        for place, images in enumerate(self.loader):
+            batch = self.fabric.to_device(images)
             embedding = known[place] if known else embed_batch(client, batch, self.fabric)
             if not known and sum(one.nbytes for one in kept) + embedding.nbytes <= _MOST_BYTES:
                 kept.append(embedding.cpu())

@@ -87,7 +87,7 @@ class Data:
         partition: Training indices by client.
         transform: Transform from file to tensor.
         module: Loaders.
-        scores: Scores all test images with a client.
+        scorer: Scores all test images with a client.
         digest: Hash of images and partition.
     """
 
@@ -95,7 +95,7 @@ class Data:
     partition: Partition
     transform: ImageTransform
     module: FederatedDataModule
-    scores: ImageScorer
+    scorer: ImageScorer
     digest: str
 
 
@@ -257,8 +257,8 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    scores = ImageScorer(module.test_dataloader(), fabric)
-    return Data(images, partition, transform, module, scores, data_digest(images, partition))
+    scorer = ImageScorer(module.test_dataloader(), fabric)
+    return Data(images, partition, transform, module, scorer, data_digest(images, partition))
 
 
 def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
@@ -277,7 +277,7 @@ def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) 
         calibration = calibration_scores(config, data.images, data.partition, data.module, fabric)
         labels, alpha = data.images.test_labels, alphas(config)[0]
         sizes = data.module.sizes
-        return SemanticEvaluator(data.scores, labels, normal, anomalies, sizes, calibration, alpha)
+        return SemanticEvaluator(data.scorer, labels, normal, anomalies, sizes, calibration, alpha)
     if isinstance(data.images, LabelledSet):
         return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
     products = [sample.category for sample in data.images.test]

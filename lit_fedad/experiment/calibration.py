@@ -85,7 +85,7 @@ def judge(run: Run) -> None:
     scores = calibration_scores(config, data.images, data.partition, data.module, run.fabric)
     run.calibration = calibrate(federation, federation.rounds, scores)
     promised = alphas(config)
-    run.scores = evaluated_scores(federation, federation.rounds, data.scores)
+    run.scores = evaluated_scores(federation, federation.rounds, data.scorer)
     run.decisions = decisions(run.scores, config, data, run.calibration, {*promised, *_DRAWN})
     if not run.fabric.is_global_zero:
         return

@@ -9,7 +9,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.evaluation.predict import image_scores, predict_batch
+from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run
@@ -39,7 +39,7 @@ def draw_heatmaps(run: Run) -> None:
     def answer(client: Client, number: int) -> list[tuple[int, float, Case]] | None:
         if number != largest:
             return None
-        scores = image_scores(client, data.module.test_dataloader(), fabric)
+        scores = data.scorer(client)
         cases = {i: case_of(client, data, fabric, i) for i in pick_cases(scores, labels, each, each)}
         return [(i, float(scores[i]), case) for i, case in cases.items() if case is not None]
 
