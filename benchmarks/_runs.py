@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.experiment.train import train
 
 PLAIN = ["tracking=off", "evaluation.pictures=0", "evaluation.every=1000"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_fedad.condensation.batch_statistics import apply, record
 from lit_fedad.condensation.condense import Condensation, RealBatch
 from lit_fedad.condensation.kernels import class_mmd, mmd
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 from lit_fedad.models.diff_augment import Draw, diff_augment, draw
 
 STEPS, BATCH, RATE, MOMENTUM = 6, 256, 0.2, 0.5

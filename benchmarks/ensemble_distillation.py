@@ -11,7 +11,7 @@ import lit_fedad  # before torchvision
 import torch
 from torch.nn import functional as F
 from lit_fedad.experiment.build import build_model
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.contracts import Context
 from lit_fedad.data.public import synthetic
 from lit_fedad.methods.parts import ensemble_distillation as sed

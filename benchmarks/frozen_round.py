@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks._runs import run
 from lit_fedad.data.frozen_features import frozen_features
 from lit_fedad.models.backbones import create_backbone
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 
 IMAGES = 60_000
 

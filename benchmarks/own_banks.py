@@ -16,7 +16,7 @@ from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.models.contrastive_views import ContrastiveViews
-from lit_fedad.models.resnet_cifar import ResNetCifar
+from lit_fedad.models.convnets import ResNetCifar
 from lit_fedad.tasks.csi import CSI
 
 CLIENTS, IMAGES, BANK = 10, 500, 300

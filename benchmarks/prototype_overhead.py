@@ -13,7 +13,7 @@ from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
 from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.methods.gldp import GLDPClient
-from lit_fedad.models.resnet_cifar import ResNetCifar
+from lit_fedad.models.convnets import ResNetCifar
 from lit_fedad.tasks.classifier import Classifier
 
 CLASSES, IMAGES, BATCH = 4, 300, 32

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import save
 
 from lit_fedad.contracts import SumSpec
-from lit_fedad.secure_sum.fixed_point import decode, encode
-from lit_fedad.secure_sum.gathering import Gathering
-from lit_fedad.secure_sum.keys import KeyPair
-from lit_fedad.secure_sum.party import Party
+from lit_fedad.privacy.fixed_point import decode, encode
+from lit_fedad.privacy.gathering import Gathering
+from lit_fedad.privacy.keys import KeyPair
+from lit_fedad.privacy.party import Party
 
 CASES = {
     "moments, 448 channels": SumSpec((448 * 449 // 2,), 2.0**24),

@@ -22,7 +22,7 @@ import psutil
 from PIL import Image
 
 from benchmarks._runs import PLAIN
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.deployment.export import export
 from lit_fedad.experiment.train import train
 

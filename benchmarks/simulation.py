@@ -14,7 +14,7 @@ CODE = """
 import sys
 import psutil
 from benchmarks._runs import PLAIN, seconds_a_round
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.experiment.train import train
 
 folder, workers = sys.argv[1:]

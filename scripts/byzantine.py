@@ -20,16 +20,16 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
-from lit_fedad.config import Config, call, compose
 from lit_fedad.contracts import Message
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import Config, call, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.train import build_run
 from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.federation.turn import ClientResult, Turn
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 Lie = Callable[[Run, Message, Message], Message]

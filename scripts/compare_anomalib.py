@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.metrics.anomaly import AnomalyMetrics
@@ -34,7 +35,6 @@ from lit_fedad.metrics.federated import plain_values
 from lit_fedad.metrics.functional.bins import distinct_bins
 from lit_fedad.metrics.functional.curves import aupimo
 from lit_fedad.metrics.functional.histograms import component_sizes, image_histograms, image_sizes
-from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.report.naming import human_bytes, metric_title
 

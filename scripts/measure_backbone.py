@@ -12,10 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.config import compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.experiment.train import train
-from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 PRODUCTS = (

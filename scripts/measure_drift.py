@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.deployment.predict import choose_client, find_images
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import build_images, image_transform
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.drift import DriftTest
-from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 from torchvision.transforms.functional import gaussian_blur  # isort: skip  (lit_fedad makes it importable)

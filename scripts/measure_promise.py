@@ -22,16 +22,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lit_fedad.config import compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.evaluation.decisions import EvaluatedImages, decide, summarise_rates
 from lit_fedad.experiment.calibration import evaluated_images
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
 from lit_fedad.metrics.conformal import Calibration
-from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.html import markdown_table
 
 ALPHAS = (0.01, 0.05, 0.1)
 AUTOENCODER = ["task=autoencoder", "features=frozen"]

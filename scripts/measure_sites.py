@@ -34,7 +34,7 @@ from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.flower.coordinator import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.html import markdown_table
 from lit_fedad.sites.states import digest_of
 
 PRODUCTS = ("mvtec/bottle", "mvtec/screw", "other_ad/magnetic_tile")

@@ -21,14 +21,14 @@ import skimage.data
 from PIL import Image
 from torch.nn.functional import max_pool2d
 
-from lit_fedad.config import compose
 from lit_fedad.contracts import Client
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
 from lit_fedad.models.tiles import TiledPyramid
-from lit_fedad.options import read
 from lit_fedad.report.console import Display, plain_warnings
 
 FORMS = {"strip": (400, 1200), "square": (2048, 2048)}  # height, width

@@ -23,9 +23,9 @@ from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlencode
 
-from lit_fedad.comparison.page import report_runs
-from lit_fedad.errors import UserError
-from lit_fedad.options import read
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
+from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.reading import TrackedRun, tracked_runs
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import lit_fedad  # noqa: F401  (makes torchvision importable beside a CPU-only torch, before anything imports it)
-from lit_fedad import config
+from lit_fedad.core import config
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.models.memory_generator import MemoryGenerator
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -129,7 +129,7 @@ def make_loader():
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
     """Folder of a complete two-client FedDyMem run on textures; the textures lie beside it in ``data``."""
-    from lit_fedad.config import compose
+    from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     home = tmp_path_factory.mktemp("tiny")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lit_fedad.client_names import NUMBERS, ClientNames
-from lit_fedad.errors import UserError
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.errors import UserError
 
 SITES = ClientNames({0: "north", 2: "7"})
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, choices, compose, conf_folder, flatten, identity, judgement
+from lit_fedad.core.config import build, choices, compose, conf_folder, flatten, identity, judgement
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.sampling import ClientSampler
@@ -319,7 +319,7 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert all((unpacked / "lit_fedad" / path).is_file() for path in templates)
     away.mkdir()
     code = (
-        "import lit_fedad.config as c; print(c.__file__); print(c.conf_folder());"
+        "import lit_fedad.core.config as c; print(c.__file__); print(c.conf_folder());"
         "print(c.compose(['method=feddymem_literal', 'debug=seconds'])['method']['name'])"
     )
     path = {"PYTHONPATH": str(unpacked), "PATH": ""}

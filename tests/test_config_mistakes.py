@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lit_fedad.config import TILING, build, call, compose
+from lit_fedad.core.config import TILING, build, call, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.processes import make_fabric
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from lit_fedad import config as config_module
-from lit_fedad.config import compose, conf_folder, identity
-from lit_fedad.errors import UserError
+from lit_fedad.core import config as config_module
+from lit_fedad.core.config import compose, conf_folder, identity
+from lit_fedad.core.errors import UserError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_fedad.cli.main import usage
-from lit_fedad.config import choices, compose, conf_folder
+from lit_fedad.core.config import choices, compose, conf_folder
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lit_fedad
-from lit_fedad.guards.extras import extra_of
+from lit_fedad.core.extras import extra_of
 
 ROOT = Path(lit_fedad.__file__).parent
 MODULES = sorted(

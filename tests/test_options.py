@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from lit_fedad.errors import UserError
-from lit_fedad.options import read, separate
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read, separate
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Attacks on finished runs: membership inference, inversion, distance correlation."""
+"""Attacks on finished runs, and measures of what shared data reveal: membership, inversion, distance correlation."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts.randomness import generator, seeded
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.pretraining.scenes import Scenes
 
 _WIDTH, _BATCH, _LEARNING_RATE = 96, 16, 2e-3

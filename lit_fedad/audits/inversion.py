@@ -8,21 +8,170 @@ controls are easier attacks, whose answer is known: where they fail, the attack 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_fedad.audits.identification import Identified, Judge, identify
 from lit_fedad.audits.inversion_attack import Attack, pixels, private_images
 from lit_fedad.audits.inversion_options import InversionOptions
-from lit_fedad.audits.inversion_report import cells, draw_inversion, judge
-from lit_fedad.audits.judge import Judge
-from lit_fedad.audits.positive_controls import positive_controls
+from lit_fedad.audits.reconstruction import Matches, closest
+from lit_fedad.contracts import Context
+from lit_fedad.contracts.randomness import generator
+from lit_fedad.experiment.figures.embedding import loader_of
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.privacy.identification import Identified, identify
+from lit_fedad.report.audit_figures import Shown, inversion_sheet
 from lit_fedad.report.figures import save_figure
+from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tracking.tracker import amend
+
+BANKS = (1, 4, 16, 60)
+"""Numbers of images behind the banks that are inverted."""
+
+
+class Control(NamedTuple):
+    """An inversion with a known answer.
+
+    Attributes:
+        name: What was inverted.
+        images: Reconstructions in [0, 1] [n, ch, H, W].
+        true: The images behind it [m, ch, H, W].
+    """
+
+    name: str
+    images: Tensor
+    true: Tensor
+
+
+def positive_controls(attack: Attack, private: Tensor) -> Iterator[Control]:
+    """Inverts what few images of the attacked client give, by the same search.
+
+    Of a memory, the features of one image position by position, then banks of 1, 4, 16 and 60 images, as far as the
+    client has so many; of weights, the gradient of one image of known class. Images that are sent need no search.
+
+    Args:
+        attack: The attack, which has been run.
+        private: The client's images in [0, 1] [n, ch, H, W], in its own order.
+    """
+    order = torch.randperm(len(private), generator=generator(attack.options.seed, "positive control"))
+    if attack.target == "weights":
+        with attack.run.display.progress("Positive control") as progress:
+            found = attack.invert_one_gradient(int(order[0]), progress)
+        yield Control("gradient of one image", found.images.cpu(), private[order[:1]])
+    if attack.target != "memory":
+        return
+    task, run = attack.run.model.task, attack.run
+    assert isinstance(task, MemoryBank)
+    with run.display.progress("Positive controls") as progress:
+        one = private[order[:1]]
+        with torch.no_grad():
+            features = attack.encode(one.to(task.device))[0]
+        yield Control(
+            "one image, by position", attack.search_features(features, True, 1, progress).images.cpu(), one
+        )
+        held = torch.tensor(run.data.partition.clients[attack.client])
+        for size in (size for size in BANKS if size <= len(private)):
+            chosen = order[:size]
+            loader = loader_of(run.data.module.train, held[chosen], run.data)
+            context = Context(attack.options.seed, 0, attack.client)
+            bank = task.reduce_memory(loader, context, None).memory.float()
+            images = min(size, attack.options.images)
+            found = attack.search_features(bank, attack.ordered, images, progress)
+            yield Control(f"bank of {size} image{'s' * (size > 1)}", found.images.cpu(), private[chosen])
+
+
+class Judged(NamedTuple):
+    """Reconstructions and the private images that they come nearest to.
+
+    Attributes:
+        images: Reconstructions in [0, 1] [n, ch, H, W].
+        matches: The nearest private image of each.
+    """
+
+    images: Tensor
+    matches: Matches
+
+    def best(self, shown: int) -> list[int]:
+        """Lists the reconstructions of highest PSNR, the best first."""
+        return self.matches.psnr.argsort(descending=True)[:shown].tolist()
+
+    def summary(self, mean: Tensor) -> dict[str, float]:
+        """Computes means over the reconstructions, the best values, and how near they are to the mean image.
+
+        Args:
+            mean: The mean of the private images [1, ch, H, W].
+
+        Returns:
+            PSNR in dB, and SSIM.
+        """
+        return {
+            "psnr": float(self.matches.psnr.mean()),
+            "ssim": float(self.matches.ssim.mean()),
+            "best_psnr": float(self.matches.psnr.max()),
+            "best_ssim": float(self.matches.ssim.max()),
+            "psnr_to_mean_image": float(closest(self.images, mean).psnr.mean()),
+        }
+
+
+def judge(images: Tensor, private: Tensor) -> Judged:
+    """Compares reconstructions with all private images.
+
+    Args:
+        images: Reconstructions in [0, 1] [n, ch, H, W].
+        private: The client's images in [0, 1] [m, ch, H, W].
+    """
+    return Judged(images, closest(images, private))
+
+
+def cells(summary: Mapping[str, float]) -> dict[str, str]:
+    """Writes a summary as a line of a table, with units."""
+    units = {"psnr": "{:.2f} dB", "ssim": "{:.3f}"}
+    return {
+        name.replace("_", " ").replace("psnr", "PSNR").replace("ssim", "SSIM"): (
+            units["ssim" if "ssim" in name else "psnr"].format(value)
+        )
+        for name, value in summary.items()
+    }
+
+
+def draw_inversion(
+    own: Judged, control: Judged, private: Tensor, shown: int, names: Sequence[str], title: str
+) -> Figure:
+    """Draws the best reconstructions, the private images they are nearest to, and the best of the control.
+
+    Args:
+        own: Reconstructions from the attacked client.
+        control: Reconstructions from the other client.
+        private: The attacked client's images in [0, 1] [m, ch, H, W].
+        shown: Number of rows; fewer if there are fewer reconstructions.
+        names: Of the attacked client and of the control.
+        title: Heading of the figure.
+    """
+    rows = []
+    for best, other in zip(own.best(shown), control.best(shown), strict=False):
+        index = int(own.matches.nearest[best])
+        rows.append(
+            [
+                _panel(own.images[best], _quality(own, best)),
+                _panel(private[index], f"image {index} of {names[0]}"),
+                _panel(control.images[other], _quality(control, other)),
+            ]
+        )
+    return inversion_sheet(rows, ["reconstruction", "closest private image", names[1]], title)
+
+
+def _quality(judged: Judged, index: int) -> str:
+    return f"{judged.matches.psnr[index]:.1f} dB, SSIM {judged.matches.ssim[index]:.2f}"
+
+
+def _panel(image: Tensor, caption: str) -> Shown:
+    pixels = image.cpu().permute(1, 2, 0).numpy()
+    return Shown(pixels[..., 0] if pixels.shape[2] == 1 else pixels, caption)
+
 
 __all__ = ["InversionOptions", "invert"]
 

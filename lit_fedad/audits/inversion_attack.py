@@ -13,26 +13,26 @@ from torch.nn import Parameter
 
 from lit_fedad.audits.decoder import Batches, Decoder, drawn_from, drawn_scenes, train_decoder
 from lit_fedad.audits.inversion_options import SEARCH, InversionOptions, Target
-from lit_fedad.audits.statistics import own_part
-from lit_fedad.contracts import Context, Message
-from lit_fedad.contracts.randomness import generator
-from lit_fedad.data.arrays import read_images, resized
-from lit_fedad.data.datamodule import Batch
-from lit_fedad.data.labelled import LabelledSet
-from lit_fedad.data.public import natural, refuse_overlap
-from lit_fedad.data.sample import ImageSet
-from lit_fedad.errors import UserError
-from lit_fedad.experiment.build import build_model
-from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.memory.reduce import PositionReduce
-from lit_fedad.methods.feddymem import FedDyMemClient
-from lit_fedad.privacy.inversion import (
+from lit_fedad.audits.reconstruction import (
     Inversion,
     as_sets,
     by_position,
     invert_features,
     invert_gradients,
 )
+from lit_fedad.audits.statistics import own_part
+from lit_fedad.contracts import Context, Message
+from lit_fedad.contracts.randomness import generator
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.arrays import read_images, resized
+from lit_fedad.data.datamodule import Batch
+from lit_fedad.data.labelled import LabelledSet
+from lit_fedad.data.public import natural, refuse_overlap
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.experiment.build import build_model
+from lit_fedad.experiment.finished_run import FinishedRun
+from lit_fedad.memory.reduce import PositionReduce
+from lit_fedad.methods.feddymem import FedDyMemClient
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 

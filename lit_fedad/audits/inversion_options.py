@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 Target = Literal["images", "memory", "weights"]
 

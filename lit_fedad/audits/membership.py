@@ -15,15 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
-from lit_fedad.audits.statistics import COLUMNS, WHO
-from lit_fedad.errors import UserError
-from lit_fedad.experiment.finished_run import FinishedRun
-from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.federation.image_privacy import Plan
-from lit_fedad.guards.bounds import above, within
-from lit_fedad.privacy.lira import Rule, exchangeable_scores, offline_scores, online_scores
-from lit_fedad.privacy.membership_report import (
+from lit_fedad.audits.lira import Rule, exchangeable_scores, offline_scores, online_scores
+from lit_fedad.audits.membership_report import (
     RATES,
     Attacked,
     Estimate,
@@ -31,8 +24,15 @@ from lit_fedad.privacy.membership_report import (
     membership_report,
     pooled_roc,
 )
+from lit_fedad.audits.shadow_runs import NonMembers, Seen, ShadowRuns, Side
+from lit_fedad.audits.statistics import COLUMNS, WHO
+from lit_fedad.core.bounds import above, within
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.finished_run import FinishedRun
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.privacy.image_privacy import Plan
+from lit_fedad.report.audit_figures import roc_figure
 from lit_fedad.report.figures import save_figure
-from lit_fedad.report.roc_curves import roc_figure
 from lit_fedad.tracking.tracker import amend
 
 _SHIFT = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_fedad.audits.statistics import WHO
 from lit_fedad.contracts import MessageSpec, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import Block, Cell, Grid, Line, Page, Prose, Section, render_html, render_markdown

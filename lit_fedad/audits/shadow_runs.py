@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_fedad.audits.shadow_splits import draw_cells, draw_training_cells, split, trained_on
 from lit_fedad.audits.statistics import received_statistics, sent_statistics
-from lit_fedad.config import identity
 from lit_fedad.contracts import SUM, Client, Context, Update
 from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.contracts.server import nothing_to_attack
+from lit_fedad.core.config import identity
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import (
     build_data,
     build_federation,
@@ -30,15 +31,13 @@ from lit_fedad.experiment.build import (
     build_server_labelled,
 )
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
-from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.evaluator import Evaluator, Interview
-from lit_fedad.federation.image_privacy import KEY_FILE
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.noised_sums import Noised
-from lit_fedad.federation.round_report import RoundReport
+from lit_fedad.federation.round_report import FederationCallback, RoundReport
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.state_file import read_state, write_state
-from lit_fedad.privacy.shadow_splits import draw_cells, draw_training_cells, split, trained_on
+from lit_fedad.privacy.image_privacy import KEY_FILE
+from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.report.console import Display
 from lit_fedad.report.files import whole_file
 

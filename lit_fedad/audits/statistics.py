@@ -7,26 +7,70 @@ are high for members.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.audits.observer import adversary_view, observe
-from lit_fedad.contracts import AttackableServer, ImageSums, Message, Update
+from lit_fedad.audits.lira import confidence
+from lit_fedad.contracts import AttackableServer, Client, ImageSums, Message, Update, nothing_to_attack
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.noised_sums import Noised, clipped_parts
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import folds_of, residual_norms
 from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, ranks_of
 from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
-from lit_fedad.privacy.lira import confidence
+from lit_fedad.privacy.noised_sums import Noised, clipped_parts
 from lit_fedad.tasks.classifier import Classifier
 from lit_fedad.tasks.memory_bank import MemoryBank
 from lit_fedad.tasks.patches import PatchTask
+
+
+def observe(federation: Federation, client: int) -> Message:
+    """Turns the live client into one that knows no more than what an observer of its messages knows.
+
+    Args:
+        federation: The federation, within an exchange.
+        client: Number of the client. It has just received the message of the server's exchange, and its personal
+            state is that of a client before the run.
+
+    Returns:
+        The server's message to it.
+    """
+    context = federation.server.context
+    exchange = federation.exchanges.at(context)
+    blob = federation.outbox.pack(exchange, [client], context)[client]
+    stage = federation.data.at(min(context.round, federation.rounds)).stages[client]
+    return federation.turn.activate(
+        exchange, replace(context, client=client, stage=stage), detached(federation.pool.initial), blob
+    )
+
+
+def adversary_view(federation: Federation, client: int, update: Update) -> Client:
+    """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
+
+    Args:
+        federation: The federation, within an exchange.
+        client: Number of the client that sent the upload in this exchange.
+        update: The upload.
+
+    Returns:
+        The live client.
+
+    Raises:
+        UserError: If uploads of this method cannot score images.
+    """
+    if not isinstance(federation.server, AttackableServer):
+        raise nothing_to_attack(federation.client)
+    observe(federation, client)
+    federation.server.adversary_view(update, federation.client)
+    federation.client.eval()
+    return federation.client
+
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "bank": ("largest distance", "mean distance", "10 % quantile of distances"),

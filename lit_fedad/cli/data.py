@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_fedad.config import build, choices, compose
+from lit_fedad.core.config import build, choices, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import split
 from lit_fedad.data.cards import CARDS, Counts
 from lit_fedad.data.check import Problem, check, count
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.errors import UserError
-from lit_fedad.options import split
 from lit_fedad.report.console import Display
 
 _SHOWN = 20  # problems printed one by one

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_fedad.options import read
+from lit_fedad.core.options import read
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from lit_fedad.cli.deployment import evaluate, export, predict, update, watch
 from lit_fedad.cli.privacy import privacy
 from lit_fedad.cli.train import list_choices, sync, train
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import extra_of, install, require
 from lit_fedad.experiment.disk_full import is_disk_full
-from lit_fedad.guards.extras import extra_of, install, require
 from lit_fedad.report.console import Display, plain_warnings
 
 _HELP = {"-h", "--help"}
@@ -95,32 +95,32 @@ def _data(options: Sequence[str]) -> None:
 
 def _report(options: Sequence[str]) -> None:
     if any(option.startswith("table=") for option in options):
-        from lit_fedad.comparison.table import report_table
+        from lit_fedad.papers.table import report_table
 
         report_table(options, Display())
     else:
-        from lit_fedad.comparison.page import report_runs
+        from lit_fedad.papers.page import report_runs
 
         report_runs(options, Display())
 
 
 def _serve(options: Sequence[str]) -> None:
-    from lit_fedad.options import read
-    from lit_fedad.serving.serve import ServeOptions, serve
+    from lit_fedad.core.options import read
+    from lit_fedad.deployment.serving import ServeOptions, serve
 
     serve(read(ServeOptions, options, "serve", overrides=False)[0], Display())
 
 
 def _register(options: Sequence[str]) -> None:
+    from lit_fedad.core.options import read
     from lit_fedad.deployment.exported import RegisterOptions, register
-    from lit_fedad.options import read
 
     register(read(RegisterOptions, options, "register", overrides=False)[0], Display())
 
 
 def _ui(options: Sequence[str]) -> None:
-    from lit_fedad.options import read
-    from lit_fedad.ui.command import UiOptions, ui
+    from lit_fedad.core.options import read
+    from lit_fedad.deployment.ui.command import UiOptions, ui
 
     ui(read(UiOptions, options, "ui", overrides=False)[0], Display())
 

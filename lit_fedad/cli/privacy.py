@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lit_fedad.errors import UserError
-from lit_fedad.options import read, separate, split
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read, separate, split
 
 if TYPE_CHECKING:  # what the command needs beyond its options is imported when it runs
     from lit_fedad.experiment.finished_run import FinishedRun
@@ -75,7 +75,7 @@ def _attack(
             inversion, overrides = read(InversionOptions, others, "privacy")
             return lambda run: invert(run, inversion), overrides
         case "dcor":
-            from lit_fedad.audits.density import correlate
+            from lit_fedad.audits.distance_correlation import correlate
 
             return correlate, dict(map(split, others))
         case "report":

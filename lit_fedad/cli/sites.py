@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.extras import require
-from lit_fedad.options import read, separate, split
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.core.options import read, separate, split
 from lit_fedad.report.console import Display
 
 

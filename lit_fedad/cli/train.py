@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_fedad.config import choices, compose, config_groups
-from lit_fedad.errors import UserError
-from lit_fedad.guards.extras import require
-from lit_fedad.guards.text import redacted
-from lit_fedad.options import read
+from lit_fedad.core.config import choices, compose, config_groups
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.core.options import read
+from lit_fedad.core.text import redacted
 from lit_fedad.report.console import Display
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fedad.errors import UserError
-from lit_fedad.models.frozen_encoder import refuse_frozen
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.encoders import refuse_frozen
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 """Name of a batch normalisation -> mean [C] and biased variance [C] of its inputs."""

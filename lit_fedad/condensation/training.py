@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import diff_augment, draw
 
 

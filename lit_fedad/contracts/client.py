@@ -16,7 +16,7 @@ from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.exchange import Exchanges
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lit_fedad.contracts.message import Message
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 class ImageSums(Protocol):

@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 class Server:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 
 def draw(population: int, limit: int | None, key: str, *seed: object) -> np.ndarray:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.cards import Counts
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 _READER = ImageTransform(size=1)  # decodes and converts as training does; what it returns is dropped
 

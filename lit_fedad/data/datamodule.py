@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.regions import saturation_areas
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 
 class Batch(TypedDict, total=False):

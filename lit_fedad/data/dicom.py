@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lit_fedad.core.extras import require
 from lit_fedad.data.input_files import check_pixels, check_regular
-from lit_fedad.guards.extras import require
 
 _DEFLATED = "1.2.840.10008.1.2.1.99"  # would be inflated as a whole before anything can be checked
 _NATIVE = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")

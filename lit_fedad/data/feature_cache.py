@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch, Targets, unbatched
 from lit_fedad.data.input_files import check_regular, read_json
 from lit_fedad.data.row_store import RowStore, Shapes, write_json
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 _FORMAT = 1  # raise it when the same images, transform and backbone begin to give other rows
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.data.resplit import resplit
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
 from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
-from lit_fedad.errors import UserError
-from lit_fedad.guards.extras import require
+from lit_fedad.data.subset import resplit
 
 
 def folders(

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch, Targets, unbatched
-from lit_fedad.errors import UserError
 
 _BATCH = 128
 

@@ -10,10 +10,10 @@ from itertools import chain
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
-from lit_fedad.errors import UserError
 
 
 def image_groups(

@@ -9,8 +9,8 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import Sample
-from lit_fedad.errors import UserError
 
 _DEFLATE_RATIO = 1032  # the highest of the method that packs .npz files
 

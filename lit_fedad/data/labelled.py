@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import Batch, unbatched
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.transform import each_channel
-from lit_fedad.errors import UserError
 
 HALF = (0.5,)
 """Mean or standard deviation of every channel where no other is known."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
-from lit_fedad.errors import UserError
 
 
 def labelled_csv(

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.subset import subset
-from lit_fedad.errors import UserError
 
 
 def mixture(

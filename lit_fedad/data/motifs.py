@@ -14,9 +14,9 @@ from numpy.random import Generator
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import HALF, LabelledSet
 from lit_fedad.data.semantic import SemanticSet, join
-from lit_fedad.errors import UserError
 
 Motif = Callable[[np.ndarray, np.ndarray, Generator], np.ndarray]
 """Column and row, [N, S, S] each, in units of the side and from the middle, to the field [N, S, S]."""

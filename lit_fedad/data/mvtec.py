@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from lit_fedad.data.resplit import resplit
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
-from lit_fedad.data.subset import subset
-from lit_fedad.errors import UserError
+from lit_fedad.data.subset import resplit, subset
 
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini"})
 

@@ -21,9 +21,9 @@ from numpy.lib.npyio import NpzFile
 from PIL import Image
 from torch import Tensor
 
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.input_files import check_array, check_pixels, check_regular
 from lit_fedad.data.labelled import HALF, LabelledSet
-from lit_fedad.errors import UserError, first_line
 
 Channels = Literal[1, 3]
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import read_json
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.sample import Sample
-from lit_fedad.errors import UserError
 
 Schedule = Literal["stage_major", "literal"]
 """When stages come: ``"stage_major"``, each once; ``"literal"``, all in turns."""

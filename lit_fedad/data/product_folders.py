@@ -7,12 +7,12 @@ Which folders hold what stands in the set's configuration (``conf/data``). Where
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.mvtec import find_masks
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
-from lit_fedad.errors import UserError
 
 
 def product_folders(

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 def choose_products(products: Sequence[str | int] | None, known: Sequence[str], where: Path) -> list[str]:

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.input_files import check_pixels, check_regular, read_json
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 
 class Saturation(NamedTuple):

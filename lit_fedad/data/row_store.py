@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import draw, resized
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import HALF, LabelledDataset, LabelledSet
-from lit_fedad.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

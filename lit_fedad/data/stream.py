@@ -6,9 +6,9 @@ from typing import get_args
 
 from torch.utils.data import Dataset
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.partition import Schedule
-from lit_fedad.errors import UserError
 
 _FINAL_TURNS = 10
 

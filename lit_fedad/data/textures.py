@@ -1,18 +1,263 @@
 """Embedded default set: textured surfaces with defects, painted on first use into a folder."""
 
+from __future__ import annotations
+
 import os
 import tempfile
+from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+import skimage.data
+from numpy.random import Generator
+from PIL import Image, ImageDraw
+from scipy import ndimage
 
 from lit_fedad.contracts.randomness import numpy_generator
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.mvtec import mvtec_mixture
-from lit_fedad.data.painting import DEFECTS, SURFACES, paint
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.errors import UserError
+
+
+def paint(product: str, defect: str, region: str, size: int, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Paints one picture.
+
+    Args:
+        product: A key of ``SURFACES``.
+        defect: A key of ``DEFECTS``, or ``"good"``.
+        region: ``"train"`` or ``"test"``: the part of the photographs it is cut from; the two do not overlap.
+        size: Side in pixels.
+        rng: All that is random about the picture.
+
+    Returns:
+        RGB image, uint8 [size, size, 3], and mask, uint8 [size, size] with 255 where the defect is.
+    """
+    image = _tint(SURFACES[product](rng, size, region), product)
+    alpha = np.zeros((size, size))
+    if defect != "good":
+        elsewhere = [name for name in SURFACES if name != product]
+        other = SURFACES[elsewhere[rng.integers(len(elsewhere))]](rng, size, region)
+        image, alpha = DEFECTS[defect](image, _tint(other, product), rng)
+    image = _light(image, rng)
+    return (image.clip(0, 1) * 255).round().astype(np.uint8), np.where(alpha > 0.35, 255, 0).astype(np.uint8)
+
+
+# Colours of dark, middling and bright places.
+_COLOURS = {
+    "brick": ((52, 24, 22), (148, 78, 62), (206, 192, 176)),
+    "grass": ((16, 28, 14), (86, 116, 54), (206, 214, 152)),
+    "gravel": ((26, 26, 30), (124, 121, 120), (228, 224, 216)),
+    "weave": ((20, 25, 48), (72, 88, 130), (178, 188, 204)),
+    "grain": ((70, 40, 22), (164, 114, 68), (222, 184, 132)),
+}
+
+
+def _tint(luminance: np.ndarray, product: str) -> np.ndarray:
+    """Colours a surface: [size, size] to [size, size, 3], both in [0, 1]."""
+    stops = np.array(_COLOURS[product]) / 255
+    return np.stack([np.interp(luminance, (0, 0.5, 1), channel) for channel in stops.T], axis=-1)
+
+
+def _light(image: np.ndarray, rng: Generator) -> np.ndarray:
+    """Uneven lighting, exposure, white balance and sensor noise."""
+    x, y = _coordinates(len(image))
+    angle, slope = rng.uniform(0, 2 * np.pi), rng.uniform(0, 0.18)
+    gradient = 1 + slope * ((x - 128) * np.cos(angle) + (y - 128) * np.sin(angle)) / 128
+    exposure = rng.uniform(0.9, 1.1) * rng.uniform(0.985, 1.015, size=3)
+    return image * gradient[..., None] * exposure + rng.normal(0, 0.006, image.shape)
+
+
+def _coordinates(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Column and row of every pixel centre in units of 1/256 of the side, each [size, size]."""
+    centres = (np.arange(size) + 0.5) * 256 / size
+    x, y = np.meshgrid(centres, centres)
+    return x, y
+
+
+def _noise(rng: Generator, size: int, columns: float, rows: float) -> np.ndarray:
+    """Smooth noise of unit variance or less with so many independent columns and rows, [size, size]."""
+    coarse = rng.normal(size=(max(2, round(rows)), max(2, round(columns)))).astype(np.float32)
+    return np.asarray(Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC))
+
+
+# Surfaces: luminance [size, size] in about [0, 1].
+
+
+@cache
+def _photograph(name: str) -> Image.Image:
+    pixels = getattr(skimage.data, name)().astype(np.float32)
+    return Image.fromarray(0.5 + 0.17 * (pixels - pixels.mean()) / pixels.std())
+
+
+def _photographed(name: str) -> Callable[[Generator, int, str], np.ndarray]:
+    def surface(rng: Generator, size: int, region: str) -> np.ndarray:
+        photograph = _photograph(name)
+        width, height = photograph.size
+        seam = 0.58 * width
+        left, right = (0.0, seam) if region == "train" else (seam, float(width))
+        side = rng.uniform(0.27, 0.36) * width
+        x, y = rng.uniform(left, right - side), rng.uniform(0, height - side)
+        crop = photograph.resize((size, size), Image.Resampling.BICUBIC, box=(x, y, x + side, y + side))
+        pixels = np.rot90(np.asarray(crop), int(rng.integers(4)))
+        return pixels[:, ::-1] if rng.integers(2) else pixels
+
+    return surface
+
+
+def _weave(rng: Generator, size: int, region: str) -> np.ndarray:
+    """Twill: every thread passes over two others, then under two, one step further in every row."""
+    x, y = _coordinates(size)
+    angle, pitch = rng.normal(0, 0.02), rng.uniform(11, 13)
+    wobble = 2.2 * _noise(rng, size, 5, 5), 2.2 * _noise(rng, size, 5, 5)
+    u = (x * np.cos(angle) + y * np.sin(angle) + wobble[0]) / pitch + 64 + rng.uniform()
+    v = (y * np.cos(angle) - x * np.sin(angle) + wobble[1]) / pitch + 64 + rng.uniform()
+    warp_on_top = (np.floor(u) + np.floor(v)) % 4 < 2
+    threads = rng.normal(0, 0.035, size=(2, 256))
+
+    def thread(across: np.ndarray, along: np.ndarray, shade: float, own: np.ndarray) -> np.ndarray:
+        number = np.floor(across)
+        offset = 2 * (across - number) - 1
+        arch = np.sin(np.pi * ((along + number) % 2 + 0.001) / 2)  # highest halfway over the two threads
+        twist = 0.035 * np.sin(2 * np.pi * (2.6 * along + 0.9 * offset))
+        return (
+            (shade + own[number.astype(int) % 256] + twist)
+            * np.sqrt(1 - 0.75 * offset**2)
+            * (0.6 + 0.4 * arch)
+        )
+
+    warp, weft = thread(u, v, 0.56, threads[0]), thread(v, u, 0.86, threads[1])
+    fibres = 0.05 * _noise(rng, size, 200, 60) + 0.05 * _noise(rng, size, 60, 200)
+    return np.where(warp_on_top, warp, weft) + fibres + 0.03 * _noise(rng, size, 6, 6)
+
+
+def _grain(rng: Generator, size: int, region: str) -> np.ndarray:
+    """Planed wood: year rings cut lengthwise, fibres and pores."""
+    x, y = _coordinates(size)
+    tilt = rng.normal(0, 0.04)
+    depth = y + tilt * x + 9 * _noise(rng, size, 3, 4) + 2.0 * _noise(rng, size, 5, 14)
+    ring = (depth / rng.uniform(17, 23) + rng.uniform()) % 1
+    late_wood = ring**3 * np.clip((1 - ring) * 9, 0, 1)  # darkens slowly, ends sharply
+    fibres = 0.05 * _noise(rng, size, 14, 190) + 0.035 * _noise(rng, size, 40, 230)
+    pores = np.clip(_noise(rng, size, 26, 170) - 1.25, 0, 1)
+    return 0.64 - 0.34 * late_wood + fibres - 0.22 * pores + 0.05 * _noise(rng, size, 3, 3)
+
+
+SURFACES: dict[str, Callable[[Generator, int, str], np.ndarray]] = {
+    "brick": _photographed("brick"),
+    "grass": _photographed("grass"),
+    "gravel": _photographed("gravel"),
+    "weave": _weave,
+    "grain": _grain,
+}
+
+
+# Defects: the image and another surface in, [size, size, 3] each; the image and the opacity of the defect
+# [size, size] out.
+
+
+def _blob(rng: Generator, size: int, radius: tuple[float, float], softness: float) -> np.ndarray:
+    """Opacity of an irregular, somewhat elongated blob in the middle three fifths of the picture."""
+    x, y = _coordinates(size)
+    centre = rng.uniform(51, 205, size=2)
+    turn, stretch = rng.uniform(0, np.pi), rng.uniform(1, 1.5)
+    dx, dy = x - centre[0], y - centre[1]
+    along = (dx * np.cos(turn) + dy * np.sin(turn)) / stretch
+    across = (dy * np.cos(turn) - dx * np.sin(turn)) * stretch
+    angle = np.arctan2(across, along)
+    outline = np.ones_like(angle)
+    for wave in range(2, 8):
+        outline += rng.normal(0, 0.28 / wave) * np.cos(wave * angle + rng.uniform(0, 2 * np.pi))
+    distance = rng.uniform(*radius) * outline.clip(0.5) - np.hypot(along, across)
+    return (distance / softness + 0.5).clip(0, 1)
+
+
+def _mix(image: np.ndarray, other: np.ndarray | float, alpha: np.ndarray) -> np.ndarray:
+    return image + alpha[..., None] * (other - image)
+
+
+def _shifted(alpha: np.ndarray, units: float) -> np.ndarray:
+    """The opacity moved down and right, for edges that catch light or cast a shadow."""
+    return ndimage.shift(alpha, units * len(alpha) / 256, order=1)
+
+
+def _scratch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """One to three curved strokes, pale or dark, with a shadow along one side."""
+    size, oversampling = len(image), 3
+    scale = oversampling * size / 256
+    canvas = Image.new("L", (size * oversampling,) * 2)
+    middle, heading, bend = rng.uniform(60, 196, size=2), rng.uniform(0, 2 * np.pi), rng.normal(0, 0.35)
+    for _ in range(rng.integers(1, 4)):
+        angle = heading + rng.normal(0, 0.12)
+        along, across = np.array([np.cos(angle), np.sin(angle)]), np.array([-np.sin(angle), np.cos(angle)])
+        t = np.linspace(0, 1, 24)[:, None]
+        curve = rng.uniform(50, 130) * ((t - 0.5) * along + bend * t * (1 - t) * across)
+        points = (middle + rng.normal(0, 7, size=2) + curve) * scale
+        width = max(oversampling, round(rng.uniform(1.6, 3.2) * scale))  # a pixel or more
+        ImageDraw.Draw(canvas).line([(x, y) for x, y in points], fill=255, width=width, joint="curve")
+    alpha = np.asarray(canvas.resize((size, size), Image.Resampling.BOX)) / 255
+    worn = alpha * (0.75 + 0.25 * _noise(rng, size, 60, 60)).clip(0, 1)
+    floor = image * 0.35 + (0.5 if rng.integers(2) else 0.0)
+    return _mix(_mix(image, image * 0.6, _shifted(alpha, 1.5)), floor, worn), alpha
+
+
+def _stain(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A dried liquid: translucent, with a darker rim."""
+    alpha = _blob(rng, len(image), (20, 36), softness=7)
+    rim = 4 * alpha * (1 - alpha)
+    colours = ((0.70, 0.58, 0.42), (0.55, 0.55, 0.60), (0.62, 0.52, 0.50))
+    filtered = image * colours[rng.integers(len(colours))]
+    density = alpha * (0.8 + 0.15 * _noise(rng, len(image), 16, 16)) + 0.25 * rim
+    return _mix(image, filtered, density.clip(0, 1.2)), alpha
+
+
+def _hole(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A cavity: one wall lies in shadow, the other catches the light."""
+    alpha = _blob(rng, len(image), (9, 17), softness=2)
+    depth = ndimage.gaussian_filter(alpha, 3.5 * len(image) / 256) * alpha
+    shadow, lit = (alpha - _shifted(alpha, 4)).clip(0, 1), (alpha - _shifted(alpha, -3)).clip(0, 1)
+    cavity = image * (0.75 - 0.5 * depth - 0.3 * shadow + 0.35 * lit)[..., None]
+    return _mix(image, cavity * rng.uniform(0.6, 1), alpha), alpha
+
+
+def _foreign_patch(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A piece of another product type in this one's colours, brightness matched."""
+    alpha = _blob(rng, len(image), (18, 32), softness=3)
+    inside = alpha > 0.5
+    matched = other + 0.7 * (image[inside].mean(axis=0) - other[inside].mean(axis=0))
+    return _mix(image, matched, alpha), alpha
+
+
+def _distortion(image: np.ndarray, other: np.ndarray, rng: Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The surface twisted and smeared around a point."""
+    size = len(image)
+    alpha = _blob(rng, size, (20, 32), softness=36)
+    rows, columns = np.indices((size, size), dtype=float)
+    centre = (alpha * rows).sum() / alpha.sum(), (alpha * columns).sum() / alpha.sum()
+    twist = rng.choice([-1, 1]) * rng.uniform(1.0, 1.8) * alpha
+    zoom = 1 - rng.uniform(0.2, 0.5) * alpha
+    dy, dx = rows - centre[0], columns - centre[1]
+    source = np.stack(
+        [
+            centre[0] + zoom * (dy * np.cos(twist) + dx * np.sin(twist)),
+            centre[1] + zoom * (dx * np.cos(twist) - dy * np.sin(twist)),
+        ]
+    )
+    channels = np.moveaxis(image, -1, 0)
+    warped = [ndimage.map_coordinates(channel, source, order=1, mode="reflect") for channel in channels]
+    smeared = ndimage.gaussian_filter(np.stack(warped, axis=-1), 1.2 * size / 256, axes=(0, 1))
+    return _mix(image, smeared, (2 * alpha).clip(0, 1)), alpha
+
+
+DEFECTS: dict[str, Callable[[np.ndarray, np.ndarray, Generator], tuple[np.ndarray, np.ndarray]]] = {
+    "scratch": _scratch,
+    "stain": _stain,
+    "hole": _hole,
+    "foreign_patch": _foreign_patch,
+    "distortion": _distortion,
+}
+
 
 _VERSION = 1  # raise it when the same parameters begin to give other pictures
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tvf
 
+from lit_fedad.core.bounds import pair
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.input_files import check_pixels, check_regular
 from lit_fedad.data.sample import DICOM_SUFFIXES
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import pair
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -3,20 +3,177 @@
 Source: Bai et al., "VISION Datasets: A Benchmark for Vision-based InduStrial InspectiON", arXiv:2306.07890.
 """
 
+from __future__ import annotations
+
 import hashlib
+import math
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from PIL import Image
+from skimage.draw import polygon
 
-from lit_fedad.data.coco import AnnotatedImage, read_coco
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.input_files import check_pixels, read_json
 from lit_fedad.data.products import choose_products
 from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
 from lit_fedad.data.subset import subset
-from lit_fedad.errors import UserError
+
+_LONGEST_RUN = 60  # bits of a length
+
+
+@dataclass(frozen=True)
+class AnnotatedImage:
+    """One image of an annotation file.
+
+    Attributes:
+        path: The image file.
+        width: Width in pixels.
+        height: Height in pixels.
+        defect: The category of most of its annotations; ``"good"`` if it has none.
+        annotations: Its annotations as they are in the file.
+    """
+
+    path: Path
+    width: int
+    height: int
+    defect: str
+    annotations: tuple[dict[str, Any], ...]
+
+    def mask(self) -> np.ndarray:
+        """Draws all annotations into one mask.
+
+        A pixel belongs to a polygon if its centre lies inside. A box stands in for an annotation whose segmentation
+        is missing or covers no pixel.
+
+        Returns:
+            255 where any annotation is, otherwise 0, uint8 [height, width].
+
+        Raises:
+            UserError: An annotation is of another form.
+        """
+        mask = np.zeros((self.height, self.width), dtype=bool)
+        for number, annotation in enumerate(self.annotations):
+            try:
+                region = _segmentation(annotation.get("segmentation"), mask.shape)
+                mask |= region if region.any() else _box(annotation["bbox"], mask.shape)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise UserError(
+                    f"{self.path}: annotation {annotation.get('id', number)} cannot be drawn ({error!r});"
+                    " correct or remove it"
+                ) from error
+        return mask.astype(np.uint8) * 255
+
+
+def read_coco(file: Path) -> list[AnnotatedImage]:
+    """Reads an annotation file whose images lie beside it.
+
+    Args:
+        file: The JSON file.
+
+    Returns:
+        Its images, by name.
+
+    Raises:
+        UserError: The file is missing or of another form, or it names an image that is missing.
+    """
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; put the annotations there, beside their images")
+    try:
+        content = read_json(file)
+        categories = {category["id"]: category["name"] for category in content["categories"]}
+        annotations: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for annotation in content["annotations"]:
+            annotations[annotation["image_id"]].append(annotation)
+        images = [
+            AnnotatedImage(
+                file.parent / image["file_name"],
+                *_size(image["width"], image["height"]),
+                _defect(categories[a["category_id"]] for a in annotations[image["id"]]),
+                tuple(annotations[image["id"]]),
+            )
+            for image in content["images"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"no key {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{file}: is no COCO annotation file ({problem}); download it again") from error
+    missing = [image.path for image in images if not image.path.is_file()]
+    if missing:
+        raise UserError(
+            f"{file}: names {missing[0]}, which is not there ({len(missing)} of {len(images)} images missing);"
+            " unpack the archive again"
+        )
+    return sorted(images, key=lambda image: image.path)
+
+
+def _size(width: Any, height: Any) -> tuple[int, int]:
+    """The sides of an image, of which a mask is made before the image is opened."""
+    if not all(type(side) is int and side > 0 for side in (width, height)):
+        raise ValueError(f"width {width!r} and height {height!r} are no sides of an image")
+    check_pixels(width, height)
+    return width, height
+
+
+def _defect(categories: Iterable[str]) -> str:
+    most = Counter(categories).most_common(1)
+    return most[0][0] if most else "good"
+
+
+def _segmentation(segmentation: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A list of polygons or run lengths as a mask; empty if it is missing."""
+    if isinstance(segmentation, dict):
+        return _run_lengths(segmentation["counts"], shape)
+    region = np.zeros(shape, dtype=bool)
+    for corners in segmentation or []:
+        x, y = np.asarray(corners, dtype=float).reshape(-1, 2).T
+        # COCO puts the corner of the first pixel at the origin, scikit-image its centre.
+        region[polygon(y - 0.5, x - 0.5, shape)] = True
+    return region
+
+
+def _run_lengths(counts: str | Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
+    """Alternating lengths of background and region, column by column."""
+    lengths = _decompress(counts) if isinstance(counts, str) else counts
+    if min(lengths, default=0) < 0 or sum(lengths) != math.prod(shape):
+        raise ValueError("its run lengths do not add up to the image")
+    values = np.arange(len(lengths)) % 2 == 1
+    return np.repeat(values, lengths).reshape(shape, order="F")
+
+
+def _decompress(text: str) -> list[int]:
+    """COCO's text form of run lengths: 5 bits a character, low bits first, as differences to the last but one."""
+    lengths: list[int] = []
+    value = shift = 0
+    for character in text:
+        bits = ord(character) - 48
+        value |= (bits & 31) << shift
+        shift += 5
+        if shift > _LONGEST_RUN:
+            raise ValueError("its run lengths are damaged")
+        if bits & 32:  # more characters follow
+            continue
+        if bits & 16:
+            value -= 1 << shift
+        lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+        value = shift = 0
+    return lengths
+
+
+def _box(box: Sequence[float], shape: tuple[int, ...]) -> np.ndarray:
+    """Every pixel that a box (x, y, width, height) touches."""
+    x, y, width, height = box
+    region = np.zeros(shape, dtype=bool)
+    region[max(floor(y), 0) : ceil(y + height), max(floor(x), 0) : ceil(x + width)] = True
+    return region
+
 
 _ANNOTATIONS = "_annotations.coco.json"
 _VERSION = 1  # raise it when the same annotations begin to give other masks

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.input_files import check_regular, read_json
-from lit_fedad.errors import UserError
 
 if TYPE_CHECKING:
     from lit_fedad.deployment.model_card import Facts

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.client_names import ClientNames
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.detector_sheet import SHEET, read_sheet
 from lit_fedad.deployment.formats import FORMATS
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.registry import SCHEME, fetch_version, register_files

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import EXTRAS, install
 from lit_fedad.deployment.detector import Outputs
 from lit_fedad.deployment.onnx_files import load_onnx, save_onnx
 from lit_fedad.deployment.openvino_files import load_openvino, save_int8, save_openvino
-from lit_fedad.errors import UserError
-from lit_fedad.guards.extras import EXTRAS, install
 
 
 class Format(NamedTuple):

@@ -13,15 +13,15 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import Config
+from lit_fedad.core.bounds import pair
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config
+from lit_fedad.core.text import printable_lines
 from lit_fedad.data.cards import CARDS, Source
-from lit_fedad.deployment.decision_rule import DecisionRule
+from lit_fedad.deployment.detector import DecisionRule
 from lit_fedad.deployment.predict import named_version
-from lit_fedad.federation.image_privacy import in_words
-from lit_fedad.guards.bounds import pair
-from lit_fedad.guards.text import printable_lines
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.privacy.image_privacy import in_words
+from lit_fedad.report.html import markdown_table
 from lit_fedad.report.naming import human_bytes, metric_title
 
 _PACKAGES = ("lit-fedad", "torch", "torchvision", "timm", "lightning")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.deployment.detector import Outputs, output_shapes
-from lit_fedad.errors import UserError, first_line
 
 
 def _sorted(values: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:

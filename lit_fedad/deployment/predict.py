@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import Client
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
-from lit_fedad.errors import UserError
+from lit_fedad.deployment.detector import DecisionRule, decision_rule
 from lit_fedad.evaluation.decisions import evaluated_scores, summarise_rates
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.calibration import alphas, decisions
@@ -27,7 +28,6 @@ from lit_fedad.experiment.finished_run import complete_run, one_process, reopen,
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.guards.text import csv_cell
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.report.console import Display
 from lit_fedad.report.naming import p_value_text

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
 
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import csv_cell, printable
 from lit_fedad.data.input_files import check_regular
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import csv_cell, printable
 
 COLUMNS = ("path", "score", "p_value", "decision", "review", "run", "time")
 

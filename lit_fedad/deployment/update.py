@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from lit_fedad.config import Config
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.deployment.predict import find_images
 from lit_fedad.deployment.reviews import Reviews
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import (
     Model,
     build_federation,

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.client_names import ClientNames
 from lit_fedad.contracts import Client
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.deployment.decision_rule import DecisionRule, decision_rule
+from lit_fedad.deployment.detector import DecisionRule, decision_rule
 from lit_fedad.deployment.predict import (
     ANOMALOUS,
     NORMAL,
@@ -26,7 +28,6 @@ from lit_fedad.deployment.predict import (
     readable,
 )
 from lit_fedad.deployment.watch_log import Key, WatchLog, key_of
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.finished_run import complete_run, one_process, same_model
@@ -34,7 +35,6 @@ from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
-from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, Step, uniformity
 from lit_fedad.report.console import Display
@@ -296,7 +296,7 @@ class _Watcher:
         folder = self.log.folder
         path = RunFolder(folder).save_json("summary.json", found)
         if find_spec("matplotlib"):  # not part of what a site needs to score
-            from lit_fedad.report.drift_figure import drift_figure
+            from lit_fedad.report.decision_figures import drift_figure
             from lit_fedad.report.figures import save_figure
 
             figure = drift_figure(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import csv_cell, printable
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (
     *("path", "bytes", "modified", "score", "p_value", "threshold", "decision"),

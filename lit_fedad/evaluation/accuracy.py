@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.metrics.classification import ClassificationMetrics
-from lit_fedad.metrics.constant_predictions import CONSTANTS, constant_accuracies
+from lit_fedad.metrics.classification import CONSTANTS, ClassificationMetrics, constant_accuracies
 from lit_fedad.metrics.federated import Summary, summarise
 
 

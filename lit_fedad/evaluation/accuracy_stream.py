@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy import by_predictor, test_images
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.metrics.constant_predictions import constant_accuracies
+from lit_fedad.metrics.classification import constant_accuracies
 from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients
 from lit_fedad.metrics.federated import Summary
 

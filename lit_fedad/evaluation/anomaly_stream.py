@@ -12,9 +12,9 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, Subset, default_convert
 
 from lit_fedad.contracts import Client
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule, Timetable
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
 from lit_fedad.federation.round_report import RoundReport

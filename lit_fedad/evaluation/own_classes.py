@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, by_predictor
 from lit_fedad.evaluation.own_images import MOST_IMAGES, OwnImagesEvaluator
 from lit_fedad.federation.question import Question
-from lit_fedad.metrics.classification import ClassificationMetrics
-from lit_fedad.metrics.constant_predictions import constant_accuracies
+from lit_fedad.metrics.classification import ClassificationMetrics, constant_accuracies
 from lit_fedad.metrics.federated import Summary, summarise
 
 _COUNTS = ("correct", "total", "predicted")

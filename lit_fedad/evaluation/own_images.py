@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Free, Message, MessageSpec, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.calibration import CalibrationScores
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from lit_fedad.contracts import Client, Free, Message, MessageSpec, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.own_images import IMAGE_BINS, MOST_IMAGES, OwnImagesEvaluator
 from lit_fedad.evaluation.semantic import SemanticEvaluator, semantic_names
 from lit_fedad.federation.question import Question

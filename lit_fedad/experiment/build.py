@@ -10,10 +10,11 @@ from typing import Any
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.config import Config, build, call, identity, locate, takes
 from lit_fedad.contracts import Client, Server, Task
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.core.config import Config, build, call, identity, locate, takes
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
@@ -23,7 +24,6 @@ from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
@@ -40,11 +40,11 @@ from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.training_privacy import TrainingPrivacy
 from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
+from lit_fedad.privacy.dp_sgd import TrainingPrivacy
+from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 

@@ -10,8 +10,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.config import Config
 from lit_fedad.contracts import Client
+from lit_fedad.core.config import Config
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.hold_out import hold_out
 from lit_fedad.data.labelled import Images, LabelledSet

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
-from lit_fedad.errors import UserError
 
 
 def data_digest(images: Images, partition: Partition) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from lightning.fabric import Fabric
 from torch.utils.data import Dataset
 
-from lit_fedad.config import Config
 from lit_fedad.contracts import Task
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet
 from lit_fedad.data.transform import ImageTransform, emptied_masks
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.frozen_data import cache_folder, frozen_datasets, frozen_encoder, pooled_folder
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.tiles import Backbone, TiledPyramid

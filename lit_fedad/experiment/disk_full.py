@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SQLITE = "database or disk is full"

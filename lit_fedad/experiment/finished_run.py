@@ -8,13 +8,13 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.config import Config
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import LastStages
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import (
     Data,
     Model,

@@ -11,8 +11,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.config import Config
 from lit_fedad.contracts import Task
+from lit_fedad.core.config import Config
 from lit_fedad.data.datamodule import ImageDataset, Targets
 from lit_fedad.data.feature_cache import image_digests
 from lit_fedad.data.frozen_features import (
@@ -28,7 +28,7 @@ from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.federation.processes import all_cores
 from lit_fedad.models.contrastive_views import ContrastiveViews
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.representation import Representation

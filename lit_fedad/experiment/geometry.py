@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lit_fedad.config import TILING, Config, call, locate, takes
 from lit_fedad.contracts import Task
+from lit_fedad.core.bounds import pair
+from lit_fedad.core.config import TILING, Config, call, locate, takes
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import pair
 from lit_fedad.models.backbones import FeaturePyramid
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.models.tiles import Backbone, TiledPyramid
 
 

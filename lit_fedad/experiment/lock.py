@@ -10,8 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lit_fedad.config import Config
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
 
 LOCK = ".lock"
 

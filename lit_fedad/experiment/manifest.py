@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 MANIFEST = "manifest.json"
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from lit_fedad.config import Config
 from lit_fedad.contracts import Context, Exchange
-from lit_fedad.errors import UserError, first_line
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.extras import require
 from lit_fedad.federation.client_pool import ClientPool, State
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.federation.transport import Outcome
 from lit_fedad.federation.turn import ClientResult
 from lit_fedad.federation.turns import Turns
-from lit_fedad.guards.bounds import at_least
-from lit_fedad.guards.extras import require
 from lit_fedad.report.console import Display
 
 

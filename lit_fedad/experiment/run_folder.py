@@ -14,16 +14,16 @@ from typing import Any
 
 import yaml
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import Config, identity
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config, identity
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import redact, redacted
 from lit_fedad.data.additions import Addition
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.manifest import MANIFEST, announce, check, read_manifest
 from lit_fedad.experiment.trusted_targets import check_targets
-from lit_fedad.federation.image_privacy import KEY_FILE
-from lit_fedad.guards.text import redact, redacted
 from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.tracking.reading import find_run_folder
 
 _FOLDERS = (

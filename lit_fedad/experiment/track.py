@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.client_names import NUMBERS, ClientNames
-from lit_fedad.config import Config
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.config import Config
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run, RunCallback
-from lit_fedad.experiment.stopping import RunStoppedError
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.tracking.tracker import Tracker
+
+
+class RunStoppedError(Exception):
+    """An intended early end of a run; its checkpoint is kept, and the same configuration resumes it."""
 
 
 class Tracking(RunCallback):

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.config import Config, build, call, judgement
+from lit_fedad.core.config import Config, build, call, judgement
 from lit_fedad.experiment.build import (
     build_data,
     build_federation,
@@ -29,8 +29,8 @@ from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_run
 from lit_fedad.experiment.track import Tracking
-from lit_fedad.federation.image_privacy import KEY_FILE
 from lit_fedad.federation.processes import launch, make_fabric
+from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.report.console import Display, plain_warnings
 
 
@@ -38,7 +38,7 @@ def train(config: Config, quiet: bool = False, callbacks: Sequence[object] = ())
     """Runs an experiment, or its remaining rounds.
 
     Args:
-        config: From `lit_fedad.config.compose`.
+        config: From `lit_fedad.core.config.compose`.
         quiet: Whether only warnings are printed.
         callbacks: Callbacks (`RunCallback`) in addition to those of the configuration; may raise `RunStoppedError`.
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.config import Config, build
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept, write_kept
-from lit_fedad.errors import UserError, first_line
+from lit_fedad.core.config import Config, build
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.experiment.build import Model, open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import ClientPool, State, detached

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from lit_fedad.contracts import Context, Free, Message, MessageSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.message_check import check
 
 LARGEST_BLOB = 2 << 30

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.federation.state_file import read_state, sha256, sync, write_state
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.state_file import read_state, write_state
-from lit_fedad.guards.bounds import at_least
 
 State = dict[str, Any]
 

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.contracts import Context, Exchange, Update
-from lit_fedad.errors import UserError
-from lit_fedad.federation.outbox import Outbox
+from lit_fedad.contracts import Client, Context, Exchange, Server, Update
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.channel import Link
 from lit_fedad.federation.processes import on_first
 from lit_fedad.federation.receipt import Receipt
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, Transport
 from lit_fedad.federation.turn import ClientResult
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """The sender of the server's messages.
+
+    Attributes:
+        server: The method's server, which sends from the first process.
+        client: The live client, for declared forms.
+        link: The link from the server to clients.
+        fabric: The processes.
+    """
+
+    server: Server
+    client: Client
+    link: Link
+    fabric: Fabric
+
+    def messages(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
+        """Serialises the server's messages by client on the first process, for every process.
+
+        Raises:
+            UserError: On every process, if a message differs from its declared form.
+        """
+        return on_first(self.fabric, lambda: self.pack(exchange, clients, context))
+
+    def pack(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
+        """Serialises the server's messages by client; equal messages are serialised once."""
+        blobs: dict[int, bytes] = {}
+        packed: dict[tuple[Any, ...], bytes] = {}
+        kept = []  # so that no two tensors have the same id
+        spec = exchange.broadcast_spec(self.client)
+        for client in clients:
+            message = exchange.broadcast(self.server, client)
+            kept.append(message)
+            key = tuple((name, id(tensor)) for name, tensor in message.items())
+            if key not in packed:
+                packed[key] = self.link.pack(message, spec, context, "the server")
+            blobs[client] = packed[key]
+        return blobs
+
 
 Collected = tuple[dict[int, Update], dict[int, ClientResult]]
 """Updates to merge, and the results of the clients behind them, on the first process."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
@@ -21,7 +24,34 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.server import takes_sums
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+
+Scale = dict[str, Any]
+
+
+@contextmanager
+def own_scale(fabric: Fabric | None, state: Scale | None = None) -> Iterator[torch.amp.GradScaler | None]:
+    """Trains with a gradient scaler of its own for a block; the Fabric's stays as it was made.
+
+    Args:
+        fabric: Holds the scaler that others are copies of; None where nothing was launched.
+        state: State that an earlier block's scaler ended with; None for the first scale.
+
+    Yields:
+        The scaler, whose ``state_dict`` is where the next block goes on; None where losses are not scaled.
+    """
+    precision = fabric.strategy.precision if fabric else None
+    if not isinstance(precision, MixedPrecision) or precision.scaler is None:
+        yield None
+        return
+    first, scaler = precision.scaler, deepcopy(precision.scaler)
+    if state is not None:
+        scaler.load_state_dict(state)
+    precision.scaler = scaler
+    try:
+        yield scaler
+    finally:
+        precision.scaler = first
 
 
 def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:

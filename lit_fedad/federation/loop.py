@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.contracts import (
     Client,
     Context,
@@ -22,26 +21,25 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.contracts.kept_state import read_kept, write_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.collecting import Collecting
+from lit_fedad.federation.collecting import Collecting, Outbox
 from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.image_privacy import ImagePrivacy, Plan
-from lit_fedad.federation.outbox import Outbox
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.secure_sum import SecureSum
-from lit_fedad.federation.summing import Parties, Summing
-from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
 from lit_fedad.federation.transport import Pose, Transport
-from lit_fedad.federation.turn import ClientResult, Turn
+from lit_fedad.federation.turn import ClientData, ClientResult, Turn
 from lit_fedad.federation.turns import Turns
+from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
+from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan
+from lit_fedad.privacy.secure_aggregation import SecureSum
+from lit_fedad.privacy.secure_collecting import Parties, Summing
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.contracts.message import LARGEST
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 TINY = 1e-2
 """Magnitude below which the values of an entry count as equally small."""

@@ -17,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import Module
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lit_fedad.client_names import NUMBERS, ClientNames
 from lit_fedad.contracts import (
     SUM,
     Client,
@@ -21,9 +20,10 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.contracts.kept_state import read_kept, write_kept
-from lit_fedad.errors import UserError, first_line
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
-from lit_fedad.federation.loss_scale import own_scale
+from lit_fedad.federation.local_training import own_scale
 from lit_fedad.federation.message_check import check, outliers
 
 FAR = 100.0

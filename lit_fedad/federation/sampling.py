@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
 
 
 @dataclass(frozen=True)

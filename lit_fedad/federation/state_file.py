@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 _ADVICE = "restore it from a copy, or begin anew with fresh=true"
 

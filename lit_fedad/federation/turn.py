@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from lightning.fabric import Fabric
@@ -12,12 +13,39 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Client, Context, Exchange, Message
 from lit_fedad.contracts.kept_state import write_kept
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.client_data import ClientData
 from lit_fedad.federation.client_pool import State
-from lit_fedad.federation.loss_scale import own_scale
+from lit_fedad.federation.local_training import own_scale
 
 if TYPE_CHECKING:
-    from lit_fedad.federation.secure_sum import Mask
+    from lit_fedad.privacy.secure_aggregation import Mask
+
+
+class ClientData(Protocol):
+    """Training data by client."""
+
+    @property
+    def milestones(self) -> frozenset[int]:
+        """Rounds after which clients go on to other stages: these are evaluated."""
+
+    @property
+    def stages(self) -> Mapping[int, int]:
+        """Stage of each client, from 0, where its data come in several."""
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Training images by client."""
+
+    def client_loader(self, client: int, generator: torch.Generator, shuffle: bool = True) -> DataLoader:
+        """Returns training batches of a client.
+
+        Args:
+            client: The client.
+            generator: Decides the order of its images.
+            shuffle: Whether the order is random; otherwise it is fixed.
+        """
+
+    def at(self, round: int) -> ClientData:
+        """Returns what the clients hold in a round."""
 
 
 @dataclass

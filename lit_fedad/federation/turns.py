@@ -3,24 +3,79 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError, first_line
-from lit_fedad.federation.client_data import ClientData
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.deadline import deadline
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
-from lit_fedad.federation.turn import ClientResult, Turn, pose_client
+from lit_fedad.federation.turn import ClientData, ClientResult, Turn, pose_client
 
 if TYPE_CHECKING:
-    from lit_fedad.federation.summing import Parties
+    from lit_fedad.privacy.secure_collecting import Parties
+
+
+GRACE_S = 5.0
+"""Seconds that a turn has to stop at its deadline before its process is ended."""
+
+
+@contextmanager
+def deadline(seconds: float | None, who: str) -> Iterator[None]:
+    """Limits the time of a block.
+
+    A block that runs Python code, sleeps or waits for a file is interrupted. A block that hangs in compiled code cannot
+    be: its process is ended, and with it the run, which continues from its last checkpoint when it is started again.
+
+    Args:
+        seconds: Wall-clock time; None for no limit.
+        who: Whose turn it is, such as ``"client 3"``.
+
+    Raises:
+        UserError: In the block, at the deadline; or at once, where there are no alarms (outside the main thread, on
+            Windows).
+    """
+    if seconds is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        raise UserError(
+            "federation.sampler.deadline needs the alarms of a process's main thread; leave it null here"
+        )
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise UserError(f"took longer than federation.sampler.deadline={seconds:g} seconds")
+
+    last_resort = threading.Timer(seconds + GRACE_S, _end_process, (who, seconds))
+    last_resort.daemon = True
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    last_resort.start()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        last_resort.cancel()
+
+
+def _end_process(who: str, seconds: float) -> None:
+    late = f"{who} hangs beyond federation.sampler.deadline={seconds:g} seconds"
+    sys.stderr.write(f"error: {late} and cannot be interrupted: its process ends\n")
+    sys.stderr.flush()
+    os._exit(2)
+
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

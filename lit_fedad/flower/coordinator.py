@@ -18,14 +18,13 @@ from typing import Any
 
 import yaml
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import install
 from lit_fedad.experiment.lock import locked
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.flower.held_polls import Bell
 from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificates
 from lit_fedad.flower.leftover import end_leftover, remember
-from lit_fedad.flower.proxy import server
-from lit_fedad.guards.extras import install
+from lit_fedad.flower.proxy import Bell, server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.enrolment import check_crosses

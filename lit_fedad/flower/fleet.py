@@ -31,7 +31,7 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from lit_fedad.errors import UserError, first_line
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.flower.keys import read_private_key
 from lit_fedad.flower.letters import in_record, wrapped
 
@@ -137,7 +137,7 @@ def _record(tree: ObjectTree) -> ObjectTree:
 def pause(idle: float) -> float:
     """Returns how many seconds lie between two polls at least, after so many without an order.
 
-    The open port holds a poll for longer than that (`lit_fedad.flower.held_polls`); another one may not.
+    The open port holds a poll for longer than that (`lit_fedad.flower.proxy`); another one may not.
 
     Example:
         >>> [pause(idle) for idle in (0, 20, 3600)]

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 _YEARS = datetime.timedelta(days=10 * 365)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 _FILE = "superlink.json"
 _GRACE_S = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 _NAME = "letter"
 KIND = "train.letter"

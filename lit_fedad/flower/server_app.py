@@ -8,7 +8,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower.coordinator import ERROR, FederationFolder
 from lit_fedad.flower.grid import GridCarrier
 from lit_fedad.report.console import Display, plain_warnings

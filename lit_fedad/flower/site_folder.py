@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.bounds import above
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower.fleet import answer_orders
 from lit_fedad.flower.keys import write_site_key
-from lit_fedad.guards.bounds import above
+from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
-from lit_fedad.sites.ledger import LEDGER, Ledger
 from lit_fedad.sites.roster import Roster, write_sum_key
 from lit_fedad.sites.site import Site, SiteSettings
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import Backend, chunks, middle, nearest, squared_distances, working_dtype
 
 _PROPOSALS = 256

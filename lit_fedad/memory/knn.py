@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from lit_fedad.contracts.precision import full_precision
-from lit_fedad.errors import UserError
+from lit_fedad.contracts.compute import full_precision
+from lit_fedad.core.errors import UserError
 
 Backend = Literal["auto", "torch", "faiss"]
 Search = Callable[[Tensor], Tensor]

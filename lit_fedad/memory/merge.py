@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.knn import nearest
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import add_by_slot, kmeans
 from lit_fedad.memory.knn import nearest, neighbour_distances, working_dtype
 

@@ -2,13 +2,91 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lit_fedad.memory.merge import root_mean_squares, shared_slots
+from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.reduce import Reduced
+
+SPLIT = 0.1
+"""Distance of a split slot from its origin, as a share of the spread of the memory."""
+
+
+def draw_slots(
+    moments: Moments, statistics: Mapping[str, Tensor], slots: int, generator: torch.Generator
+) -> Tensor:
+    """Draws slots from the Gaussian with the moments of all features, as they are standardised.
+
+    Args:
+        moments: Moments of frozen features.
+        statistics: What features are standardised by (`statistics_of`); empty for nothing.
+        slots: Number of slots.
+        generator: Source of the randomness.
+
+    Returns:
+        The slots [slots, C].
+    """
+    channels = len(moments.mean)
+    mean, scaled = moments.mean, moments
+    if statistics:
+        scaled = moments.scaled(statistics["scale"])
+        mean = (moments.mean - statistics["mean"].double()) / statistics["scale"].double()
+    variances, directions = torch.linalg.eigh(scaled.covariance)
+    drawn = torch.randn(slots, channels, generator=generator, dtype=torch.float64)
+    rows = mean + (drawn * variances.clamp(min=0).sqrt()) @ directions.T
+    if "whitening" in statistics:
+        rows = rows @ symmetric(statistics["whitening"].double(), channels)
+    return rows.float()
+
+
+def split_fullest(counts: Tensor, enough: Tensor) -> Tensor:
+    """Finds, for every slot that too few images lie behind, a full one to be split, the fullest first.
+
+    Two slots beside each other share the patches of one in the next Lloyd step (Linde, Buzo and Gray 1980).
+
+    Args:
+        counts: Number of patches of each slot [slots].
+        enough: Whether enough images lie behind it, bool [slots]; not all False.
+
+    Returns:
+        The number of the slot that each is, or is split from [slots].
+
+    Example:
+        >>> split_fullest(torch.tensor([8.0, 0.0, 3.0, 0.0, 0.0]), torch.tensor([True, False, True, False, False]))
+        tensor([0, 0, 2, 0, 2])
+    """
+    place = torch.arange(len(counts))
+    fullest = [(-float(counts[slot]), int(slot)) for slot in enough.nonzero()[:, 0]]
+    heapq.heapify(fullest)
+    for slot in (~enough).nonzero()[:, 0].tolist():
+        count, origin = fullest[0]
+        place[slot] = origin
+        heapq.heapreplace(fullest, (count / 2, origin))
+    return place
+
+
+def copies_apart(memory: Tensor, generator: torch.Generator) -> Tensor:
+    """Moves every slot that is a copy of an earlier one a little aside, in a random direction.
+
+    Args:
+        memory: Slots [slots, C].
+        generator: A CPU generator; equal ones move copies alike, on the server and at every client.
+
+    Returns:
+        The slots [slots, C]; those that are no copies as they are.
+    """
+    own = memory.cpu()
+    _, kind = own.unique(dim=0, return_inverse=True)
+    earliest = torch.full((len(own),), len(own)).scatter_reduce_(0, kind, torch.arange(len(own)), "amin")
+    copied = (earliest[kind] != torch.arange(len(own)))[:, None]
+    spread = own.var(0, correction=0).sqrt()
+    moved = own + SPLIT * spread * torch.randn(own.shape, generator=generator)
+    return torch.where(copied, moved, own).to(memory)
 
 
 @dataclass(frozen=True)

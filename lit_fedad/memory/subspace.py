@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, within
+from lit_fedad.core.bounds import above, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 
 LIKELIHOOD = "likelihood"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Predictors, Task
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import trainable, with_weights
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable, with_weights
 

@@ -28,7 +28,7 @@ from lit_fedad.contracts import (
     class_list,
     spec_of,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import with_weights

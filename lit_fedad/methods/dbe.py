@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Additive, Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
-from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.guards.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import pooled
 

@@ -13,9 +13,9 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train, fit
-from lit_fedad.guards.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgServer, OneModelClient
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 

@@ -23,13 +23,13 @@ from lit_fedad.condensation.batch_statistics import record, unconstrained
 from lit_fedad.condensation.condense import Condensation, RealBatch
 from lit_fedad.condensation.kernels import class_mmd
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
 from lit_fedad.methods.parts.functional import look
-from lit_fedad.models.frozen_encoder import refuse_frozen
+from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 ANCHORS, LABELS, LOGITS = "anchors", "anchor_labels", "anchor_logits"

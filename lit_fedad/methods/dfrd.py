@@ -18,14 +18,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.distillation import divergence
-from lit_fedad.methods.parts.functional import frozen, with_weights
+from lit_fedad.methods.parts.functional import divergence, frozen, with_weights
 from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
 from lit_fedad.models.conditional_gan import ConditionalGenerator
-from lit_fedad.models.frozen_encoder import refuse_frozen
+from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 _MOMENTS = (0.5, 0.999)  # of the generator's Adam

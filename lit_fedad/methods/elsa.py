@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.spherical import spherical_kmeans
 from lit_fedad.methods.fedavg import FedAvgServer, OneModelClient

@@ -32,7 +32,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues

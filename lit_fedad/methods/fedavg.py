@@ -28,7 +28,7 @@ from lit_fedad.contracts import (
     nothing_to_attack,
     spec_of,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train

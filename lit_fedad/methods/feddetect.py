@@ -27,15 +27,14 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_moments
 from lit_fedad.federation.local_training import Train
-from lit_fedad.guards.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.pooled_statistics import check_count
-from lit_fedad.tasks.autoencoder import Autoencoder
-from lit_fedad.tasks.feature_autoencoder import FeatureAutoencoder
+from lit_fedad.tasks.autoencoder import Autoencoder, FeatureAutoencoder
 
 THRESHOLD = "threshold"
 _SMALLEST = 1e-12  # threshold; errors are squares

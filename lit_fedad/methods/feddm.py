@@ -29,7 +29,7 @@ from lit_fedad.contracts import (
     Update,
     class_list,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.parts.condensed_images import (
     CLASSES,

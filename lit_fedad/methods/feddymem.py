@@ -31,9 +31,9 @@ from lit_fedad.contracts import (
     senders,
 )
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.errors import UserError
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.guards.bounds import at_least
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import Reduced
 from lit_fedad.methods.parts.bank_sums import (

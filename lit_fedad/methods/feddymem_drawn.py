@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Exchanges, Message, Update
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, within
-from lit_fedad.memory.drawn_slots import copies_apart, draw_slots, split_fullest
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import Aggregation
+from lit_fedad.memory.slot_sums import copies_apart, draw_slots, split_fullest
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
 from lit_fedad.methods.parts.bank_sums import made_of_sums
 from lit_fedad.methods.parts.first_memory import FirstMemory

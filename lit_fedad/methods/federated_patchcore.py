@@ -23,8 +23,8 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.tasks.memory_bank import MemoryBank
 

@@ -27,8 +27,8 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
 from lit_fedad.methods.parts.feature_sums import ClusterSums

@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
-from lit_fedad.errors import UserError
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
-from lit_fedad.models.frozen_encoder import refuse_frozen
+from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 GENERATOR, DISCRIMINATOR = "generator.", "discriminator."

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
 from lit_fedad.tasks.classifier import Classifier

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Message, Predictors, Update
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.methods.parts.distillation import divergence
-from lit_fedad.methods.parts.functional import look
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.methods.parts.functional import divergence, look
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
 _FROZEN_BATCH = 128

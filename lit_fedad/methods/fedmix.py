@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least, within
+from lit_fedad.core.bounds import at_least, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
-from lit_fedad.models.frozen_encoder import refuse_frozen
+from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
 
 IMAGES, LABELS = "mean_images", "mean_labels"

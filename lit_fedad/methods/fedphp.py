@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Predictors, Task
-from lit_fedad.guards.bounds import at_least, within
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Task
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import trainable
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lit_fedad.contracts import Predictors, Task
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 
 

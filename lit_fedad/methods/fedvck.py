@@ -27,8 +27,8 @@ from lit_fedad.condensation.relations import (
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
 from lit_fedad.methods.parts.condensed_images import CLASSES
 from lit_fedad.methods.parts.functional import look, with_weights

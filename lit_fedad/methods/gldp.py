@@ -29,10 +29,10 @@ from lit_fedad.contracts import (
     Update,
     class_list,
 )
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import above, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.guards.bounds import above, within
 from lit_fedad.memory.prototypes import Prototypes, class_means
 from lit_fedad.methods.fedavg import FedAvgServer
 from lit_fedad.methods.fedrep import FedRepClient

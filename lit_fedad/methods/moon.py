@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Task
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 

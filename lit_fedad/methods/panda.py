@@ -26,10 +26,10 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
-from lit_fedad.guards.bounds import above, at_least
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.tasks.panda import Panda

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Additive, Message, MessageSpec, Task, Update, senders, spec_of
+from lit_fedad.core.bounds import above
 from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.guards.bounds import above
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 class MergeableMetric(Metric):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fedad.client_names import NUMBERS, ClientNames
-from lit_fedad.errors import UserError
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
 _ROUNDING = 1e-9

@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from lit_fedad.contracts.randomness import numpy_generator
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 from torch import Tensor
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 class ClientMetrics(Protocol):

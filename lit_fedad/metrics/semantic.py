@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.base import MergeableMetric, check_same_shape, concatenated, kept
 from lit_fedad.metrics.functional.bins import as_scores, distinct_bins
 from lit_fedad.metrics.functional.curves import auroc, average_precision

@@ -8,8 +8,8 @@ from scipy.ndimage import gaussian_filter1d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.contracts.precision import full_precision
-from lit_fedad.guards.bounds import at_least, pair
+from lit_fedad.contracts.compute import full_precision
+from lit_fedad.core.bounds import at_least, pair
 
 
 class AnomalyMap(nn.Module):

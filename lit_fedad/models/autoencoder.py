@@ -3,9 +3,9 @@
 from torch import nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
-from lit_fedad.models.batch_norm import BatchNorm
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.convnets import BatchNorm
 
 SMALLEST, LARGEST = 4, 7
 """Sides of the map that the decoder starts from."""

@@ -15,9 +15,8 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 
-from lit_fedad.errors import UserError
-from lit_fedad.models import resnetv2_gluon as resnetv2_gluon  # registers its model with timm
-from lit_fedad.models.transformer_blocks import TransformerBlocks, dynamic_size
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.backbone_parts import TransformerBlocks, dynamic_size
 
 HUB_TIMEOUT = 5.0  # seconds; a hub out of reach is noticed within twice this
 

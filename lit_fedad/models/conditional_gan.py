@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
 
 _FIRST = 4  # pixels a side of the smallest map
 _SPREAD = 0.02  # standard deviation of initial weights, as in DCGAN

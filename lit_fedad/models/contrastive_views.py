@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import rgb_to_grayscale
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least, within
+from lit_fedad.core.bounds import at_least, within
+from lit_fedad.core.errors import UserError
 
 CROP_TRIES = 10
 """Boxes drawn for an image, of which the first that fits is taken (as torchvision does)."""

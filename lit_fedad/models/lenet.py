@@ -4,8 +4,8 @@ import itertools
 
 from torch import Tensor, nn
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 
 _EPSILON = 1e-4
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
 
 
 class MemoryGenerator(nn.Module):

@@ -20,9 +20,9 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
 from lit_fedad.models.backbones import OWN_NAME, check_model
-from lit_fedad.options import read
 from lit_fedad.pretraining.dense_contrast import DenseContrast
 from lit_fedad.pretraining.scenes import Scenes
 from lit_fedad.report.console import Display

@@ -1,6 +1,9 @@
 """Draws training images: textured bodies on textured ground, in two views of the same scene."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +11,223 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fedad.contracts.randomness import derive_seed
-from lit_fedad.pretraining.textures import draw_textures
+
+
+class Dials:
+    """Random parameters of a family's formula: each call draws another one, with a value for each tile [n, 1, 1].
+
+    Args:
+        tiles: Number of tiles n.
+        generator: Draws the values, on its device.
+    """
+
+    def __init__(self, tiles: int, generator: torch.Generator) -> None:
+        self._shape, self._generator = (tiles, 1, 1), generator
+
+    def even(self, low: float, high: float) -> Tensor:
+        """Draws values uniformly between two bounds."""
+        drawn = torch.rand(self._shape, generator=self._generator, device=self._generator.device)
+        return low + drawn * (high - low)
+
+    def log(self, low: float, high: float) -> Tensor:
+        """Draws values uniformly on a logarithmic scale, for frequencies and ratios."""
+        return self.even(math.log(low), math.log(high)).exp()
+
+    def choice(self, *options: Tensor) -> Tensor:
+        """Chooses one of several fields [n, S, S] for each tile."""
+        number = self.even(0, len(options)).long().clamp(max=len(options) - 1)
+        return torch.stack(options).take_along_dim(number[None], dim=0)[0]
+
+    def seed(self) -> Tensor:
+        """Draws seeds for `lattice_noise`."""
+        return self.even(0, 1 << 20).long()
+
+
+Family = Callable[[Tensor, Tensor, Dials], Tensor]
+"""Computes a field in [0, 1] [n, S, S] from column and row in pixels [n, S, S] each, and random parameters."""
+
+
+def lattice_noise(column: Tensor, row: Tensor, seed: Tensor) -> Tensor:
+    """Hashes each point of the integer lattice to a number in [0, 1), the same on every device."""
+    mixed = (column * 374761393 + row * 668265263 + seed * 1442695041) & 0x7FFFFFFF
+    for shift, factor in ((13, 1274126177), (15, 974634281)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0x7FFFFFFF
+    return ((mixed ^ (mixed >> 14)) & 0xFFFFFF).float() / 0x1000000
+
+
+def smooth_noise(u: Tensor, v: Tensor, seed: Tensor) -> Tensor:
+    """Interpolates `lattice_noise` smoothly between the points (value noise)."""
+    column, row = u.floor(), v.floor()
+    across, down = u - column, v - row
+    across, down = across * across * (3 - 2 * across), down * down * (3 - 2 * down)
+    left, top = column.long(), row.long()
+    upper = torch.lerp(lattice_noise(left, top, seed), lattice_noise(left + 1, top, seed), across)
+    lower = torch.lerp(lattice_noise(left, top + 1, seed), lattice_noise(left + 1, top + 1, seed), across)
+    return torch.lerp(upper, lower, down)
+
+
+def fractal_noise(u: Tensor, v: Tensor, seed: Tensor, gain: Tensor, octaves: int) -> Tensor:
+    """Sums noise of rising frequency and falling strength; in [0, 1]."""
+    total, strength, whole = torch.zeros_like(u), torch.ones_like(gain), torch.zeros_like(gain)
+    for octave in range(octaves):
+        total = total + strength * smooth_noise(u * 2**octave, v * 2**octave, seed + octave)
+        whole, strength = whole + strength, strength * gain
+    return total / whole
+
+
+def clouds(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
+    """Draws stretched fractal noise: itself, its ridges, its level lines, or blobs above a level."""
+    frequency, stretch = dials.log(0.03, 0.3), dials.log(0.5, 2)
+    gain = dials.even(0.3, 0.8)
+    noise = fractal_noise(x * frequency * stretch, y * frequency / stretch, dials.seed(), gain, octaves=4)
+    return dials.choice(
+        (2 * noise - 0.5).clamp(0, 1),
+        (1 - 4 * (noise - 0.5).abs()).clamp(0, 1),
+        0.5 + 0.5 * torch.sin(2 * math.pi * dials.even(2, 8) * noise),
+        _soft_step(noise - dials.even(0.4, 0.6), 12),
+    )
+
+
+def swirls(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
+    """Draws fractal noise at places that other noise has moved."""
+    frequency, pull = dials.log(0.02, 0.1), dials.even(0.5, 4)
+    u, v = x * frequency, y * frequency
+    moved = u + pull * smooth_noise(u, v, dials.seed()), v + pull * smooth_noise(u, v, dials.seed())
+    noise = fractal_noise(*moved, dials.seed(), dials.even(0.3, 0.7), octaves=3)
+    return (0.5 + dials.even(1.5, 6) * (noise - 0.5)).clamp(0, 1)
+
+
+def cells(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
+    """Draws cells about scattered points (Worley noise): walls, discs, cones, or shaded cells."""
+    frequency, stretch, scatter = dials.log(0.04, 0.2), dials.log(0.7, 1.4), dials.even(0.3, 1)
+    u, v, seeds = x * frequency * stretch, y * frequency / stretch, [dials.seed() for _ in range(3)]
+    nearest, second, shade = torch.full_like(u, 9), torch.full_like(u, 9), torch.zeros_like(u)
+    for column, row in _neighbourhood(u, v):
+        du = u - column - 0.5 - scatter * (lattice_noise(column, row, seeds[0]) - 0.5)
+        dv = v - row - 0.5 - scatter * (lattice_noise(column, row, seeds[1]) - 0.5)
+        distance = torch.hypot(du, dv)
+        closer = distance < nearest
+        second = torch.where(closer, nearest, torch.minimum(second, distance))
+        shade = torch.where(closer, lattice_noise(column, row, seeds[2]), shade)
+        nearest = torch.minimum(nearest, distance)
+    walls = ((second - nearest) / dials.even(0.05, 0.5)).clamp(0, 1)
+    discs = _soft_step(dials.even(0.2, 0.5) - nearest, 8)
+    return dials.choice(walls, discs, nearest.clamp(0, 1), walls * (0.3 + 0.7 * shade))
+
+
+def stripes(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
+    """Draws stripes bent by noise: one system, or two that cut, cover or blend each other."""
+    bend = dials.even(0, 1.2).square() * smooth_noise(x * 0.05, y * 0.05, dials.seed())
+    duty, slope = dials.even(-0.6, 0.6), dials.log(0.7, 8)
+
+    def system(angle: Tensor, frequency: Tensor) -> Tensor:
+        phase = (x * angle.cos() + y * angle.sin()) * frequency + bend
+        return _soft_step((2 * math.pi * phase).sin() + duty, slope / 2)
+
+    angle, frequency = dials.even(0, math.pi), dials.log(0.02, 0.2)
+    first = system(angle, frequency)
+    second = system(angle + dials.even(0.5, 2.2), frequency * dials.log(0.4, 2))
+    return dials.choice(first, first * second, torch.maximum(first, second), (first + second) / 2)
+
+
+def lattice(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
+    """Draws one motif in each cell of a grid with shifted rows: disc, box, ring, cross or diamond."""
+    frequency, aspect = dials.log(0.04, 0.18), dials.log(0.4, 2.5)
+    v = y * frequency * aspect
+    row = v.floor()
+    u = x * frequency + row * dials.even(0, 1)
+    column = u.floor()
+    first, second = (lattice_noise(column.long(), row.long(), dials.seed()) for _ in range(2))
+    scatter, size = dials.even(0, 0.25), dials.even(0.15, 0.42)
+    a = u - column - 0.5 + scatter * (first - 0.5)
+    b = v - row - 0.5 + scatter * (second - 0.5)
+    inside = dials.choice(
+        size - torch.hypot(a, b),
+        size - torch.maximum(a.abs(), b.abs()),
+        0.08 - (torch.hypot(a, b) - size).abs(),
+        0.07 - torch.minimum(a.abs(), b.abs()),
+        size - a.abs() - b.abs(),
+    )
+    return _soft_step(inside, 12) * (1 - dials.even(0, 0.6) * first)
+
+
+def strokes(x: Tensor, y: Tensor, dials: Dials) -> Tensor:
+    """Draws short scattered strokes, more or less in one direction."""
+    frequency = dials.log(0.05, 0.15)
+    u, v, seeds = x * frequency, y * frequency, [dials.seed() for _ in range(4)]
+    turn, spread, fading = dials.even(0, 1), dials.even(0, 1), dials.even(0, 0.6)
+    length, width = dials.even(0.2, 0.9), dials.even(0.04, 0.2)
+    field = torch.zeros_like(u)
+    for column, row in _neighbourhood(u, v):
+        place, lift, angle, shade = (lattice_noise(column, row, seed) for seed in seeds)
+        angle = math.pi * (turn + spread * (angle - 0.5))
+        du, dv = u - column - place, v - row - lift
+        along, across = du * angle.cos() + dv * angle.sin(), dv * angle.cos() - du * angle.sin()
+        outside = torch.hypot((along.abs() - length).clamp(min=0), across)
+        field = torch.maximum(field, (1 - fading * shade) * _soft_step(width - outside, 10))
+    return field
+
+
+FAMILIES: tuple[Family, ...] = (clouds, swirls, cells, stripes, lattice, strokes)
+
+
+def draw_textures(tiles: int, size: int, generator: torch.Generator) -> Tensor:
+    """Draws tiles, the families in turn, each turned, scaled and coloured at random.
+
+    Args:
+        tiles: Number of tiles.
+        size: Side in pixels.
+        generator: Source of all random numbers; tiles are drawn on its device.
+
+    Returns:
+        Colours in [0, 1] [tiles, 3, size, size].
+    """
+    drawn = torch.empty(tiles, size, size, device=generator.device)
+    for number, family in enumerate(FAMILIES):
+        part = drawn[number :: len(FAMILIES)]
+        if len(part):
+            dials = Dials(len(part), generator)
+            x, y = _places(size, dials)
+            part[:] = family(x, y, dials)
+    dials = Dials(tiles, generator)
+    x, y = _places(size, dials)
+    frequency = dials.log(0.1, 0.6)
+    roughness = smooth_noise(x * frequency, y * frequency, dials.seed()) - 0.5
+    return _coloured((drawn + dials.even(0, 0.5) * roughness).clamp(0, 1), generator)
+
+
+def _places(size: int, dials: Dials) -> tuple[Tensor, Tensor]:
+    """Computes column and row of every pixel in a turned, scaled and moved plane."""
+    angle, zoom = dials.even(0, 2 * math.pi), dials.log(0.8, 1.25)
+    side = torch.arange(size, device=angle.device) - size / 2
+    x, y = zoom * side, zoom * side[:, None]
+    return (
+        x * angle.cos() + y * angle.sin() + dials.even(0, 997),
+        y * angle.cos() - x * angle.sin() + dials.even(0, 997),
+    )
+
+
+def _coloured(field: Tensor, generator: torch.Generator) -> Tensor:
+    """Colours a field by three random colours, for dark, middle and bright places."""
+    stops = torch.rand(3, len(field), 3, 1, 1, generator=generator, device=field.device)
+    level = 2 * field[:, None]
+    return torch.where(
+        level < 1, torch.lerp(stops[0], stops[1], level), torch.lerp(stops[1], stops[2], level - 1)
+    )
+
+
+def _neighbourhood(u: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Lists the lattice cells of a place and around it."""
+    column, row = u.floor().long(), v.floor().long()
+    for right in (-1, 0, 1):
+        for down in (-1, 0, 1):
+            yield column + right, row + down
+
+
+def _soft_step(value: Tensor, slope: float | Tensor) -> Tensor:
+    """Computes a ramp from 0 below zero to 1 above."""
+    return (slope * value + 0.5).clamp(0, 1)
+
 
 Shift = tuple[int, int]
 """How far down and right a place of the first view lies in the second, in pixels."""

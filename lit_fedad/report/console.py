@@ -27,8 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 import lit_fedad
-from lit_fedad.client_names import ClientNames
-from lit_fedad.guards.text import printable, redact
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.text import printable, redact
 from lit_fedad.report.constant_predictions import constant_predictions, looking_at_nothing
 from lit_fedad.report.metric_spread import said_of, spread_columns, without_value
 from lit_fedad.report.naming import (

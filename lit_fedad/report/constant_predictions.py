@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lit_fedad.client_names import NUMBERS, ClientNames
-from lit_fedad.metrics.constant_predictions import CONSTANTS
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.metrics.classification import CONSTANTS
 from lit_fedad.report.naming import metric_title
 
 _MOST_NUMBERS = 10

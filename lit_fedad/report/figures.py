@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
-from lit_fedad.client_names import NUMBERS, ClientNames
+from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.report.files import whole_file
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 

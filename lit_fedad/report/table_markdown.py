@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.html import markdown_table
 from lit_fedad.report.tables import Row, Table, costs_table, distinct, results_table
 
 _BRACKETS = {

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import Config, build, identity, takes
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config, build, identity, takes
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.anomaly_stream import StageMetrics
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.decisions import Rate, summarise_rates
@@ -28,18 +28,17 @@ from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_history
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.image_privacy import KEY_FILE, ImagePrivacy, in_words, noise_key
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.metrics.conformal import Calibration
+from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, in_words, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
 from lit_fedad.sites.letters import Facts
 from lit_fedad.sites.own_noise import promised
 from lit_fedad.sites.remote import Carrier, Sites
-from lit_fedad.sites.status import Status
+from lit_fedad.sites.status import Status, Visits
 from lit_fedad.sites.tracking import SitesTracking
-from lit_fedad.sites.visits import Visits
 from lit_fedad.sites.words import compose_words, of_one_client
 
 ROLL = "sites.json"

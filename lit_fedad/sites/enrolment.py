@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import lit_fedad
-from lit_fedad.config import Config, locate, takes
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.config import Config, locate, takes
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.public import synthetic
 from lit_fedad.data.stream import Timetable
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import Model
 from lit_fedad.report.files import whole_file
 from lit_fedad.sites.letters import Facts

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import printable
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import printable
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import torch
 
-from lit_fedad.config import Config
+from lit_fedad.core.config import Config
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator

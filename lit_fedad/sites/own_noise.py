@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from lit_fedad.config import Config, build
 from lit_fedad.contracts import Client, Exchange, Exchanges
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import Config, build
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import Model
-from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, noise_key
-from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.federation.state_file import lasting_file
-from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
-from lit_fedad.sites.ledger import Ledger
+from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
+from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, noise_key
+from lit_fedad.privacy.ledger import Ledger
+from lit_fedad.privacy.secure_aggregation import SecureSum
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Context, Exchange
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.checkpoint import read_meta
 from lit_fedad.federation.question import Question
@@ -19,7 +19,7 @@ from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
 from lit_fedad.sites.letters import AGAIN, LONGEST_START, Order, Reply, digest
-from lit_fedad.sites.visits import Visits
+from lit_fedad.sites.status import Visits
 
 T = TypeVar("T")
 _FILE = "sites.pt"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.state_file import lasting_file
-from lit_fedad.secure_sum.keys import KEY_BYTES, KeyPair
+from lit_fedad.privacy.keys import KEY_BYTES, KeyPair
 
 KEY = "sum.key"
 PUBLIC = "sum.pub"

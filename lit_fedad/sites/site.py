@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 import lit_fedad
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import Config, build, compose
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config, build, compose
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
-from lit_fedad.errors import UserError, first_line
 from lit_fedad.evaluation.decisions import EvaluatedImages
 from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions
 from lit_fedad.evaluation.predict import image_scores
@@ -29,18 +29,18 @@ from lit_fedad.experiment.calibration import calibration_scores, evaluated_image
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
-from lit_fedad.federation.image_privacy import in_words
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.federation.question import Question
-from lit_fedad.federation.secure_sum import Mask
 from lit_fedad.federation.turn import Turn, pose_client
 from lit_fedad.federation.turns import cause_of
+from lit_fedad.privacy.image_privacy import in_words
+from lit_fedad.privacy.ledger import LEDGER, Ledger
+from lit_fedad.privacy.messages import read_survivors
+from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.secure_aggregation import Mask
 from lit_fedad.report.console import Display
-from lit_fedad.secure_sum.letters import read_survivors
-from lit_fedad.secure_sum.party import Party
-from lit_fedad.sites.ledger import LEDGER, Ledger
 from lit_fedad.sites.letters import AGAIN, Facts, Order, Reply, digest
-from lit_fedad.sites.own_detector import OwnDetector
+from lit_fedad.sites.own_files import OwnDetector, OwnReport
 from lit_fedad.sites.own_images import (
     anomalies_of,
     form_of,
@@ -51,7 +51,6 @@ from lit_fedad.sites.own_images import (
     training_stages,
 )
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
-from lit_fedad.sites.own_report import OwnReport
 from lit_fedad.sites.roster import Given, Roster
 from lit_fedad.sites.states import States, digest_of
 from lit_fedad.sites.words import agreed, compose_words

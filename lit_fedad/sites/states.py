@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_pool import State, detached
 from lit_fedad.federation.state_file import lasting_file, read_state, write_state
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fedad.config import Config, choices, compose, config_groups, identity, locate, takes
+from lit_fedad.core.config import Config, choices, compose, config_groups, identity, locate, takes
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.strategies import Pooled
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.trusted_targets import check_targets
 
 OWN = (

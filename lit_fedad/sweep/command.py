@@ -19,8 +19,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from lit_fedad.contracts.randomness import derive_seed
-from lit_fedad.errors import UserError
-from lit_fedad.options import read, separate
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read, separate
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan, read_plan
 from lit_fedad.sweep.results import best_so_far, show, write_results

@@ -16,7 +16,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawn
 
-from lit_fedad.guards.text import csv_cell
+from lit_fedad.core.text import csv_cell
 from lit_fedad.report.console import Display
 from lit_fedad.report.files import whole_file
 from lit_fedad.sweep.plan import Plan

@@ -15,8 +15,8 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import redact
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import redact
 
 RETRIES = 3
 GIVEN_BACK = "given_back"

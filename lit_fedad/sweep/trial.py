@@ -9,14 +9,12 @@ from typing import Any
 
 from optuna import Trial
 
-from lit_fedad.errors import UserError
-from lit_fedad.experiment.stopping import RunStoppedError
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.experiment.train import train
-from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.sweep.objective import BYTES, metric_value, objective_value
-from lit_fedad.sweep.plan import Plan
+from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.sweep.plan import BYTES, Plan, metric_value, objective_value
 from lit_fedad.sweep.worker import GivenBackError, PlanError, PrunedError
 
 DEFAULT = "default"

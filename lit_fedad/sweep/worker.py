@@ -19,8 +19,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import redact
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import redact
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.plan import Plan
 from lit_fedad.sweep.storage import (

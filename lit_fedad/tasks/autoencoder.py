@@ -7,11 +7,122 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Prediction, Task
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.anomaly_map import AnomalyMap
+from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.encoders import FrozenEncoder
+from lit_fedad.tasks.patches import PatchTask
+
+
+class FeatureAutoencoder(PatchTask):
+    """An autoencoder of standardised frozen features, whose squared error is the score.
+
+    On a grid it reconstructs every patch, and draws the errors as a map. On a grid of one patch (``grid=1``) it
+    reconstructs the pooled features of whole images, as `FrozenEncoder` gives them, and localises nothing.
+
+    Args:
+        backbone: Frozen feature extractor.
+        grid: See `PatchTask`, also for the other arguments that are not listed here.
+        image_size: See `PatchTask`.
+        size: Side to which whole images are scaled, in pixels; patches are of images as they are.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations by which images were normalised.
+        hidden: Hidden units between features and bottleneck, and back.
+        bottleneck: Numbers that features are reconstructed from.
+        patches_per_image: Random patches of an image that a training step looks at.
+        learning_rate: Learning rate of Adam.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    output_modules = ("decoder",)
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        grid: int = 56,
+        image_size: int | Sequence[int] = 224,
+        size: int = 64,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+        hidden: int = 256,
+        bottleneck: int = 32,
+        patches_per_image: int = 64,
+        learning_rate: float = 1e-3,
+        standardise: bool = True,
+        shrinkage: float = 1.0,
+        average_pool: bool | str = True,
+        sigma: float = 4.0,
+        rim: int = 1,
+        top: float = 0.0,
+        tile: int | None = None,
+    ) -> None:
+        rim = rim if grid > 1 else 0
+        super().__init__(
+            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
+        )
+        at_least("task", 1, hidden=hidden, bottleneck=bottleneck, patches_per_image=patches_per_image)
+        at_least("task", 0, learning_rate=learning_rate)
+        self.encoder = FrozenEncoder(backbone, size, hidden=0, mean=mean, std=std) if grid == 1 else None
+        self.patches_per_image, self.learning_rate = patches_per_image, learning_rate
+        self.num_features = bottleneck
+        self.compress = nn.Sequential(
+            nn.Linear(self.channels, hidden), nn.ReLU(), nn.Linear(hidden, bottleneck)
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(bottleneck, hidden), nn.ReLU(), nn.Linear(hidden, self.channels)
+        )
+
+    def embed(self, batch: Mapping[str, Any], average_pool: bool | str | None = None) -> Tensor:
+        """Computes frozen features of patches [B, H0 * W0, C], or of whole images [B, 1, C]."""
+        if self.encoder is None:
+            return super().embed(batch, average_pool)
+        return self.encoder(batch["image"])[:, None]
+
+    @torch.no_grad()
+    def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Draws standardised features of random patches: ``patches`` [B, n, C]."""
+        patches = self.standardised(self.embed(batch))
+        if self.patches_per_image < patches.shape[1]:
+            drawn = torch.rand(patches.shape[:2]).argsort(dim=1)[:, : self.patches_per_image, None]
+            patches = patches.take_along_dim(drawn.to(patches.device), dim=1)
+        return {"patches": patches}
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes the bottleneck [B, n, bottleneck] of a view's patches, or of all patches of whole images."""
+        return self.compress(self._patches(batch))
+
+    def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Computes the squared error of each patch, averaged over the channels [B, n]."""
+        return (self.decoder(features) - self._patches(batch)).square().mean(2)
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the mean squared error of a view as ``loss``."""
+        return {"loss": self.errors(features, batch).mean()}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Computes a smoothed map of the patches' errors and its peak, or the error of whole images."""
+        errors = self.errors(features, batch).flatten()
+        if self.encoder is not None:
+            return Prediction(image_score=errors)
+        return Prediction(image_score=self.judge(errors), anomaly_map=self.draw(errors))
+
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Standardises by local statistics, unless pooled ones were loaded."""
+        self.standardise_locally(loader)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds Adam of what is trained."""
+        return torch.optim.Adam((p for p in self.parameters() if p.requires_grad), lr=self.learning_rate)
+
+    def _patches(self, batch: Mapping[str, Any]) -> Tensor:
+        """Returns the patches of a view, or the standardised features of whole images [B, n, C]."""
+        return batch["patches"] if "patches" in batch else self.standardised(self.embed(batch))
 
 
 class Autoencoder(Task):

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.density import Densities, DensitySet, estimate_densities
 from lit_fedad.models.contrastive_views import ContrastiveViews
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 from lit_fedad.tasks.representation import Representation
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least
 from lit_fedad.models.contrastive_views import kept_turns, rotations
 
 Draw = Callable[[Tensor], Tensor]

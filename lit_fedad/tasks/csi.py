@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import ContrastiveViews, crop_resize, draw_boxes
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks import contrastive_losses
 from lit_fedad.tasks.deep_svdd import off_zero
 from lit_fedad.tasks.representation import Representation

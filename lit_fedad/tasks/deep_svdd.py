@@ -10,11 +10,166 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
-from lit_fedad.tasks.bottleneck import Bottleneck
+from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.encoders import FrozenEncoder
+from lit_fedad.models.lenet import contrast_normalised
+
+_CONTRAST = 4.0  # mean absolute deviations of an image that [0, 1] spans on either side of its mean
+
+
+class Bottleneck(Task):
+    """A task whose features are a bottleneck z that images can be reconstructed from.
+
+    On pixels, images are brought to [0, 1], encoded and decoded. On frozen features a hidden layer leads to the
+    bottleneck and another one back.
+
+    Args:
+        encoder: Maps images [B, 3, S, S] to features [B, C], with C as its attribute ``num_features``: a network that
+            is trained on pixels, or a `FrozenEncoder` without a network of its own.
+        decoder: Builds the decoder to images in [0, 1], given the width of the bottleneck and S; not used where the
+            encoder is frozen.
+        image_size: Side S of the images in pixels.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations by which images were normalised.
+        width: Numbers of the bottleneck D.
+        hidden: Hidden units between frozen features and bottleneck, and back.
+        bias: Whether layers on the way to the bottleneck have biases.
+        pixels: What [0, 1] means: ``plain`` pixels, or pixels after global ``contrast`` normalisation of each image,
+            four mean absolute deviations to either side of its mean.
+        learning_rate: Learning rate of Adam.
+        weight_decay: Weight decay of Adam.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    output_modules: tuple[str, ...] = ("decoder",)
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: Callable[[int, int], nn.Module],
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        width: int = 128,
+        hidden: int = 256,
+        bias: bool = True,
+        pixels: Literal["plain", "contrast"] = "plain",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__()
+        at_least("task", 1, width=width, hidden=hidden)
+        at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
+        self.encoder, self.num_features, self.pixels = encoder, width, pixels
+        channels: int = encoder.num_features  # type: ignore[assignment]
+        self.frozen = isinstance(encoder, FrozenEncoder)
+        if isinstance(encoder, FrozenEncoder):
+            into, back = nn.Linear(channels, hidden, bias=bias), nn.Linear(width, hidden)
+            self.compress: nn.Module = nn.Sequential(
+                into, nn.LeakyReLU(), nn.Linear(hidden, width, bias=bias)
+            )
+            self.decoder: nn.Module = nn.Sequential(back, nn.LeakyReLU(), nn.Linear(hidden, channels))
+        else:
+            self.compress = nn.Linear(channels, width, bias=bias)
+            self.decoder = decoder(width, image_size)
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes the bottleneck z [B, D]."""
+        inputs = self._inputs(batch)
+        return self.compress(inputs if self.frozen else self.encoder(inputs))
+
+    def errors(self, features: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """Computes the mean squared error of each image's reconstruction [B]."""
+        return (self.decoder(features) - self._inputs(batch)).square().flatten(1).mean(1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds Adam of what is trained."""
+        trained = (parameter for parameter in self.parameters() if parameter.requires_grad)
+        return torch.optim.Adam(trained, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def _inputs(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes what is reconstructed: images in [0, 1] [B, 3, S, S], or frozen features [B, C]."""
+        if self.frozen:
+            return self.encoder(batch["image"])
+        images = batch["image"] * self.std + self.mean
+        return images if self.pixels == "plain" else 0.5 + contrast_normalised(images) / (2 * _CONTRAST)
+
+
+class OneClassSVM(Bottleneck):
+    """A one-class SVM in the bottleneck of an autoencoder, trained together (arXiv 1804.04888).
+
+    The loss is ``alpha mean |x - x^|^2 + |w|^2 / 2 - rho + mean max(0, rho - w . phi(z)) / nu``, with random Fourier
+    features ``phi(z) = [cos W z, sin W z] / sqrt(R)`` of a Gaussian kernel; W comes from N(0, 1 / sigma^2), is drawn
+    with the initial weights, the same for all clients, and stays. The score is ``rho - w . phi(z)``. The released code
+    counts the last term of the loss twice.
+
+    Args:
+        encoder: See `Bottleneck`, also for the other arguments that are not listed here.
+        alpha: Weight of the reconstruction.
+        nu: Share of training images that may lie on the wrong side.
+        sigma: Width of the kernel, for z as it comes.
+        fourier: Number R of random directions.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    directions: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: Callable[[int, int], nn.Module],
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        width: int = 128,
+        hidden: int = 256,
+        alpha: float = 10.0,
+        nu: float = 0.1,
+        sigma: float = 3.0,
+        fourier: int = 500,
+        learning_rate: float = 1e-3,
+    ) -> None:
+        super().__init__(encoder, decoder, image_size, mean, std, width, hidden, learning_rate=learning_rate)
+        at_least("task", 0, alpha=alpha)
+        at_least("task", 1, fourier=fourier)
+        above("task", 0, sigma=sigma, nu=nu)
+        within("task", 0, 1, nu=nu)
+        self.alpha, self.nu = alpha, nu
+        self.register_buffer("directions", torch.randn(fourier, width) / sigma, persistent=False)
+        self.normal = nn.Parameter(torch.randn(2 * fourier) / (2 * fourier) ** 0.5)
+        self.rho = nn.Parameter(torch.zeros(()))
+
+    def fourier(self, features: Tensor) -> Tensor:
+        """Computes phi(z) [B, 2 R], of length 1."""
+        turned = features @ self.directions.T
+        return torch.cat([turned.cos(), turned.sin()], 1) / len(self.directions) ** 0.5
+
+    def margins(self, features: Tensor) -> Tensor:
+        """Computes ``rho - w . phi(z)`` [B], above 0 outside."""
+        return self.rho - self.fourier(features) @ self.normal
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the loss, and the ``reconstruction`` in it."""
+        reconstruction = self.errors(features, batch).mean()
+        hinge = self.margins(features).relu().mean() / self.nu
+        loss = self.alpha * reconstruction + self.normal.square().sum() / 2 - self.rho + hinge
+        return {"loss": loss, "reconstruction": reconstruction}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Scores images by how far they lie outside."""
+        return Prediction(image_score=self.margins(features))
 
 
 def off_zero(mean: Tensor, margin: float) -> Tensor:

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import KMeansResult
 from lit_fedad.memory.spherical import spherical_kmeans
 from lit_fedad.models.contrastive_views import ContrastiveViews

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest, neighbour_distances
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.reduce import MemoryReduce, Reduced

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction, Task
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 
 
 class Panda(Task):

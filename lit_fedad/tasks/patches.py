@@ -12,11 +12,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import StandardisedTask
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.contracts.precision import full_precision
+from lit_fedad.contracts.compute import full_precision, map_batches
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, pair, within
+from lit_fedad.core.bounds import above, at_least, pair, within
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.memory.subspace import statistics_of
 from lit_fedad.models.anomaly_map import AnomalyMap

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.contracts import Task
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive_losses import RepresentationLoss
 

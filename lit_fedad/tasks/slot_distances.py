@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 
 MEDIAN = "median"
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Prediction
-from lit_fedad.contracts.batches import map_batches
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import at_least
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import KMeansResult, kmeans
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.merge import root_mean_squares

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import redact
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import redact
 from lit_fedad.tracking.server import (
     FOLDER_TAG,
     connect,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.guards.text import redact
+from lit_fedad.core.text import redact
 
 Record = dict[str, Any]
 """One line of a journal: ``{"kind", "scope", "values", "time"}``, its time in milliseconds."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import redact
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import redact
 from lit_fedad.tracking.server import (
     connect,
     connect_existing,

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.extras import install
-from lit_fedad.guards.text import redact, without_user
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import install
+from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
 

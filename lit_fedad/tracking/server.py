@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import HIDDEN, redact
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import HIDDEN, redact
 from lit_fedad.tracking.records import Record
 
 _logger = logging.getLogger(__name__)

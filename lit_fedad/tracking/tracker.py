@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.config import flatten
+from lit_fedad.core.config import flatten
 from lit_fedad.tracking.journal import Journal, journal_file
 from lit_fedad.tracking.records import artifact_values, dataset_values, metric_values, text_values
 from lit_fedad.tracking.sender import Delivery, Sender, deliver

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lit_fedad.audits.decoder import Decoder, drawn_from, drawn_scenes, train_decoder
 from lit_fedad.audits.inversion import InversionOptions
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 def small(images):

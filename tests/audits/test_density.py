@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from lit_fedad.audits.density import correlate
-from lit_fedad.config import compose
-from lit_fedad.errors import UserError
+from lit_fedad.audits.distance_correlation import correlate
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 

@@ -11,12 +11,12 @@ from safetensors.torch import load
 
 from lit_fedad.audits import inversion_attack
 from lit_fedad.audits.inversion import InversionOptions, invert
-from lit_fedad.config import compose
+from lit_fedad.audits.reconstruction import Inversion, as_sets, by_position
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
-from lit_fedad.privacy.inversion import Inversion, as_sets, by_position
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 

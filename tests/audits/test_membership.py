@@ -15,17 +15,17 @@ from helpers.damage import forge
 from helpers.shadowed import OVERFIT, TINY, Spy
 
 from lit_fedad.audits import membership as membership_audit
+from lit_fedad.audits.lira import online_scores
 from lit_fedad.audits.membership import Finding, LiraOptions, attack, infer
+from lit_fedad.audits.membership_report import membership_report
 from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
-from lit_fedad.config import compose
 from lit_fedad.contracts.image_sums import HiddenByNoiseError
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.loop import Federation
-from lit_fedad.privacy.lira import online_scores
-from lit_fedad.privacy.membership_report import membership_report
 
 SHADOWS = 6
 

@@ -11,12 +11,12 @@ from helpers.shadowed import OVERFIT, TINY
 
 from lit_fedad.audits.membership import LiraOptions, infer
 from lit_fedad.audits.shadow_runs import ShadowRuns
+from lit_fedad.audits.shadow_splits import split, trained_on
 from lit_fedad.cli import main as cli
-from lit_fedad.config import compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
-from lit_fedad.privacy.shadow_splits import split, trained_on
 
 
 @pytest.mark.slow

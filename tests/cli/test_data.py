@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lit_fedad.cli import main as cli
-from lit_fedad.config import choices
+from lit_fedad.core.config import choices
 from lit_fedad.data.cards import CARDS, Card, Counts, Source
 from lit_fedad.report.console import Display
 

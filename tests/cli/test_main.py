@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lit_fedad.audits import density, inversion, membership, page
+from lit_fedad.audits import distance_correlation as density
+from lit_fedad.audits import inversion, membership, page
 from lit_fedad.audits.inversion import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli
 from lit_fedad.cli.deployment import EvaluateOptions, ExportOptions, PredictOptions
 from lit_fedad.cli.privacy import PrivacyOptions
 from lit_fedad.cli.train import SyncOptions
-from lit_fedad.comparison.page import PageOptions
-from lit_fedad.comparison.table import TableOptions
-from lit_fedad.config import choices, compose
+from lit_fedad.core.config import choices, compose
+from lit_fedad.core.options import read
 from lit_fedad.deployment import export as exporting
 from lit_fedad.deployment import predict as prediction
 from lit_fedad.deployment.update import UpdateOptions
@@ -28,7 +28,8 @@ from lit_fedad.deployment.watch import WatchOptions
 from lit_fedad.experiment import finished_run
 from lit_fedad.experiment import train as experiment
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.options import read
+from lit_fedad.papers.page import PageOptions
+from lit_fedad.papers.table import TableOptions
 from lit_fedad.pretraining.pretrain import PretrainOptions
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sweep.command import SweepOptions

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.comparison.runs import CompleteRun
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.papers.runs import CompleteRun
 from lit_fedad.tracking.reading import TrackedRun
 
 METRICS = ("i_auroc", "p_auroc", "pro", "aupr")

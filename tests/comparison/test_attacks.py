@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from lit_fedad.cli import main as cli
-from lit_fedad.comparison import table as module
-from lit_fedad.comparison.attacks import attacked
+from lit_fedad.papers import table as module
+from lit_fedad.papers.results import attacked
 
 RESULT = {
     "data": "organsmnist",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.comparison.plan import page_tables, paper_columns, plan_runs, read_table, table_names
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.papers.plan import page_tables, paper_columns, plan_runs, read_table, table_names
 from lit_fedad.report.tables import Setting
 
 ROWS = sorted(
@@ -132,7 +132,7 @@ def test_every_row_trains_the_papers_epochs(name):
         client = config["method"]["client"]
         assert sum(client.get(key, 0) for key in ("local_epochs", "base_epochs", "head_epochs")) == 30
         # A method's own example does not take the place of the table's protocol.
-        assert (config["rounds"], config["data"]["_target_"]) == (50, "lit_fedad.data.cifar.cifar")
+        assert (config["rounds"], config["data"]["_target_"]) == (50, "lit_fedad.data.torchvision_sets.cifar")
         assert config["partition"]["imbalance"] == int(next(iter(table.columns)).rpartition(" ")[2])
 
 

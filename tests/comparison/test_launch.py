@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from lit_fedad.comparison.launch import launch
-from lit_fedad.comparison.plan import PlannedRun
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.papers.plan import PlannedRun
+from lit_fedad.papers.table import launch
 from lit_fedad.report.console import Display
 
 

@@ -2,9 +2,9 @@
 
 import shlex
 
-from lit_fedad.comparison.commands import missing
-from lit_fedad.comparison.paper import fill
-from lit_fedad.comparison.plan import read_table
+from lit_fedad.papers.commands import missing
+from lit_fedad.papers.paper import fill
+from lit_fedad.papers.plan import read_table
 
 
 def test_a_paper_table_shows_ours_beside_the_papers(make_run):

@@ -1,7 +1,7 @@
 """The plan of a table: its columns, and which overrides count most."""
 
-from lit_fedad.comparison.plan import Column, add_roots, own_columns, plan_runs, read_table
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.papers.plan import Column, add_roots, own_columns, plan_runs, read_table
 
 
 def test_columns_of_several_experiments_and_data():

@@ -1,8 +1,7 @@
 """Groups of complete runs, and what their configurations differ in."""
 
-from lit_fedad.comparison.differences import differences
-from lit_fedad.comparison.runs import groups_by_data
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.papers.runs import differences, groups_by_data
 
 
 def test_configurations_of_one_method_are_told_apart(make_run):

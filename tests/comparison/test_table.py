@@ -9,13 +9,12 @@ import pandas as pd
 import pytest
 
 from lit_fedad.cli import main as cli
-from lit_fedad.comparison import table as module
-from lit_fedad.comparison.launch import launch
-from lit_fedad.comparison.plan import Column, plan_runs, read_table
-from lit_fedad.comparison.results import TableResults
-from lit_fedad.comparison.table import report_table
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.papers import table as module
+from lit_fedad.papers.plan import Column, plan_runs, read_table
+from lit_fedad.papers.results import TableResults
+from lit_fedad.papers.table import launch, report_table
 from lit_fedad.report.console import Display
 from lit_fedad.tracking.tracker import log_files
 

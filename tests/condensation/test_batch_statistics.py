@@ -10,11 +10,9 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from lit_fedad.condensation.batch_statistics import apply, check_encoder, record, unconstrained
-from lit_fedad.errors import UserError
-from lit_fedad.models.batch_norm import BatchNorm
-from lit_fedad.models.convnet import ConvNet
-from lit_fedad.models.frozen_encoder import FrozenEncoder
-from lit_fedad.models.resnet_cifar import ResNetCifar
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.convnets import BatchNorm, ConvNet, ResNetCifar
+from lit_fedad.models.encoders import FrozenEncoder
 
 ENCODERS = {
     "convnet": lambda: ConvNet(28, channels=8),

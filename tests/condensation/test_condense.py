@@ -9,10 +9,9 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lit_fedad.condensation.batch_statistics import apply, record
-from lit_fedad.condensation.condense import Condensation
-from lit_fedad.condensation.descent import Descent
+from lit_fedad.condensation.condense import Condensation, Descent
 from lit_fedad.condensation.kernels import class_mmd, mmd
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.diff_augment import Draw, diff_augment, draw
 
 FABRIC = Fabric(accelerator="cpu", devices=1)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 FABRIC = Fabric(accelerator="cpu", devices=1)
 STILL = 1e-30  # a learning rate at which nothing moves

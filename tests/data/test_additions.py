@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.additions import Addition, grow, grown_digest
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.stream import LastStages
-from lit_fedad.errors import UserError
 
 
 def samples(*names, product="nut"):

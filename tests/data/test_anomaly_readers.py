@@ -9,13 +9,13 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision.datasets import SVHN, Places365
 
-from lit_fedad.data.image_folder import image_folder
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.imagenet_sets import places365
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.packed import packed
-from lit_fedad.data.places365 import places365
+from lit_fedad.data.public import image_folder
 from lit_fedad.data.semantic import join
-from lit_fedad.data.svhn import svhn
-from lit_fedad.errors import UserError
+from lit_fedad.data.torchvision_sets import svhn
 
 
 def md5(path):

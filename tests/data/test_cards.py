@@ -2,7 +2,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lit_fedad.config import choices, compose
+from lit_fedad.core.config import choices, compose
 from lit_fedad.data.cards import CARDS, Counts
 
 

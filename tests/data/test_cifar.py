@@ -8,10 +8,10 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from lit_fedad.config import build, compose
-from lit_fedad.data.cifar import MEAN, STD, cifar
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.errors import UserError
+from lit_fedad.data.torchvision_sets import MEAN, STD, cifar
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from matplotlib.path import Path as Outline
 from PIL import Image
 
-from lit_fedad.data.coco import AnnotatedImage, read_coco
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.vision import AnnotatedImage, read_coco
 
 
 def drawn(tmp_path, *annotations, width=16, height=12):

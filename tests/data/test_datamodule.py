@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 TRANSFORM = ImageTransform(size=12)
 PARTITION = [[0, 2, 4, 6], [1, 3], [5, 7, 8, 9, 10]]

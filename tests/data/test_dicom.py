@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from lit_fedad.core import extras
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom
 from lit_fedad.data.folders import images_in
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
-from lit_fedad.guards import extras
 
 pydicom = pytest.importorskip("pydicom")
 

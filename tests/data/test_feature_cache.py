@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data import feature_cache, row_store
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 TRANSFORM = ImageTransform(size=16)
 SHAPES = [(3, 8, 8), (3, 4, 4)]

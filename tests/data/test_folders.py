@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.folders import folders, images_in
 from lit_fedad.data.mvtec import mvtec_mixture
-from lit_fedad.errors import UserError
 
 
 def touch(folder, *names):
@@ -76,7 +76,7 @@ def test_missing_and_empty_folders_are_named(chest):
 
 @pytest.mark.parametrize("suffix", [".dcm", ".dicom", ".DCM"])
 def test_a_folder_of_dicom_says_what_it_needs(chest, suffix, monkeypatch):
-    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     touch(chest / "chest_xray" / "raw", f"a{suffix}")
     refused(r"raw: DICOM needs pydicom: pip install 'lit-fedad\[dicom\]'", chest, normal="raw")
     touch(chest / "chest_xray" / "raw", "a.png")

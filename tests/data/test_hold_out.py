@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.hold_out import hold_out
 from lit_fedad.data.partition import FromFile, Partition
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.errors import UserError
 
 
 def images(*numbers):

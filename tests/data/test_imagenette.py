@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
-from lit_fedad.data.imagenette import CLASSES, imagenette
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.imagenet_sets import CLASSES, imagenette
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.data.coco import read_coco
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.feature_cache import FeatureCache
 from lit_fedad.data.folders import folders
-from lit_fedad.data.medianomaly import medianomaly
+from lit_fedad.data.medical_sets import medianomaly
 from lit_fedad.data.packed import packed, packed_images
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
+from lit_fedad.data.vision import read_coco
 
 TRANSFORM = ImageTransform(8)
 DEEP = "[" * 100_000

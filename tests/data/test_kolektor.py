@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.anomaly_sets import kolektor_sdd2
 from lit_fedad.data.check import check
-from lit_fedad.data.kolektor import kolektor_sdd2
-from lit_fedad.errors import UserError
 
 
 def add(folder: Path, number: int, marked: bool) -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torchvision.transforms.v2.functional import normalize
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.data.partition import FromFile
 from lit_fedad.data.strategies import IID, ByProduct, Dirichlet, Pooled
-from lit_fedad.errors import UserError
 
 CLASSES = ("ant", "bee", "cow", "dog")
 

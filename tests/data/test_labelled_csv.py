@@ -1,7 +1,7 @@
 import pytest
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled_csv import labelled_csv
-from lit_fedad.errors import UserError
 
 
 @pytest.fixture
@@ -171,9 +171,9 @@ def test_rows_without_an_image_are_counted(table):
 
 def test_dicom_is_found_by_its_stem(table, monkeypatch):
     rows = [("a", "No finding"), ("b", "Mass")]
-    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     refused("images: DICOM needs pydicom", table, rows, files=["a.dicom", "b.dcm"])
-    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: name)
+    monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: name)
     assert labels(table(rows, files=["a.dicom", "b.dcm"])) == {"a": "good", "b": "Mass"}
 
 

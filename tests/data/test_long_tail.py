@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_fedad.data.long_tail import long_tail
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.stage_strategies import long_tail
 
 # Worked out with a pocket calculator: 5000 / 10^(c / 9), 5000 / 50^(c / 9), 5000 / 100^(c / 9).
 BY_HAND = {

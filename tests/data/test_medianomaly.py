@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from lit_fedad.data.medianomaly import medianomaly
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.medical_sets import medianomaly
 
 # The file in circulation also lists images whose labels one method hides; they are no part of the benchmark.
 SPLIT = {

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from lit_fedad.config import build, compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 
 
 def touch(folder, count, name="{}.png"):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.data.medmnist import CLASSES, medmnist
-from lit_fedad.errors import UserError
+from lit_fedad.data.medical_sets import CLASSES, medmnist
 from lit_fedad.experiment.build import build_images
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.mixture import mixture
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.errors import UserError
 
 
 def reader(*products: str, masks=True):

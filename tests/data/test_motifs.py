@@ -8,10 +8,10 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.svm import SVC
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.motifs import ANOMALOUS, NORMAL, motif_classes, motifs
 from lit_fedad.data.strategies import DominantClass
-from lit_fedad.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.mvtec import mvtec_mixture
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 
 def picture(path: Path, size: tuple[int, int] = (8, 6)) -> None:

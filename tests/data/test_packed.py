@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.packed import packed
 from lit_fedad.data.strategies import Dirichlet
-from lit_fedad.errors import UserError
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from helpers.images import image_set
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import FromFile, Partition
 from lit_fedad.data.strategies import Dirichlet
-from lit_fedad.errors import UserError
 
 
 def test_counts_agree_with_counting_by_hand():

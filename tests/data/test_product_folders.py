@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.check import check
-from lit_fedad.errors import UserError
 
 
 def picture(path: Path, value=90, marked=False) -> None:

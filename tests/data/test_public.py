@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.motifs import motifs
 from lit_fedad.data.public import folder, natural, packed, refuse_overlap, synthetic
-from lit_fedad.errors import UserError
 
 
 def pixels(count, side=8, seed=0):

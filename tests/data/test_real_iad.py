@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.anomaly_sets import real_iad
 from lit_fedad.data.check import check
-from lit_fedad.data.real_iad import real_iad
-from lit_fedad.errors import UserError
 
 JSONS = "realiad_jsons/realiad_jsons"
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.regions import Saturation, read_saturations, saturation_areas
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.errors import UserError
 
 DEFECTS = [
     {"defect_name": "missing", "pixel_value": 255, "saturation_threshold": 12, "relative_saturation": False},

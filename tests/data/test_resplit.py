@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.config import compose, identity
-from lit_fedad.data.resplit import resplit
+from lit_fedad.core.config import compose, identity
 from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.subset import resplit
 
 
 def samples(product, part, count, defect="good"):

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticDataset, SemanticSet, join
 from lit_fedad.data.strategies import Dirichlet, DominantClass
-from lit_fedad.errors import UserError
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 

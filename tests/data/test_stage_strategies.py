@@ -7,12 +7,12 @@ from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledSet
 from lit_fedad.data.partition import FromFile, Partition
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stage_strategies import LongTailedStages, ProductsInTurn
-from lit_fedad.errors import UserError
 
 
 def labelled_set(*counts: int) -> LabelledSet:

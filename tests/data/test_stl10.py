@@ -7,9 +7,9 @@ import pytest
 import torch
 from torchvision.transforms.v2.functional import InterpolationMode, resize
 
-from lit_fedad.config import build, compose
-from lit_fedad.data.stl10 import CLASSES, LabelledSTL10, stl10
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.torchvision_sets import CLASSES, LabelledSTL10, stl10
 
 LABELS = {"train": [3, 1, 10, 1], "test": [2, 3]}
 

@@ -8,9 +8,9 @@ from helpers.images import image_set
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.strategies import IID, ByGroup, ByProduct, Dirichlet, Pooled
-from lit_fedad.errors import UserError
 
 counts = st.lists(st.integers(1, 60), min_size=1, max_size=6)
 seeds = st.integers(0, 2**40)

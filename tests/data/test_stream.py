@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.errors import UserError
 
 
 class Indices(Dataset):

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
-from lit_fedad.data.texture_ad import texture_ad
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.anomaly_sets import texture_ad
 
 
 def picture(path: Path) -> None:

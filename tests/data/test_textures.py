@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data import textures as module
-from lit_fedad.data.painting import DEFECTS, SURFACES
-from lit_fedad.data.textures import textures
-from lit_fedad.errors import UserError
+from lit_fedad.data.textures import DEFECTS, SURFACES, textures
 
 SMALL = {"size": 48, "train_per_product": 2, "test_per_product": 4}
 
@@ -107,7 +106,7 @@ def test_defects_change_the_picture_where_the_mask_says(product, defect, monkeyp
 
 def test_train_and_test_crops_come_from_disjoint_regions(monkeypatch):
     """A photograph that is dark left of the seam and bright right of it."""
-    from lit_fedad.data import painting
+    from lit_fedad.data import textures as painting
 
     columns = np.broadcast_to(np.arange(512) >= round(0.58 * 512), (512, 512)).astype(np.float32)
     monkeypatch.setattr(painting, "_photograph", lambda name: Image.fromarray(columns))
@@ -177,7 +176,7 @@ def test_the_cache_folder_is_the_users(tmp_path, monkeypatch):
 
 
 def test_painting_needs_no_network(tmp_path, monkeypatch):
-    from lit_fedad.data import painting
+    from lit_fedad.data import textures as painting
 
     def refuse(*args, **kwargs):
         raise AssertionError("the network was asked")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.imagenet_sets import TINY_IMAGENET_MEAN, TINY_IMAGENET_STD, tiny_imagenet
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.data.strategies import Dirichlet
-from lit_fedad.data.tiny_imagenet import TINY_IMAGENET_MEAN, TINY_IMAGENET_STD, tiny_imagenet
-from lit_fedad.errors import UserError
 
 WNIDS = ["n03", "n01", "n04", "n02"]
 WORDS = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
-from lit_fedad.errors import UserError
 
 
 def save(path, array, mode=None, **options):

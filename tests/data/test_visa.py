@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.anomaly_sets import visa
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.data.visa import visa
-from lit_fedad.errors import UserError
 
 
 def picture(path: Path, value=90, size=(16, 16)) -> None:

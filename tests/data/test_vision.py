@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.config import build, compose
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.data.vision import vision
-from lit_fedad.errors import UserError
 
 DENT = [2, 3, 6, 3, 6, 8, 2, 8]
 

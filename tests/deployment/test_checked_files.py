@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from lit_fedad.deployment.checked_files import Compared, difference, on_images, write_checked
+from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.export import Compared, difference, on_images, write_checked
 from lit_fedad.deployment.formats import FORMATS, Format
-from lit_fedad.errors import UserError
 
 
 class Mean(torch.nn.Module):

@@ -11,10 +11,10 @@ import torch
 from huggingface_hub import ModelCard
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import formats as module
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*RANDOM weights")
@@ -104,7 +104,7 @@ def test_a_hub_reads_the_cards_metadata(exported, tiny_run):
 
 @pytest.mark.slow
 def test_a_classifier_gives_probabilities_of_its_classes(tmp_path, monkeypatch):
-    from lit_fedad.config import compose
+    from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     overrides = (

@@ -15,14 +15,14 @@ from helpers.damage import forge
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from lit_fedad.config import build
+from lit_fedad.core.config import build
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule, ImageDataset
 from lit_fedad.data.sample import Sample
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment import predict as prediction
-from lit_fedad.deployment.decision_rule import DecisionRule
+from lit_fedad.deployment.detector import DecisionRule
 from lit_fedad.deployment.predict import evaluate, predict
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.experiment.geometry import image_transform
 from lit_fedad.experiment.run_folder import RunFolder

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import csv_cell
 from lit_fedad.deployment.reviews import COLUMNS, Reviews, add_review, count_reviews
-from lit_fedad.errors import UserError
-from lit_fedad.guards.text import csv_cell
-from lit_fedad.ui.reading import Scored
+from lit_fedad.deployment.ui.reading import Scored
 
 
 def scored(path):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment import watch as module
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import WatchOptions, watch
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.metrics.drift import DriftTest
 from lit_fedad.tracking.sender import Delivery

@@ -18,7 +18,7 @@ from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from helpers.small_tasks import small_tasks
 from PIL import Image
 
-from lit_fedad.config import Config, compose
+from lit_fedad.core.config import Config, compose
 from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.predict import image_scores

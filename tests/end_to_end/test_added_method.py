@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.pairs import TASKS, refusal
 
-from lit_fedad import config
-from lit_fedad.errors import UserError
+from lit_fedad.core import config
+from lit_fedad.core.errors import UserError
 
 DOCS = Path(__file__).parents[2] / "docs" / "extend.md"
 WITHOUT_WEIGHTS = {"subspace", "feature_neighbours", "feature_svm"}

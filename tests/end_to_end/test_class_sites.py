@@ -19,9 +19,9 @@ from helpers.class_sites import (
 )
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
 
-from lit_fedad.config import choices
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import choices
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client

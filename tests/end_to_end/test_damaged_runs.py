@@ -13,8 +13,8 @@ import yaml
 from helpers.damage import DAMAGES, damage
 
 from lit_fedad.cli.main import main
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.predict import evaluate, predict
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 
 DAMAGED = int(os.environ.get("LIT_FEDAD_DAMAGED_RUNS", "40"))

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from lit_fedad import config
+from lit_fedad.core import config
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.deployment.checked_files import TOLERANCE
-from lit_fedad.deployment.export import export
+from lit_fedad.deployment.export import TOLERANCE, export
 from lit_fedad.deployment.formats import FORMATS
 
 pytest.importorskip("onnxscript")
@@ -95,7 +94,7 @@ ROOT = os.environ.get("LIT_FEDAD_DATA")
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
 def test_real_weights_and_photographs(lab, tmp_path):
     (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
-    from lit_fedad.config import compose
+    from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     overrides = (

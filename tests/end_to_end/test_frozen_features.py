@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.predict import evaluate, predict
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_model
 
 MOTIFS = (

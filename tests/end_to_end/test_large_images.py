@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import compose, identity
+from lit_fedad.core.config import compose, identity
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.train import train
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.models.tiles import TiledPyramid

@@ -7,10 +7,10 @@ import json
 import pytest
 from helpers.pairs import IN_STAGES, of_method
 
-from lit_fedad.config import choices
+from lit_fedad.core.config import choices
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.deployment.predict import evaluate
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.evaluation.semantic import semantic_names

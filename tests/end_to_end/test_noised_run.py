@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.model_card import Facts, _summary
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.experiment.train import train
 from lit_fedad.tracking.tracker import Tracker

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.formats import FORMATS
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.train import train
 
 pytest.importorskip("onnxscript")

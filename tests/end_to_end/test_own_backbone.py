@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.experiment.train import train
 
 pytestmark = [

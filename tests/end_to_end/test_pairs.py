@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers.pairs import IN_STAGES, PAIRS, SHARES_IMAGES, STREAM, TASKS
 
-from lit_fedad.config import choices
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import choices
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.turn import Turn
 
 # All pairs in the slow tests.

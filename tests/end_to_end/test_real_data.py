@@ -22,7 +22,7 @@ SMALL = ("data.train_per_product=12", "data.test_per_product=12", "rounds=1", "e
 @pytest.fixture
 def real(lab, tmp_path):
     """Trains one of the experiments on real images."""
-    from lit_fedad.config import compose
+    from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     def run(experiment: str, *overrides: str):
@@ -67,7 +67,7 @@ def test_literal_feddymem_collapses_and_says_so(real, capsys):
 
 def test_fadngs_on_cifar(tmp_path, lab):
     """A tenth of the paper's images a client: every part of FADngs, against two sets of anomalies."""
-    from lit_fedad.config import compose
+    from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     overrides = (
@@ -104,7 +104,7 @@ def test_fadngs_on_cifar(tmp_path, lab):
 
 def test_fedvck_on_medical_images_of_six_kinds(tmp_path):
     """From noise: 25 small grey images a client and round, of which none began as a patient's."""
-    from lit_fedad.config import compose
+    from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     overrides = (

@@ -9,7 +9,7 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower import coordinator, fleet
 from lit_fedad.flower.coordinator import FederationFolder
 from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key

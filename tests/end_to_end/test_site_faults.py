@@ -15,7 +15,7 @@ from helpers.site_faults.garbage import garbled
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.message import spec_of
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.sites.letters import Reply
 

@@ -9,17 +9,17 @@ import torch
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, in_one_process, paint, three_sites, told
 
 from lit_fedad.cli.main import main
-from lit_fedad.comparison.page import report_runs
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import WatchOptions, watch
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.finished_run import reopen
 from lit_fedad.federation.loop import Federation
+from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate

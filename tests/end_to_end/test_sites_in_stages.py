@@ -9,11 +9,11 @@ import torch
 from helpers.sites import DEBUG, HERE, NAMES, Here, settings, told
 from lightning.fabric import Fabric
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import compose
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.evaluation.calibration import calibrate
 from lit_fedad.evaluation.own_stages import OwnStageScores, OwnStagesEvaluator

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lit_fedad.config import compose, locate
+from lit_fedad.core.config import compose, locate
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.robust import RobustAggregation
+from lit_fedad.robust.aggregation import RobustAggregation
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
 METHODS = ("fedavg", "feddymem", "local")

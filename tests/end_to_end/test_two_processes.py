@@ -8,9 +8,9 @@ import os
 import pytest
 import yaml
 
-from lit_fedad.config import identity
-from lit_fedad.errors import UserError
-from lit_fedad.federation.callback import FederationCallback
+from lit_fedad.core.config import identity
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.round_report import FederationCallback
 
 PAIRS = int(os.environ.get("LIT_FEDAD_PAIRS", "8"))
 

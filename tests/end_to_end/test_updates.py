@@ -7,15 +7,15 @@ import shutil
 import pytest
 import torch
 
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import evaluate, predict
 from lit_fedad.deployment.reviews import add_review
+from lit_fedad.deployment.ui.reading import Scored
 from lit_fedad.deployment.update import UpdateOptions, update
 from lit_fedad.deployment.watch import WatchOptions, watch
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.ui.reading import Scored
 
 BASE = [list(range(8)), list(range(8, 15))]
 SUBSPACE = ("method=federated_subspace", "rounds=0")

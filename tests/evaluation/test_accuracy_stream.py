@@ -22,7 +22,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints

@@ -11,10 +11,10 @@ from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lit_fedad.contracts import Prediction, Predictors
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
 from lit_fedad.federation.round_report import RoundReport

@@ -9,9 +9,9 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Prediction
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationScores
 from lit_fedad.metrics.conformal import ScoreCounts
 

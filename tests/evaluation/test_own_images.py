@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
 from lit_fedad.evaluation.own_images import (
     IMAGE_BINS,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet, Sample
-from lit_fedad.errors import UserError
 from lit_fedad.experiment.build import build_images, build_public, build_simulation
 from lit_fedad.experiment.train import train
 
@@ -79,12 +79,12 @@ def test_images_have_the_configured_channels(tmp_path):
 def test_workers_that_cannot_play_are_refused_before_anything_runs(
     monkeypatch, overrides, processes, message
 ):
-    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     config = compose(["method=federated_subspace", "simulation.workers=2", *overrides])
     with pytest.raises(UserError, match=message):
         build_simulation(config, SimpleNamespace(world_size=processes))
 
 
 def test_without_workers_nothing_of_ray_is_needed(monkeypatch):
-    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     assert build_simulation(compose(["method=fedavg"]), SimpleNamespace(world_size=1)) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from lit_fedad.client_names import NUMBERS
+from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.experiment.console import Console
 from lit_fedad.federation.round_report import RoundReport
 

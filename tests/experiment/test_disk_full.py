@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
 from lit_fedad.federation.state_file import write_state
 

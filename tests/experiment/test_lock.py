@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.lock import launches, locked
 
 HOLD = """

@@ -7,8 +7,8 @@ import torch
 import yaml
 
 from lit_fedad.cli.main import main
-from lit_fedad.config import compose, identity
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose, identity
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment import run_folder as runs
 from lit_fedad.experiment.lock import LOCK
 from lit_fedad.experiment.run_folder import RunFolder

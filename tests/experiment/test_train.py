@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_fedad.client_names import ClientNames
+from lit_fedad.core.client_names import ClientNames
 from lit_fedad.experiment.console import Console
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display

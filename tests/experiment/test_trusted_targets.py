@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.config import compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.trusted_targets import check_targets
 
 FILE = Path("run/config.yaml")
@@ -44,8 +44,8 @@ def test_what_computes_is_allowed(target):
         "timm.create_model",
         "timm.models.load_checkpoint",
         "lit_fedad.cli.main.main",
-        "lit_fedad.cli.__main__.main",
-        "lit_fedad.config.build",
+        "lit_fedad.__main__.main",
+        "lit_fedad.core.config.build",
         "lit_fedad.experiment.train.train",
         "lit_fedad.data.row_store.write_json",
         "lit_fedad.data.row_store.RowStore",

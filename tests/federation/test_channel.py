@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context, Free, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Byte, Channel, Half, Link, Plain, elements
 from lit_fedad.federation.message_check import check
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.damage import DAMAGES, Planted, damage
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation import checkpoint as module
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool

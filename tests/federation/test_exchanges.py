@@ -7,9 +7,9 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
-from lit_fedad.client_names import NUMBERS
 from lit_fedad.contracts import Exchanges, Free, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.client_names import NUMBERS
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation import local_training as loop_training
 from lit_fedad.federation.local_training import Train
 from lit_fedad.federation.sampling import ClientSampler

@@ -5,8 +5,8 @@ import torch
 from helpers.toy_method import by_hand
 from safetensors.torch import save
 
-from lit_fedad.client_names import NUMBERS, ClientNames
-from lit_fedad.errors import UserError
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update, class_list, spec_of
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.message_check import check, outliers
 
 ROWS = Free("rows", 3)

@@ -7,12 +7,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Exchange, Exchanges, NothingNew
-from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import ImagePrivacy, Plan, count_releases, in_words, noise_key
-from lit_fedad.federation.noised_sums import clipped_sum, gaussian
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.secure_sum import SecureSum
-from lit_fedad.privacy.gaussian_dp import epsilon_of
+from lit_fedad.privacy.accounting import epsilon_of
+from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, count_releases, in_words, noise_key
+from lit_fedad.privacy.noised_sums import clipped_sum, gaussian
+from lit_fedad.privacy.secure_aggregation import SecureSum
 
 SHAPES = {"a": (2, 3), "b": ()}
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lit_fedad.audits.observer import adversary_view
+from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.contracts import AttackableServer, Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 def test_updates_come_before_the_server_takes_them_in(toy):

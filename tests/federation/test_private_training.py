@@ -13,14 +13,13 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.private_training import Steps, TrainPrivately, fit_privately
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.training_privacy import TrainingPlan, TrainingPrivacy
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedprox import FedProxClient
-from lit_fedad.privacy.gaussian_dp import mu_of
+from lit_fedad.privacy.accounting import mu_of
+from lit_fedad.privacy.dp_sgd import Steps, TrainingPlan, TrainingPrivacy, TrainPrivately, fit_privately
 from lit_fedad.tasks.classifier import Classifier
 
 needs_opacus = pytest.mark.usefixtures("opacus")
@@ -178,7 +177,7 @@ def test_what_cannot_be_trained_privately_is_one_line(given, cause):
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
-    monkeypatch.setattr("lit_fedad.guards.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("lit_fedad.core.extras.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs opacus: pip install 'lit-fedad\[dp\]'"):
         plan()
 

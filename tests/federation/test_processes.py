@@ -5,7 +5,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import BatchSampler, DataLoader
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.processes import launch, make_fabric
 
 

@@ -5,12 +5,12 @@ import pickle
 import pytest
 import torch
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import build, choices, compose
 from lit_fedad.contracts import TensorSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.federation.robust import RobustAggregation, tolerated
-from lit_fedad.federation.robust_weights import CoordinateMedian, Krum, NormClipping, TrimmedMean
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import build, choices, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.robust.aggregation import RobustAggregation, tolerated
+from lit_fedad.robust.weights import CoordinateMedian, Krum, NormClipping, TrimmedMean
 
 WEIGHTS = {
     "off": None,

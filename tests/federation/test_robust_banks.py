@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.federation.robust_banks import BankSupport, bank_name
+from lit_fedad.core.errors import UserError
+from lit_fedad.robust.banks import BankSupport, bank_name
 
 SLOTS, WIDTH = 40, 4
 FIXED = {

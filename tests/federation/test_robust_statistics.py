@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update
-from lit_fedad.errors import UserError
-from lit_fedad.federation.robust_statistics import StatisticsCheck
+from lit_fedad.core.errors import UserError
+from lit_fedad.robust.aggregation import StatisticsCheck
 
 SPEC = {
     "count": TensorSpec((), torch.int64, low=1),

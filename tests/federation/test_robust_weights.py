@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Free, TensorSpec, Update, spec_of
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.robust_weights import (
+from lit_fedad.robust.weights import (
     CoordinateMedian,
     Krum,
     NormClipping,

@@ -3,7 +3,7 @@
 import pytest
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 
 

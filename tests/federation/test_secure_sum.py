@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load, save
 
 from lit_fedad.contracts import SUM, TensorSpec, Update, senders
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel, Half
-from lit_fedad.federation.robust import RobustAggregation
-from lit_fedad.federation.robust_weights import NormClipping
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.secure_sum import SecureSum
-from lit_fedad.federation.summing import Parties
+from lit_fedad.privacy.secure_aggregation import SecureSum
+from lit_fedad.privacy.secure_collecting import Parties
+from lit_fedad.robust.aggregation import RobustAggregation
+from lit_fedad.robust.weights import NormClipping
 
 VALUES = {0: [1.0, 3.0], 1: [5.0, 0.5, 2.0], 2: [7.0], 3: [-2.0, 4.0], 4: [0.25, 0.125, 8.0, 1.0]}
 SKIP = ClientSampler(on_failure="skip")

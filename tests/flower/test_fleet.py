@@ -15,7 +15,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower import fleet, proxy
 from lit_fedad.flower.letters import in_record, wrapped
 

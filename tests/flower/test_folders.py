@@ -7,7 +7,7 @@ pytest.importorskip("flwr")
 import yaml
 
 from lit_fedad.cli.main import main
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower.coordinator import FederationFolder
 from lit_fedad.flower.site_folder import SiteFolder
 

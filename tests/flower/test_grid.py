@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower import letters
 from lit_fedad.flower.grid import GridCarrier
 from lit_fedad.flower.letters import unwrapped, wrapped

@@ -9,7 +9,7 @@ pytest.importorskip("flwr")
 
 from cryptography import x509
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower.keys import (
     fingerprint,
     read_private_key,

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.flower.leftover import end_leftover, remember
 
 # The parent says its child's number, and waits.

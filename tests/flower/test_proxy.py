@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lit_fedad.flower import held_polls, proxy
-from lit_fedad.flower.held_polls import Bell
+from lit_fedad.flower import proxy
+from lit_fedad.flower import proxy as held_polls
 from lit_fedad.flower.keys import write_certificates
+from lit_fedad.flower.proxy import Bell
 
 POLL = "/v1/fleet/pull-messages"
 

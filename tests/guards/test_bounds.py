@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least, within
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
 
 
 @pytest.mark.parametrize("number", [0, -1, math.nan])

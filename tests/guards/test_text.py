@@ -1,6 +1,6 @@
 import pytest
 
-from lit_fedad.guards.text import csv_cell, printable, redact, redacted, without_user
+from lit_fedad.core.text import csv_cell, printable, redact, redacted, without_user
 
 WORD = "s3cr/t@x"
 

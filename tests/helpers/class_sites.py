@@ -13,8 +13,8 @@ from lightning.fabric import Fabric
 from helpers.pairs import OWN, PAIRS, of_method
 from helpers.sites import DEBUG, HERE, NAMES
 from helpers.small_tasks import small_tasks
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import choices, compose
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
 from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
 from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores

@@ -13,7 +13,7 @@ from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Update
 from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient, FedVCKServer
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
 K, WIDTH = 4, Encoder.num_features

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 
 
 class Colours(nn.Module):

@@ -6,9 +6,9 @@ import functools
 
 import yaml
 
-from lit_fedad import config
-from lit_fedad.config import choices, locate
-from lit_fedad.errors import UserError
+from lit_fedad.core import config
+from lit_fedad.core.config import choices, locate
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_server import CondensedClient
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
-from lit_fedad.client_names import ClientNames
-from lit_fedad.config import Config, build, compose
 from lit_fedad.contracts import Context
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config, build, compose
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.own_images import OwnImagesEvaluator, OwnScores
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.train import build_run
-from lit_fedad.federation.outbox import Outbox
+from lit_fedad.federation.collecting import Outbox
 from lit_fedad.report.console import Display
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.roster import write_sum_key

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory import density
 from lit_fedad.memory.density import DensitySet, estimate_densities
 from lit_fedad.memory.kmeans import kmeans

@@ -2,8 +2,8 @@
 
 import torch
 
-from lit_fedad.memory.drawn_slots import copies_apart, draw_slots
 from lit_fedad.memory.moments import Moments
+from lit_fedad.memory.slot_sums import copies_apart, draw_slots
 from lit_fedad.memory.subspace import statistics_of
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import add_by_slot, kmeans, plus_plus_seeds
 
 

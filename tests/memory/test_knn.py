@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory import knn
 from lit_fedad.memory.knn import chunks, nearest, neighbour_distances, squared_distances
 

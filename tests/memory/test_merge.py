@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import LloydAggregation, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import SlotReduce
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.reduce import PositionReduce, SampleReduce, SlotReduce
 

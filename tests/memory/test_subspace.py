@@ -6,7 +6,7 @@ import torch
 from sklearn.decomposition import PCA
 
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, symmetric
 from lit_fedad.memory.subspace import (
     check_share,

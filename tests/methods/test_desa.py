@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.contracts import Context, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.desa import (
     ANCHORS,
     LOGITS,

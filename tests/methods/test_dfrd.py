@@ -6,7 +6,7 @@ import torch
 from helpers.feddm import loader, make
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.dfrd import DFRDClient, DFRDServer, Ensemble, disagreement, diversity
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.label_counts import COUNTS

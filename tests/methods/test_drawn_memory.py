@@ -4,11 +4,11 @@ import pytest
 import torch
 from helpers.summed_bank import summed_bank
 
-from lit_fedad.errors import UserError
-from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
+from lit_fedad.privacy.secure_aggregation import SecureSum
 
 LLOYD = {"aggregation": LloydAggregation()}
 

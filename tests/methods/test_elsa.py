@@ -7,7 +7,7 @@ from helpers.frozen import frozen_encoder
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.elsa import COUNTS, PROTOTYPES, Centres, ElsaClient, ElsaServer
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.models.contrastive_views import ContrastiveViews

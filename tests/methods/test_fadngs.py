@@ -7,7 +7,7 @@ from safetensors.torch import save
 from torch import nn
 
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Byte, Channel, Plain
 from lit_fedad.federation.client_pool import size_of
 from lit_fedad.federation.sampling import ClientSampler

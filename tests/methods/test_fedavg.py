@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.tasks.slot_distances import HingeLoss
 

@@ -7,7 +7,7 @@ from torch import nn
 from lit_fedad.contracts import Task
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedbn import FedBNClient, FedBNServer, normalisation_keys
-from lit_fedad.models.batch_norm import BatchNorm
+from lit_fedad.models.convnets import BatchNorm
 
 NORM = {
     f"downsample.1.{name}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.federated_patchcore import FederatedPatchCoreClient, FederatedPatchCoreServer
 
 PATCHES = 16  # of an image, with 8 channels

@@ -7,7 +7,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import residual_basis
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer

@@ -6,7 +6,7 @@ from helpers.feddm import FABRIC, loader, make
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedgan import DISCRIMINATOR, GENERATOR, FedGANClient, balanced_labels
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator

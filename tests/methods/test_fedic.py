@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
-from lit_fedad.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedic import Calibration, FEDICClient, FEDICServer
 from lit_fedad.tasks.classifier import Classifier

@@ -3,9 +3,9 @@
 import pytest
 from helpers.encoder import Encoder
 
-from lit_fedad.config import compose
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import (
     build_images,
     build_model,

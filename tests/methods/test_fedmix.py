@@ -7,7 +7,7 @@ from helpers.feddm import loader, make
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedmix import IMAGES, LABELS, FedMixClient, FedMixServer, SendAverages
 

@@ -8,7 +8,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import fit
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods.fedrep import FedRepClient

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
-from lit_fedad.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool

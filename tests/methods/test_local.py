@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Context
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
-from lit_fedad.tasks.feature_neighbours import FeatureNeighbours
-from lit_fedad.tasks.feature_svm import FeatureSVM
+from lit_fedad.tasks.frozen_detectors import FeatureNeighbours, FeatureSVM
 
 
 def plain_training(task, loader, epochs: int):

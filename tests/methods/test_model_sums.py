@@ -6,7 +6,7 @@ from conftest import TinyPyramid
 from helpers.summed_bank import summed_bank
 from torch.utils.data import DataLoader, Subset
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer

@@ -12,16 +12,16 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.image_sums import HiddenByNoiseError
-from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import ImagePrivacy
-from lit_fedad.federation.noised_sums import clipped_parts, clipped_sum, gaussian
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
-from lit_fedad.methods.parts.image_slots import DEVIATIONS, PRIOR, ImageSlots
-from lit_fedad.methods.parts.public_frame import public_frame
-from lit_fedad.privacy.gaussian_dp import mu_of
+from lit_fedad.methods.parts.noised_bank import DEVIATIONS, PRIOR, ImageSlots
+from lit_fedad.methods.parts.noised_subspace import public_frame
+from lit_fedad.privacy.accounting import mu_of
+from lit_fedad.privacy.image_privacy import ImagePrivacy
+from lit_fedad.privacy.noised_sums import clipped_parts, clipped_sum, gaussian
+from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks.slot_distances import LocalScale, NearestDistance
 
 KEY = b"secret".ljust(32)

@@ -13,17 +13,16 @@ from torch.utils.data import DataLoader
 from lit_fedad.audits.statistics import sum_products
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.task import channel_scale
-from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import ImagePrivacy, Plan
-from lit_fedad.federation.noised_sums import Noised, clipped_sum, gaussian
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
-from lit_fedad.federation.secure_sum import SecureSum
 from lit_fedad.memory.moments import symmetric
 from lit_fedad.methods.federated_subspace import FederatedSubspaceClient, FederatedSubspaceServer
 from lit_fedad.methods.parts.image_moments import ImageMeans, ImageProducts, without_negative
-from lit_fedad.methods.parts.noised_subspace import NoisedProducts
-from lit_fedad.methods.parts.public_frame import _moments, public_frame
-from lit_fedad.privacy.gaussian_dp import mu_of
+from lit_fedad.methods.parts.noised_subspace import NoisedProducts, _moments, public_frame
+from lit_fedad.privacy.accounting import mu_of
+from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan
+from lit_fedad.privacy.noised_sums import Noised, clipped_sum, gaussian
+from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.tasks.subspace import Subspace
 
 KEY = b"secret".ljust(32)

@@ -10,7 +10,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.panda import BANK, CENTRE, Banks, PandaClient, PandaServer
 from lit_fedad.tasks.panda import Panda

@@ -7,11 +7,14 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update
-from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import ImagePrivacy
-from lit_fedad.methods.parts.image_prototypes import ImagePrototypes
-from lit_fedad.methods.prototype_statistics import PrototypeStatisticsClient, PrototypeStatisticsServer
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.core.errors import UserError
+from lit_fedad.methods.prototype_statistics import (
+    ImagePrototypes,
+    PrototypeStatisticsClient,
+    PrototypeStatisticsServer,
+)
+from lit_fedad.models.encoders import FrozenEncoder
+from lit_fedad.privacy.image_privacy import ImagePrivacy
 from lit_fedad.tasks.classifier import Classifier
 
 CLASSES = 3

@@ -5,7 +5,7 @@ import torch
 from helpers import feddm, fedvck
 
 from lit_fedad.contracts import Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.message_check import check
 from lit_fedad.memory.merge import KMeansAggregation
 from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer, ShareDensities

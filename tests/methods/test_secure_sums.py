@@ -5,9 +5,8 @@ import torch
 
 from lit_fedad.contracts import SUM, Crowd, Free, TensorSpec, Update
 from lit_fedad.contracts.server import takes_sums
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
-from lit_fedad.federation.secure_sum import SecureSum, SumForm
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.methods.apple import AppleServer
@@ -24,6 +23,7 @@ from lit_fedad.methods.parts.feature_sums import (
     SlotMeans,
 )
 from lit_fedad.methods.scaffold import ScaffoldClient, ScaffoldServer
+from lit_fedad.privacy.secure_aggregation import SecureSum, SumForm
 
 IMAGES, PATCHES, CHANNELS = {0: 5, 1: 2, 2: 9}, 6, 4
 TRIANGLE = CHANNELS * (CHANNELS + 1) // 2

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torchmetrics.classification import BinaryAUROC
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins, as_scores, distinct_bins
 
 any_float32 = st.floats(width=32, allow_nan=False)

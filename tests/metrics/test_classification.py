@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.classification import ClassificationMetrics
 from lit_fedad.metrics.federated import summarise
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts, needed_images, wilson_interval
 from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_fedad.metrics.constant_predictions import CONSTANTS, constant_accuracies
+from lit_fedad.metrics.classification import CONSTANTS, constant_accuracies
 
 
 def test_against_counting_image_by_image():

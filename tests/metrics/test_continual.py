@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.continual import ContinualAccuracy, forgetting, summarise_clients
 
 # One class a stage, so that a stage's accuracy is the recall of its class: easy to work by hand.

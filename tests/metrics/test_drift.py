@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.metrics.drift import DriftTest, Stability, uniformity
 

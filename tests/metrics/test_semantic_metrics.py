@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, precision_score, recall_score, roc_auc_score
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.metrics.federated import summarise
 from lit_fedad.metrics.functional.errors import balanced, detection_errors, percentile_threshold
 from lit_fedad.metrics.semantic import SemanticMetrics

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from lit_fedad.models.augment import crop_and_flip
+from lit_fedad.tasks.classifier import crop_and_flip
 
 
 def all_views(image: torch.Tensor, padding: int) -> dict[tuple[int, int, bool], torch.Tensor]:

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import nn
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models import backbones
 from lit_fedad.models.backbones import create_backbone
 

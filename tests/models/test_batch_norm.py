@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lit_fedad.models.batch_norm import BatchNorm
+from lit_fedad.models.convnets import BatchNorm
 
 
 def make(seed: int = 0) -> BatchNorm:

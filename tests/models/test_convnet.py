@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])

@@ -5,8 +5,8 @@ import torch
 from conftest import TinyPyramid
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.classifier import Classifier
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

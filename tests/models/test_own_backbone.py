@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 from torch.nn import functional as F
 
-from lit_fedad.config import build, compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_images
 from lit_fedad.models.backbones import OWN_NAME, OWN_WEIGHTS, create_backbone
 from lit_fedad.pretraining.dense_contrast import paired_cells
@@ -83,8 +83,8 @@ def test_it_finds_places_again_that_random_weights_lose(layer):
 @pytest.mark.slow
 def test_the_embedded_textures_are_none_of_its_training():
     """Neither module knows the other: no formula and no number of one is the other's."""
-    import lit_fedad.data.painting as painting
-    import lit_fedad.pretraining.textures as textures
+    import lit_fedad.data.textures as painting
+    import lit_fedad.pretraining.scenes as textures
 
     def functions(module):
         return {

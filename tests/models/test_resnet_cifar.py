@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from lit_fedad.models.resnet_cifar import ResNetCifar
+from lit_fedad.models.convnets import ResNetCifar
 
 
 @pytest.mark.parametrize(("depth", "parameters"), [(18, 11_168_832), (34, 21_276_992)])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.models.tiles import TiledPyramid
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from lit_fedad.models.resnet_cifar import ResNetCifar
-from lit_fedad.models.trained_encoder import trained_encoder
+from lit_fedad.models.convnets import ResNetCifar
+from lit_fedad.models.encoders import trained_encoder
 
 
 def network():

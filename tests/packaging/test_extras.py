@@ -14,8 +14,8 @@ import pytest
 
 import lit_fedad
 from lit_fedad.cli import main as cli
-from lit_fedad.errors import UserError
-from lit_fedad.guards import extras
+from lit_fedad.core import extras
+from lit_fedad.core.errors import UserError
 
 ROOT = Path(lit_fedad.__file__).parent
 SCORING = [

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lit_fedad.cli.main import main
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.backbones import create_backbone
 from lit_fedad.pretraining import pretrain as module
 from lit_fedad.pretraining.dense_contrast import DenseContrast

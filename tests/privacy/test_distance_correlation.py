@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from lit_fedad.errors import UserError
-from lit_fedad.privacy.distance_correlation import density_privacy, distance_correlation_matrix
+from lit_fedad.audits.distance_correlation import density_privacy, distance_correlation_matrix
+from lit_fedad.core.errors import UserError
 
 
 def r_squared_of(x, y, corrected=False) -> float:

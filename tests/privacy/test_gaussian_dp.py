@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from lit_fedad.privacy.gaussian_dp import compose, delta_of, epsilon_of, mu_of
+from lit_fedad.privacy.accounting import compose, delta_of, epsilon_of, mu_of
 
 # Noise multiplier, number of releases, delta.
 SETTINGS = [

@@ -8,7 +8,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import nn
 
-from lit_fedad.privacy.inversion import as_sets, by_position, closest, invert_features, invert_gradients
+from lit_fedad.audits.reconstruction import as_sets, by_position, closest, invert_features, invert_gradients
 
 
 def draw(*shape, seed=0):

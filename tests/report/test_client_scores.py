@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lit_fedad.report.client_scores import ClientScores, client_scores_figure
+from lit_fedad.report.decision_figures import ClientScores, client_scores_figure
 from lit_fedad.report.figures import save_figure
 
 RANDOM = np.random.default_rng(2)

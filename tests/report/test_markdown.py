@@ -1,6 +1,6 @@
 import pytest
 
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.html import markdown_table
 
 
 def test_lines_are_of_one_width():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lit_fedad.report.rounds_figure import rounds_figure, rounds_frame
+from lit_fedad.report.table_figures import rounds_figure, rounds_frame
 from lit_fedad.report.tables import Outcome, Row, Table
 
 

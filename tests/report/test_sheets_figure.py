@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from lit_fedad.report.sheets_figure import sheets_figure
+from lit_fedad.report.table_figures import sheets_figure
 
 
 def test_each_picture_stands_in_its_place(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from lit_fedad.report.table_figure import rows_figure, tasks_figure
+from lit_fedad.report.table_figures import rows_figure, tasks_figure
 from lit_fedad.report.table_markdown import caption, markdown
 from lit_fedad.report.tables import (
     Outcome,

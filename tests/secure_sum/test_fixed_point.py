@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lit_fedad.contracts import SumSpec
-from lit_fedad.errors import UserError
-from lit_fedad.secure_sum.fixed_point import FixedPoint, decode, encode
+from lit_fedad.core.errors import UserError
+from lit_fedad.privacy.fixed_point import FixedPoint, decode, encode
 
 FORMS = {
     "mean": SumSpec((2, 3), 1e9),

@@ -5,10 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lit_fedad.errors import UserError
-from lit_fedad.secure_sum.gathering import Gathering
-from lit_fedad.secure_sum.keys import KeyPair
-from lit_fedad.secure_sum.letters import (
+from lit_fedad.core.errors import UserError
+from lit_fedad.privacy.gathering import Gathering
+from lit_fedad.privacy.keys import KeyPair
+from lit_fedad.privacy.messages import (
     Invitation,
     Offer,
     Revealed,
@@ -16,7 +16,7 @@ from lit_fedad.secure_sum.letters import (
     write_envelopes,
     write_survivors,
 )
-from lit_fedad.secure_sum.party import Party
+from lit_fedad.privacy.party import Party
 
 SIZES = {3: 10, 5: 20, 6: 1, 8: 7, 11: 4}
 

@@ -19,17 +19,17 @@ from helpers.tiny_detector import SIDE, THRESHOLD, tiny_detector
 from PIL import Image
 
 from lit_fedad.cli import main as cli
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.exported import find_exported
-from lit_fedad.errors import UserError
 
 pytest.importorskip("fastapi")
 pytest.importorskip("onnxruntime")
 import uvicorn
 
+from lit_fedad.deployment.served_detector import ServedDetector
+from lit_fedad.deployment.serving import Desk, application
+from lit_fedad.deployment.uploads import Limits, RefusedError, image_format, read_upload
 from lit_fedad.report.overlay import overlay
-from lit_fedad.serving.application import Desk, application
-from lit_fedad.serving.detector import ServedDetector
-from lit_fedad.serving.uploads import Limits, RefusedError, image_format, read_upload
 
 LIMITS = Limits(bytes=20_000, pixels=10_000, patience=1.0)
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)

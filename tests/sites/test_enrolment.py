@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lit_fedad
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.transport import Outcome
 from lit_fedad.sites import enrolment
 from lit_fedad.sites.enrolment import SiteSizes, check_agreement, enrol

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from lit_fedad.errors import UserError
-from lit_fedad.sites.ledger import Ledger
+from lit_fedad.core.errors import UserError
+from lit_fedad.privacy.ledger import Ledger
 
 
 def test_runs_add_up_and_one_run_counts_once(tmp_path):

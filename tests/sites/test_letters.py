@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.sites.letters import Facts, Order, Reply
 
 RUN = "0123456789abcdef"

@@ -11,16 +11,16 @@ from helpers.sites import DEBUG, HERE, NAMES, Here, enrol_in_sums, message_of, p
 from safetensors.torch import load
 
 from lit_fedad.contracts import Context, Exchanges
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
-from lit_fedad.federation.image_privacy import KEY_FILE, ImagePrivacy, Plan
-from lit_fedad.federation.noised_sums import gaussian
-from lit_fedad.federation.secure_sum import SecureSum
+from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, Plan
+from lit_fedad.privacy.ledger import LEDGER, Ledger
+from lit_fedad.privacy.noised_sums import gaussian
+from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
-from lit_fedad.sites.ledger import LEDGER, Ledger
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
 from lit_fedad.sites.roster import Roster

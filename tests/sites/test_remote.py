@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context, Exchange, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.question import Question
 from lit_fedad.federation.state_file import sha256

@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers.sites import DEBUG, NAMES, Here, enrol_in_sums, paint, settings
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.checkpoint import Checkpoints
+from lit_fedad.privacy.keys import KeyPair
 from lit_fedad.report.console import Display
-from lit_fedad.secure_sum.keys import KeyPair
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.remote import Lost

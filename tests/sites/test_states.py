@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.sites.states import States, digest_of
 
 INITIAL = {"w": torch.zeros(2), "visits": 0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.sites.words import agreed, check_words, compose_words
 
 GOOD = ("method=fedavg", "debug=seconds", "rounds=3", "task.learning_rate=3e-4", "federation/robust=off", "seed=-1",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.sweep.plan import Dimension, read_plan, sweeps_folder
 
 STUDIES = sorted(path.stem for path in sweeps_folder().glob("*.yaml"))

@@ -3,14 +3,14 @@
 import optuna
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.experiment.stopping import RunStoppedError
+from lit_fedad.experiment.track import RunStoppedError
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.sweep.command import Plan, sweep
-from lit_fedad.sweep.objective import objective_value
+from lit_fedad.sweep.plan import objective_value
 from lit_fedad.sweep.storage import open_storage
 from lit_fedad.sweep.trial import _Watch, play_trial
 from lit_fedad.sweep.worker import PlanError

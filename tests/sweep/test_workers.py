@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from optuna.trial import TrialState
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sweep import command, storage, worker
 from lit_fedad.sweep.command import sweep

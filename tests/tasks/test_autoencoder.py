@@ -10,10 +10,10 @@ from scipy.ndimage import gaussian_filter
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.config import build, compose
-from lit_fedad.errors import UserError
+from lit_fedad.core.config import build, compose
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.autoencoder import Decoder
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 from lit_fedad.tasks.autoencoder import Autoencoder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

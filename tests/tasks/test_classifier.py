@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.config import build, compose
-from lit_fedad.models.convnet import ConvNet
-from lit_fedad.models.resnet_cifar import ResNetCifar
+from lit_fedad.core.config import build, compose
+from lit_fedad.models.convnets import ConvNet, ResNetCifar
 from lit_fedad.tasks.classifier import Classifier
 
 

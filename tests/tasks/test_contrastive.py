@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import CRAD, CRADCode, Reconstruction, SimCLR

@@ -8,9 +8,9 @@ import torch
 from conftest import TinyPyramid
 from torch import nn
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import ContrastiveViews, kept_turns
-from lit_fedad.models.frozen_encoder import FrozenEncoder
+from lit_fedad.models.encoders import FrozenEncoder
 from lit_fedad.tasks.contrastive import Contrastive
 from lit_fedad.tasks.contrastive_losses import (
     CRAD,

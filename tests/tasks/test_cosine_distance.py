@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale
 
 HERE = Context(seed=0, round=0, client=0)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.contrastive_views import ContrastiveViews
 from lit_fedad.tasks import contrastive_losses
 from lit_fedad.tasks.csi import CSI

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.lenet import LeNet, LeNetDecoder, contrast_normalised
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 

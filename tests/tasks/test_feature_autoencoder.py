@@ -5,8 +5,8 @@ import torch
 from conftest import TinyPyramid
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
-from lit_fedad.tasks.feature_autoencoder import FeatureAutoencoder
+from lit_fedad.core.errors import UserError
+from lit_fedad.tasks.autoencoder import FeatureAutoencoder
 
 
 def make(grid=4, **settings):

@@ -9,11 +9,10 @@ from sklearn.svm import OneClassSVM
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
-from lit_fedad.tasks.feature_neighbours import FeatureNeighbours
-from lit_fedad.tasks.feature_svm import FeatureSVM
+from lit_fedad.tasks.frozen_detectors import FeatureNeighbours, FeatureSVM
 from lit_fedad.tasks.panda import Panda
 
 CONTEXT = Context(seed=0, round=0, client=0)
@@ -93,7 +92,7 @@ def test_methods_that_share_weights_refuse_them(task):
 
 def test_without_scikit_learn_one_line_names_the_extra(monkeypatch):
     monkeypatch.setattr(
-        "lit_fedad.guards.extras.find_spec", lambda name: None if name == "sklearn" else object()
+        "lit_fedad.core.extras.find_spec", lambda name: None if name == "sklearn" else object()
     )
     with pytest.raises(UserError, match=r"needs sklearn: pip install 'lit-fedad\[train\]'"):
         fitted(FeatureSVM(frozen_encoder()))

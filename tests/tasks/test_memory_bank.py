@@ -7,7 +7,7 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.tasks.slot_distances import HingeLoss, LocalScale, NearestDistance, Softmin

@@ -8,10 +8,10 @@ import torch
 from helpers.frozen import frozen_encoder
 from torch import nn
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.models.autoencoder import Decoder
-from lit_fedad.models.convnet import ConvNet
-from lit_fedad.tasks.one_class_svm import OneClassSVM
+from lit_fedad.models.convnets import ConvNet
+from lit_fedad.tasks.deep_svdd import OneClassSVM
 
 
 def make(seed: int = 0, **overrides) -> OneClassSVM:

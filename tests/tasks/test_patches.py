@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 
 @pytest.mark.parametrize(

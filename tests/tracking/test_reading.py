@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.tracking import reading
 from lit_fedad.tracking.reading import find_run_folder
 

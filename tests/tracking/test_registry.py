@@ -9,8 +9,8 @@ pytest.importorskip("onnx")
 from helpers.tiny_detector import tiny_detector
 
 from lit_fedad.cli import main as cli
+from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.exported import find_exported
-from lit_fedad.errors import UserError
 from lit_fedad.tracking import registry
 from lit_fedad.tracking.registry import fetch_version, register_files
 
@@ -59,7 +59,7 @@ def test_an_alias_names_what_was_registered_last_under_it(tmp_path, capsys):
 
 def test_what_was_fetched_is_served_and_not_fetched_again(tmp_path, monkeypatch, cache):
     pytest.importorskip("onnxruntime")
-    from lit_fedad.serving.detector import ServedDetector
+    from lit_fedad.deployment.served_detector import ServedDetector
 
     folder = tiny_detector(tmp_path / "export")
     version = register_files(list(folder.iterdir()), "bottles")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.tracking.reading import TrackedRun
 
 two_runs = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "screenshots.py"))["two_runs"]

@@ -6,7 +6,7 @@ import threading
 import mlflow
 import pytest
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.tracking.sender import Delivery, deliver
 from lit_fedad.tracking.tracker import Tracker
 

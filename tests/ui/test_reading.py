@@ -7,10 +7,16 @@ import json
 import pytest
 import torch
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.ui.reading import (
+    RunView,
+    drift,
+    expected_alarms,
+    histogram,
+    histogram_svg,
+    read_scored,
+)
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
-from lit_fedad.ui.histogram import histogram_svg
-from lit_fedad.ui.reading import RunView, drift, expected_alarms, histogram, read_scored
 
 SCORES = torch.arange(1.0, 101)
 RESULT = {

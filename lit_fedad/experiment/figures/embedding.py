@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from lit_fedad.contracts import Client, Context, Task
-from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.compute import map_batches
 from lit_fedad.experiment.build import Data
 from lit_fedad.federation.loop import Federation
 from lit_fedad.memory.density import DensitySet

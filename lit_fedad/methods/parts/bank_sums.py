@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Message, MessageSpec, TensorSpec
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.slot_sums import SlotSums
 from lit_fedad.methods.parts.feature_sums import MomentSums, SlotMeans
 from lit_fedad.methods.parts.model_sums import ModelSums, packed_moments_spec, remaining_moments

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Message
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 IMAGES, CLASSES, COUNTS = "images", "classes", "images_per_class"
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_fedad.contracts import Context, Message
-from lit_fedad.errors import UserError
-from lit_fedad.guards.bounds import above, at_least
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
 from lit_fedad.tasks.contrastive import Contrastive
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Free, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 if TYPE_CHECKING:
     from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer

@@ -9,8 +9,26 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from lit_fedad.contracts import Task
+
+
+def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Computes the batch mean of ``KL(softmax(teacher / T) || softmax(student / T))``, without the usual factor T^2.
+
+    Args:
+        student: The student's logits [B, K].
+        teacher: The teacher's logits [B, K].
+        temperature: Temperature T.
+    """
+    return F.kl_div(
+        (student / temperature).log_softmax(1),
+        (teacher / temperature).log_softmax(1),
+        log_target=True,
+        reduction="batchmean",
+    )
+
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Message
-from lit_fedad.contracts.batches import map_batches
+from lit_fedad.contracts.compute import map_batches
 from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.memory.moments import symmetric
 from lit_fedad.tasks.patches import PatchTask

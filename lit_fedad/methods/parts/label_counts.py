@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import TensorSpec, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 COUNTS = "label_counts"
 

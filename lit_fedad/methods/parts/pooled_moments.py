@@ -20,7 +20,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.pooled_statistics import check_count

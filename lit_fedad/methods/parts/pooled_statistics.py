@@ -20,7 +20,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.methods.parts.feature_sums import ChannelSums
 from lit_fedad.tasks.patches import PatchTask

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_quantile
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.memory_bank import QUANTILES, MemoryBank

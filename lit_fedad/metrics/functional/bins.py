@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 
 _FLOAT32_MANTISSA_BITS = 23
 _FLOAT32_EXPONENT_BIAS = 127

@@ -9,12 +9,13 @@ import torch
 from helpers.calibrations import limits
 from PIL import Image
 
-from lit_fedad.config import build
 from lit_fedad.contracts import Prediction
+from lit_fedad.core.config import build
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_data, build_federation, build_model, build_partition
-from lit_fedad.experiment.figures import anomaly, calibration
+from lit_fedad.experiment.figures import anomaly
 from lit_fedad.experiment.figures import history as history_figures
+from lit_fedad.experiment.figures import predictions as calibration
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.processes import make_fabric

@@ -8,7 +8,7 @@ import torch
 from lightning.fabric import Fabric
 from PIL import Image
 
-from lit_fedad.config import compose
+from lit_fedad.core.config import compose
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.figures import condensed as knowledge_gallery

@@ -15,10 +15,11 @@ from helpers.damage import forge
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lit_fedad.audits import density_privacy
-from lit_fedad.config import compose
+from lit_fedad.audits import distance_correlation as density_privacy
+from lit_fedad.audits.distance_correlation import distance_correlation_matrix
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import (
@@ -30,7 +31,8 @@ from lit_fedad.experiment.build import (
     build_public,
 )
 from lit_fedad.experiment.calibration import with_calibration
-from lit_fedad.experiment.figures import capacities, semantic
+from lit_fedad.experiment.figures import capacities
+from lit_fedad.experiment.figures import predictions as semantic
 from lit_fedad.experiment.figures.predictions import Predictions
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
@@ -38,7 +40,6 @@ from lit_fedad.experiment.train import train
 from lit_fedad.experiment.trained_client import load_client
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
-from lit_fedad.privacy.distance_correlation import distance_correlation_matrix
 from lit_fedad.report.console import Display
 
 SMALL = [
@@ -177,7 +178,7 @@ def test_no_pictures_where_none_are_wanted(drawn, tmp_path):
 def test_clients_that_share_no_densities_have_one_decision_and_no_report(overrides, drawn, tmp_path):
     federation, data, fabric = played(tmp_path, *overrides, "contrastive_loss=crad", *SMALL)
     run = run_of(federation, data, fabric, tmp_path, limits(dict.fromkeys(federation.clients, 1.0)), 0.5)
-    for callback in (Predictions(), density_privacy.DensityPrivacy()):
+    for callback in (Predictions(), density_privacy.MeasureDensities()):
         callback.on_rounds_end(run)
     assert run.extras == {}
     assert drawn.keys() == {"draw_representations"}

@@ -18,9 +18,9 @@ from helpers.fuzz.trial import BAD, Found, Stage, Verdict
 from helpers.fuzz.wire import forge
 from helpers.pairs import IN_STAGES, PAIRS
 from helpers.small_tasks import small_tasks
-from lit_fedad.config import choices
-from lit_fedad.errors import UserError
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.core.config import choices
+from lit_fedad.core.errors import UserError
+from lit_fedad.report.html import markdown_table
 
 VARIANTS = {
     "8 bits": ("feddymem", "fedavg", "fadngs_code"),

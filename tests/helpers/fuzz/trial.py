@@ -15,7 +15,7 @@ from helpers.fuzz.declared import Honest
 from helpers.fuzz.record import Moment, Recording
 from lit_fedad.contracts import Update
 from lit_fedad.contracts.kept_state import read_kept, write_kept
-from lit_fedad.errors import UserError, first_line
+from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.turn import ordered_loader
 
 FLOOR = 1e-2

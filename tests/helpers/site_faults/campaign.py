@@ -16,7 +16,7 @@ from helpers.site_faults.office import Fault, Kind, Office
 from helpers.sites import DEBUG, HERE, NAMES, Here, paint, three_sites
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.report.console import Display
-from lit_fedad.report.markdown import markdown_table
+from lit_fedad.report.html import markdown_table
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.remote import Lost

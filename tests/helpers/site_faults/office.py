@@ -16,7 +16,7 @@ from typing import Any, Literal
 from helpers.site_faults.garbage import garbled
 from helpers.site_faults.processes import Event, Life, play_coordinator, play_site
 from helpers.sites import NAMES
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.remote import Lost

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.sites import NAMES, settings
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan, coordinate
 from lit_fedad.sites.site import Site

@@ -7,7 +7,7 @@ from safetensors.torch import save
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.creff import (
     BIAS,
     CLASSES,

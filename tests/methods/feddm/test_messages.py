@@ -9,7 +9,7 @@ from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context
 from lit_fedad.methods.feddm import FedDMServer
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
 

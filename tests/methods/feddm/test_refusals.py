@@ -9,10 +9,10 @@ from torch import nn
 
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_images import CLASSES, IMAGES
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 
 
 def test_a_client_that_owns_no_class_sends_nothing_and_the_others_go_on(feddm, data, tap):

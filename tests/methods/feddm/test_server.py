@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.feddm import FABRIC, K, loader, make, mean, pieces, server_of, std, upload
 
-from lit_fedad.audits.observer import adversary_view
+from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.kept_state import read_kept

@@ -2,7 +2,7 @@
 
 from helpers.fedvck import CLIENT, FABRIC, SERVER, held_apart, make, mean, server_of, std, upload
 
-from lit_fedad.audits.observer import adversary_view
+from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update

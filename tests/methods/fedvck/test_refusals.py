@@ -8,10 +8,10 @@ from torch import nn
 
 from lit_fedad.condensation.condense import Condensation
 from lit_fedad.condensation.training import CondensedTraining
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedvck import PROTOTYPES, SIZES, FedVCKClient
 from lit_fedad.methods.parts.condensed_images import CLASSES, COUNTS, IMAGES
-from lit_fedad.models.convnet import ConvNet
+from lit_fedad.models.convnets import ConvNet
 from lit_fedad.tasks.classifier import Classifier
 
 

@@ -6,26 +6,27 @@ import torch
 from helpers.fedvck import FABRIC, MEAN, STD, K, held_apart, loader, logits_of, make
 from torch.utils.data import ConcatDataset, DataLoader
 
-from lit_fedad.audits.observer import adversary_view
-from lit_fedad.condensation.descent import Descent
+from lit_fedad.audits.statistics import adversary_view
+from lit_fedad.condensation.condense import Descent
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
 from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.errors import UserError
-from lit_fedad.federation.image_privacy import ImagePrivacy
-from lit_fedad.federation.noised_sums import clipped_parts
-from lit_fedad.federation.secure_sum import SecureSum
-from lit_fedad.methods.fedvck_sums import FedVCKSumsClient, FedVCKSumsServer
-from lit_fedad.methods.parts.class_embeddings import (
+from lit_fedad.core.errors import UserError
+from lit_fedad.methods.fedvck_sums import (
     CONSTANT,
     LONGEST,
     MASS,
     TOTAL,
     ClassEmbeddings,
+    FedVCKSumsClient,
+    FedVCKSumsServer,
     fewest_images,
     mean_embeddings,
 )
+from lit_fedad.privacy.image_privacy import ImagePrivacy
+from lit_fedad.privacy.noised_sums import clipped_parts
+from lit_fedad.privacy.secure_aggregation import SecureSum
 
 CLIENT = {"mean": MEAN, "std": STD}
 SERVER = {"training": CondensedTraining(2, 4), "descent": Descent(2, 5.0), "images": 3, "size": 8}

@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lit_fedad.contracts import Context
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.ensemble_distillation import (
     EnsembleDistillation,
     as_batch,

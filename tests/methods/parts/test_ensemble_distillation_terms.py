@@ -10,7 +10,7 @@ import torch
 from helpers.distillation import naive_loss, rows, units, weights_by_hand
 from torch import nn
 
-from lit_fedad.errors import UserError
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.parts.ensemble_distillation import (
     InstanceQueues,
     attend,

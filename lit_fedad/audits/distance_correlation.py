@@ -1,0 +1,266 @@
+"""Measures how far a finished FADngs run's densities depend on the images behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lit_fedad.contracts import Client
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.semantic import SemanticSet
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.figures.embedding import (
+    density_scores,
+    draw_some,
+    embed_images,
+    generator_of,
+    loader_of,
+)
+from lit_fedad.experiment.finished_run import FinishedRun
+from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.loop import Federation
+from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer
+from lit_fedad.report.audit_figures import draw_correlation_heatmap
+from lit_fedad.report.files import whole_file
+
+# Centred distances below this share of the distances themselves are rounding, not spread.
+_ROUNDING = 1e-12
+
+
+class DensityPrivacy(NamedTuple):
+    """Distance correlations between raw data, samples of the shared densities and plain noise.
+
+    Attributes:
+        names: Names of the k rows and columns.
+        r_squared: Plain R^2 [k, k]; FADngs Eq. 18 states the square, not R.
+        r: Plain R [k, k].
+        corrected: Bias-corrected R^2 [k, k], may be negative.
+    """
+
+    names: tuple[str, ...]
+    r_squared: Tensor
+    r: Tensor
+    corrected: Tensor
+
+
+def density_privacy(
+    means: Tensor, covariances: Tensor, raw: Sequence[Tensor], generator: torch.Generator
+) -> DensityPrivacy:
+    """Measures the dependence of shared densities, and of noise, on the raw data (FADngs, Fig. 9).
+
+    As many points are drawn from each density as there are raw samples behind it, and paired with them in their
+    order. Beside them stand three samples of noise of the same dimension: Gaussian 1 with mean 1 and variance
+    10, Gaussian 2 with mean 0 and variance 1, and uniform in [0, 1]. Distance correlation knows neither shift
+    nor scale, so the two Gaussians differ by the draw alone.
+
+    Args:
+        means: Means of the densities [M, D].
+        covariances: Their covariances [M, D, D].
+        raw: The raw samples behind each density, M times [n_k, ...]; n in total, memory is O(n^2).
+        generator: Source of all random draws.
+
+    Returns:
+        Correlations of raw data, shared densities, Gaussian 1, Gaussian 2 and uniform noise, float64 [5, 5].
+
+    Raises:
+        UserError: Not one set of raw samples a density, or fewer than 4 raw samples.
+    """
+    if len(raw) != len(means):
+        raise UserError(f"{len(means)} densities but {len(raw)} sets of raw samples; pass one set a density")
+    # Eigenvectors instead of a Cholesky factor: a density of few samples may be singular.
+    variances, axes = torch.linalg.eigh(covariances.double())
+    roots = axes * variances.clamp(min=0).sqrt().unsqueeze(-2)
+    counts = torch.tensor([len(samples) for samples in raw])
+    shape = (int(counts.sum()), means.shape[1])
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    shared = torch.cat(
+        [
+            mean + noise @ root.T
+            for mean, root, noise in zip(means.double(), roots, normal().split(counts.tolist()), strict=True)
+        ]
+    )
+    samples = {
+        "raw data": torch.cat([part.flatten(1) for part in raw]),
+        "shared densities": shared,
+        "Gaussian 1": 1 + 10**0.5 * normal(),
+        "Gaussian 2": normal(),
+        "uniform": torch.rand(shape, generator=generator, dtype=torch.float64),
+    }
+    plain = distance_correlation_matrix(list(samples.values()))
+    corrected = distance_correlation_matrix(list(samples.values()), corrected=True)
+    return DensityPrivacy(tuple(samples), plain, plain.sqrt(), corrected)
+
+
+def distance_correlation_matrix(samples: Sequence[Tensor], corrected: bool = False) -> Tensor:
+    """Computes the squared distance correlation R^2 of every pair of paired samples.
+
+    Source: Székely, Rizzo and Bakirov, Annals of Statistics 35(6), 2007; FADngs Eq. 18, FADngs Eq. 19.
+
+    Args:
+        samples: k samples [n, p_k], n >= 4; rows of the same index belong together.
+        corrected: Whether to remove the bias (Székely and Rizzo, 2013, 2014).
+
+    Returns:
+        float64 [k, k], symmetrical, with 1 on the diagonal. Plain, R^2 lies in [0, 1]. Corrected, it is about 0 for
+        independent samples and may be negative. A sample without spread gives 0, by convention.
+
+    Raises:
+        UserError: The samples differ in length, or have fewer than 4 rows.
+
+    Examples:
+        >>> x = torch.arange(5.0).unsqueeze(1)
+        >>> round(distance_correlation_matrix([x, -3 * x + 1])[0, 1].item(), 6)
+        1.0
+        >>> noise = torch.randn(2, 100, 128, generator=torch.Generator().manual_seed(0))
+        >>> plain, corrected = (distance_correlation_matrix(noise, each)[0, 1].item() for each in (False, True))
+        >>> round(plain, 1), abs(corrected) < 0.1
+        (0.8, True)
+    """
+    lengths = [len(sample) for sample in samples]
+    if len(set(lengths)) > 1:
+        raise UserError(f"samples of {lengths} rows for a distance correlation; pass as many of each")
+    if lengths[0] < 4:
+        raise UserError(f"distance correlation of {lengths[0]} pairs; pass at least 4")
+    centred = torch.stack([_centred_distances(sample, corrected).flatten() for sample in samples])
+    covariances = centred @ centred.T  # the factor 1/n^2, or 1/(n (n - 3)), cancels below
+    deviations = covariances.diagonal().sqrt()
+    product = deviations.outer(deviations)
+    correlations = torch.where(product > 0, covariances / product, 0)
+    return correlations.clamp(-1 if corrected else 0, 1)  # bounds that hold up to rounding
+
+
+def _centred_distances(sample: Tensor, corrected: bool) -> Tensor:
+    """Double-centred Euclidean distances within a sample [n, n]; U-centred where corrected."""
+    points = sample.double()
+    points = points - points[0]  # a common offset would cost digits of the distances
+    distances = torch.cdist(points, points).fill_diagonal_(0)
+    n = len(points)
+    rows = distances.sum(0) / (n - 2 if corrected else n)
+    total = distances.sum() / ((n - 1) * (n - 2) if corrected else n**2)
+    centred = distances - rows - rows.unsqueeze(1) + total
+    if corrected:
+        centred.fill_diagonal_(0)
+    if centred.norm() <= _ROUNDING * distances.norm():
+        centred.zero_()
+    return centred
+
+
+_RAW, _RAW_EACH = 2000, 200  # training images that are compared with the densities, in all and of one client
+
+
+class MeasureDensities(RunCallback):
+    """Measures it after the last round where densities are shared, for ``privacy`` in ``result.json``."""
+
+    def on_rounds_end(self, run: Run) -> None:
+        """Measures it, unless ``evaluation.pictures`` is 0."""
+        client = run.federation.client
+        if (
+            run.config["evaluation"]["pictures"]
+            and isinstance(client, FADngsClient)
+            and client.share_densities
+        ):
+            figures = run.folder.path / "figures"
+            run.extras["privacy"] = report_privacy(run.federation, run.data, run.fabric, figures)
+
+
+def report_privacy(
+    federation: Federation, data: Data, fabric: Fabric, figures: Path
+) -> dict[str, float] | None:
+    """Measures how strongly the densities shared last depend on the images behind them.
+
+    FADngs Eq. 18, FADngs Eq. 19 and FADngs Fig. 9.
+
+    Of up to 2,000 training images, at most 200 a client, each stands behind that density of its client that it is
+    nearest to.
+
+    Args:
+        federation: Of FADngs, after its last round.
+        data: Of a `SemanticSet`.
+        fabric: Moves batches and sets precision.
+        figures: Folder of ``distance_correlation.png`` and ``distance_correlation.json``, which has all numbers.
+
+    Returns:
+        Distance correlation with the raw images, of samples from the densities (``shared``) and of Gaussian noise of
+        the same width (``noise``): plain R^2 and R, and R^2 without its bias. None in all processes but the first,
+        and where there are fewer than 4 images.
+    """
+    assert isinstance(federation.server, FADngsServer)
+    assert isinstance(data.images, SemanticSet)
+    draw = generator_of(federation, "privacy")
+    each = min(_RAW_EACH, max(1, _RAW // len(federation.clients)))
+    chosen = {c: draw_some(torch.tensor(data.partition.clients[c]), each, draw) for c in federation.clients}
+
+    def answer(client: Client, number: int) -> Tensor:
+        return embed_images(client.task, loader_of(data.module.train, chosen[number], data))
+
+    answers = federation.ask(federation.rounds, answer)
+    if not fabric.is_global_zero:
+        return None
+    raw = []
+    for client, message in federation.server.densities.items():
+        known = [
+            (mean[None], cov[None]) for mean, cov in zip(message[MEAN], message[COVARIANCE], strict=True)
+        ]
+        if known:
+            nearest = torch.stack([density_scores(*density, answers[client]) for density in known]).argmin(0)
+            raw += [data.images.train_images[chosen[client][nearest == place]] for place in range(len(known))]
+    if sum(map(len, raw)) < 4:
+        return None
+    joined = federation.server.density_set
+    found = density_privacy(joined[MEAN], joined[COVARIANCE], raw, draw)
+    tables = {"r_squared": found.r_squared, "r": found.r, "corrected": found.corrected}
+    draw_correlation_heatmap(figures / "distance_correlation.png", found.names, *tables.values())
+    with whole_file(figures / "distance_correlation.json") as part:
+        numbers = {name: table.tolist() for name, table in tables.items()}
+        part.write_text(json.dumps({"names": found.names, "images": sum(map(len, raw)), **numbers}, indent=1))
+    rows = {"shared": found.names.index("shared densities"), "noise": found.names.index("Gaussian 1")}
+    return {
+        f"{of}_raw_{name}": float(table[0, row]) for of, row in rows.items() for name, table in tables.items()
+    }
+
+
+def correlate(run: FinishedRun) -> None:
+    """Recomputes the run's distance correlations; writes ``privacy/dcor.json`` (FADngs, Fig. 9).
+
+    The shared densities are compared with Gaussian noise of the same width, which does not depend on the images.
+
+    Args:
+        run: Of a method that shares densities.
+
+    Raises:
+        UserError: If its method shares no densities, or fewer than 4 training images are behind one.
+    """
+    client = run.federation.client
+    if not isinstance(client, FADngsClient) or not client.share_densities:
+        raise UserError(
+            f"attack=dcor: method {run.result['method']} shares no densities, so nothing it shares can be paired with"
+            " images; attack=inversion and attack=lira measure what it reveals"
+        )
+    found = report_privacy(run.federation, run.data, run.fabric, run.folder.path / "figures")
+    if found is None:
+        raise UserError(
+            f"attack=dcor: fewer than 4 training images stand behind densities of {run.folder.path}"
+        )
+    path = RunFolder(run.folder.path / "privacy").save_json("dcor.json", found)
+    run.display.table(
+        [
+            {
+                "raw images and": name,
+                "R^2": f"{found[f'{key}_raw_r_squared']:.3f}",
+                "R": f"{found[f'{key}_raw_r']:.3f}",
+                "R^2, bias-corrected": f"{found[f'{key}_raw_corrected']:.3f}",
+            }
+            for key, name in (("shared", "shared densities"), ("noise", "Gaussian noise"))
+        ]
+    )
+    run.display.where_next([("numbers", str(path))])

@@ -1,1 +1,0 @@
-"""Tables and pages that compare runs."""

@@ -1,0 +1,46 @@
+"""Blocks that compute in full precision, whatever the precision around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def map_batches(
+    module: L.LightningModule, loader: Iterable[Any], function: Callable[[Mapping[str, Any]], T]
+) -> Iterator[T]:
+    """Applies a function to every batch of a loader, moved to a module's device.
+
+    Args:
+        module: Module that defines the device.
+        loader: Batches.
+        function: Called with each batch.
+
+    Yields:
+        The function's values, in the order of the batches.
+    """
+    for batch in loader:
+        yield function(module.transfer_batch_to_device(batch, module.device, 0))
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """Disables autocast on a tensor's device for a block; tensors that are in half precision already stay so.
+
+    Args:
+        tensor: A tensor that the block computes with.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.eye(2)):
+        ...     (torch.eye(2) @ torch.eye(2)).dtype
+        torch.float32
+    """
+    if torch.compiler.is_exporting():  # nothing casts there, and graphs with such a block fail torch's checks
+        return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False)

@@ -1,0 +1,103 @@
+"""Checks of the ranges of numbers that a configuration gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lit_fedad.core.errors import UserError
+
+RANGES: dict[str, tuple[float, float]] = {
+    "rounds": (0, math.inf),
+    "batch_size": (1, math.inf),
+    "simulation.workers": (0, math.inf),
+    "grid": (1, 1024),
+    "image.size": (1, 8192),
+    "image.resize": (1, 8192),
+    "image.tile": (1, 8192),
+    "image.overlap": (0, 8192),
+    "image.channels": (1, 3),
+    "evaluation.every": (1, math.inf),
+    "evaluation.batch_size": (1, math.inf),
+    "calibration.share": (0, 0.9),
+    "calibration.folds": (2, 1000),
+    "evaluation.pictures": (0, math.inf),
+    "evaluation.pro_limit": (1e-6, 1),
+    "evaluation.spro_limit": (1e-6, 1),
+}
+"""Smallest and largest number by key; the largest sides are above any use, and below what fills the memory at once."""
+
+
+def at_least(section: str, least: float, **numbers: float | None) -> None:
+    """Refuses numbers below a bound; None passes, NaN does not.
+
+    Args:
+        section: Section of the configuration that has the keys, for the message.
+        least: The bound.
+        **numbers: Numbers by key.
+
+    Raises:
+        UserError: Naming the first key whose number is too small.
+
+    Example:
+        >>> at_least("task", 1, slots=None, grid=0)
+        Traceback (most recent call last):
+        lit_fedad.core.errors.UserError: task.grid=0 must be at least 1
+    """
+    for key, number in numbers.items():
+        if number is not None and not number >= least:
+            raise UserError(f"{section}.{key}={number} must be at least {least}")
+
+
+def above(section: str, bound: float, **numbers: float | None) -> None:
+    """Refuses numbers that are not above a bound; None passes, NaN does not.
+
+    Args:
+        section: As for `at_least`.
+        bound: The bound.
+        **numbers: Numbers by key.
+
+    Raises:
+        UserError: Naming the first key whose number is too small.
+    """
+    for key, number in numbers.items():
+        if number is not None and not number > bound:
+            raise UserError(f"{section}.{key}={number} must be above {bound}")
+
+
+def within(section: str, least: float, most: float, **numbers: float | None) -> None:
+    """Refuses numbers outside a closed interval; None passes, NaN does not.
+
+    Args:
+        section: As for `at_least`.
+        least: Its smallest number.
+        most: Its largest number.
+        **numbers: Numbers by key.
+
+    Raises:
+        UserError: Naming the first key whose number lies outside.
+    """
+    for key, number in numbers.items():
+        if number is not None and not least <= number <= most:
+            raise UserError(f"{section}.{key}={number} must be in [{least}, {most}]")
+
+
+def pair(key: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """Reads a length, or two of them: rows and columns, or height and width.
+
+    Args:
+        key: Name of the value, for the message.
+        value: One whole number for both, or a list of two.
+
+    Raises:
+        UserError: If it is neither, or a number is below 1.
+
+    Example:
+        >>> pair("image.size", 224), pair("image.size", [400, 1200])
+        ((224, 224), (400, 1200))
+    """
+    given = (value, value) if isinstance(value, int) else tuple(value)
+    if len(given) != 2 or not all(type(number) is int and number >= 1 for number in given):
+        form = "" if isinstance(value, int) else "two whole numbers, [height,width], of "
+        raise UserError(f"{key}={value} must be {form}at least 1")
+    return given[0], given[1]

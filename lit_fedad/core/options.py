@@ -1,0 +1,140 @@
+"""Reads the ``key=value`` options of a command into the dataclass that declares them."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from lit_fedad.core.config import call
+from lit_fedad.core.errors import UserError
+
+T = TypeVar("T")
+
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: lambda text: _TRUTH[text.lower()],
+}
+
+
+def split(option: str) -> tuple[str, str]:
+    """Splits an option at its first ``=`` into key and value.
+
+    Raises:
+        UserError: If it has none.
+    """
+    key, equals, value = option.partition("=")
+    if not equals:
+        raise UserError(f"'{option}' is not of the form key=value")
+    return key, value
+
+
+def read(
+    declared: type[T], options: Sequence[str], command: str, overrides: bool = True
+) -> tuple[T, dict[str, str]]:
+    """Reads options into a dataclass; its fields are the keys, their types and defaults.
+
+    Args:
+        declared: A dataclass with fields of ``str``, ``int``, ``float``, ``bool``, ``Literal``, their union with
+            ``None``, ``tuple[T, ...]`` (given with commas), or ``Mapping[str, str]`` (of the name ``root``: given as
+            ``root.mpdd=DIR root.wafer=DIR``).
+        options: Words of the form ``key=value``; of equal keys the last one counts. Text without a value (``out=``)
+            counts as not given.
+        command: Named in errors.
+        overrides: Whether keys with a dot (``data.root=DIR``) that the dataclass does not declare are overrides of
+            the configuration that the command works with; otherwise they are unknown.
+
+    Returns:
+        The dataclass; and the overrides, value by key.
+
+    Raises:
+        UserError: For an unknown key (naming the nearest one), a value of the wrong type, or one left out.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Attack:
+        ...     run: str
+        ...     steps: int = 500
+        >>> read(Attack, ["run=outputs/a", "steps=10", "data.root=/images"], "attack")
+        (Attack(run='outputs/a', steps=10), {'data.root': '/images'})
+    """
+    kinds = typing.get_type_hints(declared)
+    typed: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    for key, text in dict(map(split, options)).items():
+        field, _, name = key.partition(".")
+        if _is_mapping(kinds.get(field)):
+            if not name:
+                raise UserError(f"{command}: give {field}.NAME=..., not {key}=...")
+            typed.setdefault(field, {})[name] = text
+        elif key in kinds:
+            if text or kinds[key] is not str:
+                typed[key] = _typed(text, kinds[key], f"{command}.{key}")
+        elif name and overrides:
+            others[key] = text
+        else:
+            typed[key] = text  # refused below, naming the nearest key
+    return call(declared, typed, command), others
+
+
+def separate(declared: type, options: Sequence[str], command: str) -> tuple[list[str], list[str]]:
+    """Separates the options that a dataclass declares from all others.
+
+    Args:
+        declared: As for `read`.
+        options: Options in any order; a key that Hydra leaves out (``~start``) is one of the others.
+        command: Named in errors.
+
+    Returns:
+        Options that the dataclass declares, for `read`; and all others as they are, such as overrides for `compose`.
+
+    Raises:
+        UserError: If one of the others is close to a declared key: it is misspelt.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Attack:
+        ...     steps: int = 500
+        >>> separate(Attack, ["rounds=3", "steps=10", "~start"], "attack")
+        (['steps=10'], ['rounds=3', '~start'])
+    """
+    kinds = typing.get_type_hints(declared)
+    own, others = [], []
+    for option in options:
+        key = "" if option.startswith("~") else split(option)[0]
+        if key in kinds or _is_mapping(kinds.get(key.partition(".")[0])):
+            own.append(option)
+            continue
+        if near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
+            raise UserError(f"{command} has no key '{key}'; did you mean '{near[0]}'?")
+        others.append(option)
+    return own, others
+
+
+def _is_mapping(kind: Any) -> bool:
+    return typing.get_origin(kind) is Mapping
+
+
+def _typed(text: str, kind: Any, where: str) -> Any:
+    """Turns text into what a field holds; what does not fit stays text, for the check of types to refuse."""
+    if typing.get_origin(kind) is tuple:
+        element = typing.get_args(kind)[0]
+        parts = tuple(_typed(part.strip(), element, where) for part in text.split(",") if part.strip())
+        if not all(isinstance(part, element) for part in parts):
+            raise UserError(f"{where}={text} must be whole numbers, separated by commas")
+        return parts
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(kind) if union else (kind,)
+    if types.NoneType in kinds and text in ("null", ""):
+        return None
+    for parse in (_PARSERS[kind] for kind in kinds if kind in _PARSERS):
+        with suppress(ValueError, KeyError):
+            return parse(text)
+    return text

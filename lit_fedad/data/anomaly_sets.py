@@ -1,0 +1,320 @@
+"""Real-IAD, as downloaded: folders of images by product, and a JSON file a product with the split.
+
+``<images>/<product>/...`` has images and masks; ``<split>/<product>.json`` has ``meta`` with the name of the normal
+class, and lists ``train`` and ``test`` of ``anomaly_class``, ``image_path`` and ``mask_path``, both below the product's
+images. Source: Wang et al., "Real-IAD: A Real-World Multi-View Dataset for Benchmarking Versatile Industrial
+Anomaly Detection", CVPR 2024.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from PIL import Image
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.folders import images_in
+from lit_fedad.data.input_files import check_pixels, check_regular, read_json, require_files
+from lit_fedad.data.mvtec import mvtec_mixture
+from lit_fedad.data.products import choose_products
+from lit_fedad.data.sample import ImageSet, Sample
+from lit_fedad.data.subset import subset
+
+_MASK = "_GT"
+_PRODUCT = "surface"
+
+
+def kolektor_sdd2(
+    root: str | Path,
+    name: str = "kolektor_sdd2",
+    train_per_product: int | None = None,
+    test_per_product: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """Reads KolektorSDD2; training images with a defect are left out.
+
+    Args:
+        root: The unpacked folder, with ``train`` and ``test``.
+        name: Name of the image set.
+        train_per_product: As in `subset`.
+        test_per_product: As in `subset`.
+        seed: As in `subset`.
+
+    Returns:
+        The image set with one product, images by name.
+
+    Raises:
+        UserError: A folder or a mask is missing, or a mask cannot be read.
+    """
+    root = Path(root).expanduser()
+    train, test = _samples(root / "train"), _samples(root / "test")
+    normal = [sample for sample in train if not sample.label]
+    if len(normal) < len(train):
+        warnings.warn(
+            f"{root}: {len(train) - len(normal)} of {len(train)} training images show a defect and are left out",
+            stacklevel=2,
+        )
+    whole = ImageSet(name, tuple(normal), tuple(test))
+    return subset(whole, train_per_product, test_per_product, seed)
+
+
+def _samples(folder: Path) -> list[Sample]:
+    files = images_in(folder)
+    masks = {path.stem.removesuffix(_MASK): path for path in files if path.stem.endswith(_MASK)}
+    images = [path for path in files if not path.stem.endswith(_MASK)]
+    missing = [path for path in images if path.stem not in masks]
+    if missing:
+        raise UserError(
+            f"{missing[0]}: no mask {missing[0].stem}{_MASK}.png beside it ({len(missing)} of {len(images)} missing);"
+            " unpack the download again"
+        )
+    return [
+        Sample(path, _PRODUCT, "defect", masks[path.stem])
+        if _marks(masks[path.stem])
+        else Sample(path, _PRODUCT)
+        for path in images
+    ]
+
+
+def _marks(mask: Path) -> bool:
+    """Whether a mask marks any pixel."""
+    try:
+        check_regular(mask)
+        with Image.open(mask) as opened:
+            check_pixels(*opened.size)
+            return opened.convert("L").getbbox() is not None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"{mask}: cannot be read as an image ({' '.join(str(error).split())})") from error
+
+
+def texture_ad(
+    root: str | Path,
+    material: Literal["wafer", "cloth", "metal"] = "wafer",
+    products: Sequence[str | int] | None = None,
+    name: str | None = None,
+    train_per_product: int | None = None,
+    test_per_product: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """Reads one material of Texture-AD.
+
+    Its products are ``<number>/train/good``, ``<number>/test/{good,0}`` and ``<number>/ground_truth/0``, where a mask
+    is called like its image. They lie in ``root``, or below it in ``<material>_mvtec_format``, ``<Material>`` or both.
+    This layout is taken from public code that reads the set; the publisher's page describes none.
+
+    Args:
+        root: The folder described above.
+        material: What is read.
+        products: Numbers such as 3; None takes all. A product is called ``<material>_<number>``.
+        name: Name of the image set; by default the material.
+        train_per_product: As in `subset`.
+        test_per_product: As in `subset`.
+        seed: As in `subset`.
+
+    Returns:
+        The image set, by number.
+
+    Raises:
+        UserError: The layout is another one, or as `mvtec_mixture`.
+    """
+    root = Path(root).expanduser()
+    folder, numbers = _products(root, material)
+    images = mvtec_mixture(
+        folder,
+        choose_products(products, numbers, folder),
+        name or material,
+        train_per_product,
+        test_per_product,
+        seed,
+    )
+
+    def named(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+        # A bare number would meet the numbers of the other materials in a mixture.
+        return tuple(
+            dataclasses.replace(sample, category=f"{material}_{sample.category}") for sample in samples
+        )
+
+    return ImageSet(images.name, named(images.train), named(images.test))
+
+
+def _products(root: Path, material: str) -> tuple[Path, list[str]]:
+    """The folder of a material, and the numbers in it."""
+    formatted, titled = root / f"{material}_mvtec_format", root / material.title()
+    for folder in (root, formatted, titled, titled / formatted.name):
+        numbers = [path.parents[1].name for path in folder.glob("*/train/good")]
+        if numbers and all(number.isdecimal() for number in numbers):
+            return folder, sorted(numbers, key=int)
+    raise UserError(
+        f"{root}: no numbered folder with train/good inside, neither here nor in {formatted.name} or {titled.name};"
+        " give the folder of Texture-AD, or use data=mvtec_mixture for another layout"
+    )
+
+
+_COLUMNS = ("object", "split", "label", "image", "mask")
+
+
+def visa(
+    root: str | Path,
+    products: Sequence[str] | None = None,
+    split_csv: str = "split_csv/1cls.csv",
+    name: str = "visa",
+    train_per_product: int | None = None,
+    test_per_product: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """Reads VisA by one of its split files.
+
+    The split files name no kinds of defect: every anomalous image has the defect ``anomaly``.
+
+    Args:
+        root: The unpacked folder ``VisA``.
+        products: Objects such as ``pcb1``; None takes all twelve.
+        split_csv: Split file below ``root``, with the columns object, split (``train`` or ``test``), label
+            (``normal`` or ``anomaly``), image and mask, both below ``root``.
+        name: Name of the image set.
+        train_per_product: As in `subset`.
+        test_per_product: As in `subset`.
+        seed: As in `subset`.
+
+    Returns:
+        The image set, with masks, products as given, images as in the file.
+
+    Raises:
+        UserError: The file is missing or of another form, it names a file that is missing, or an anomalous image is
+            for training.
+    """
+    root = Path(root).expanduser()
+    table = root / split_csv
+    rows = _rows(table)
+    chosen = choose_products(products, list(dict.fromkeys(row["object"] for row in rows)), table)
+    train: list[Sample] = []
+    test: list[Sample] = []
+    for product in chosen:
+        own = [row for row in rows if row["object"] == product]
+        train += [_visa_sample(root, row) for row in own if row["split"] == "train"]
+        test += [_visa_sample(root, row) for row in own if row["split"] == "test"]
+    for sample in train:
+        if sample.label:
+            raise UserError(
+                f"{table}: {sample.path} is anomalous, but for training; use split_csv/1cls.csv, where none is"
+            )
+    require_files([*train, *test], table, "unpack the archive again")
+    return subset(ImageSet(name, tuple(train), tuple(test)), train_per_product, test_per_product, seed)
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    if not table.is_file():
+        raise UserError(f"{table}: no such file; root is the unpacked folder VisA, with split_csv in it")
+    with table.open(newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or [])]
+        if missing:
+            raise UserError(f"{table}: no column '{missing[0]}'; a split file has {', '.join(_COLUMNS)}")
+        rows = list(reader)
+    for line, row in enumerate(rows, start=2):
+        known = row["split"] in ("train", "test") and row["label"] in ("normal", "anomaly")
+        if not (known and row["image"]):
+            raise UserError(
+                f"{table}: line {line} has split '{row['split']}', label '{row['label']}' and image"
+                f" '{row['image']}'; give train or test, normal or anomaly, and a path"
+            )
+    if not rows:
+        raise UserError(f"{table}: holds no row; unpack it again")
+    return rows
+
+
+def _visa_sample(root: Path, row: dict[str, str]) -> Sample:
+    if row["label"] == "normal":
+        return Sample(root / row["image"], row["object"])
+    return Sample(root / row["image"], row["object"], "anomaly", root / row["mask"] if row["mask"] else None)
+
+
+def real_iad(
+    root: str | Path,
+    images: str = "realiad_1024",
+    split: str = "realiad_jsons/realiad_jsons",
+    products: Sequence[str] | None = None,
+    name: str = "real_iad",
+    train_per_product: int | None = None,
+    test_per_product: int | None = None,
+    seed: int = 0,
+) -> ImageSet:
+    """Reads Real-IAD by one of its folders of split files.
+
+    Args:
+        root: The folder of both.
+        images: Folder of images below ``root``: ``realiad_256``, ``realiad_512``, ``realiad_1024`` or ``realiad_raw``.
+        split: Folder of JSON files below ``root``; ``realiad_jsons_sv`` has one view of each object.
+        products: Products such as ``audiojack``; None takes all that have a file.
+        name: Name of the image set.
+        train_per_product: As in `subset`.
+        test_per_product: As in `subset`.
+        seed: As in `subset`.
+
+    Returns:
+        The image set, with masks, products as given or by name, images as in the files.
+
+    Raises:
+        UserError: A file is missing or of another form, names a path outside of the set or a file that is not there,
+            or an image with a defect is for training.
+    """
+    root = Path(root).expanduser()
+    folder = root / split
+    known = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    if not known:
+        raise UserError(f"{folder}: holds no JSON file; give the folder of split files as data.split")
+    train: list[Sample] = []
+    test: list[Sample] = []
+    for product in choose_products(products, known, folder):
+        table = folder / f"{product}.json"
+        content = _content(table)
+        place = root / images / product
+        train += [_real_iad_sample(entry, content, place, product, table) for entry in content["train"]]
+        test += [_real_iad_sample(entry, content, place, product, table) for entry in content["test"]]
+    for sample in train:
+        if sample.label:
+            raise UserError(
+                f"{folder}: {sample.path} shows '{sample.defect}', but is for training; use another data.split"
+            )
+    require_files([*train, *test], folder, "check data.images")
+    return subset(ImageSet(name, tuple(train), tuple(test)), train_per_product, test_per_product, seed)
+
+
+def _content(table: Path) -> Mapping[str, Any]:
+    try:
+        content = read_json(table)
+        _ = content["meta"]["normal_class"]
+        if not all(isinstance(content[part], list) for part in ("train", "test")):
+            raise TypeError
+    except (OSError, ValueError) as error:
+        raise UserError(f"{table}: cannot be read as JSON ({' '.join(str(error).split())})") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(
+            f"{table}: is no split file of Real-IAD (meta.normal_class, train and test); unpack it again"
+        ) from error
+    return content  # type: ignore[no-any-return]
+
+
+def _real_iad_sample(
+    entry: Any, content: Mapping[str, Any], place: Path, product: str, table: Path
+) -> Sample:
+    try:
+        kind, image, mask = entry["anomaly_class"], entry["image_path"], entry.get("mask_path")
+        path, marks = _inside(place, image), _inside(place, mask) if mask else None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{table}: {str(entry)[:80]} is no image of the set; unpack it again") from error
+    if kind == content["meta"]["normal_class"]:
+        return Sample(path, product)
+    return Sample(path, product, str(kind), marks)
+
+
+def _inside(place: Path, relative: str) -> Path:
+    path = PurePosixPath(relative)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(relative)
+    return place / path

@@ -1,0 +1,130 @@
+"""An exported detector, computed by ONNX Runtime: an image in, score, decision and heatmap out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.data.transform import ImageTransform
+from lit_fedad.deployment.detector_sheet import DetectorSheet, read_sheet
+from lit_fedad.report.overlay import overlay
+
+_FILE = "detector.onnx"
+_NEEDED = ({"image_score", "p_value", "decision"}, {"probabilities", "class"})  # of detectors, of classifiers
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a detector says of an image.
+
+    Attributes:
+        words: Score, p-value, decision and threshold, or class and probability; ready for JSON.
+        image: The image as it was scored, uint8 [H, W, 3].
+        anomaly_map: Score of each pixel [H, W]; None where the detector does not localise.
+    """
+
+    words: dict[str, Any]
+    image: np.ndarray
+    anomaly_map: np.ndarray | None
+
+
+class ServedDetector:
+    """A detector in the folder that ``lit-fedad export`` wrote.
+
+    Args:
+        folder: The folder.
+        threads: Threads that compute one image; 0 for as many as there are cores.
+
+    Raises:
+        UserError: A file is missing, was changed, or is no such detector.
+    """
+
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        self.sheet: DetectorSheet = read_sheet(folder)
+        self._transform = _transform(folder, self.sheet)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        try:
+            self._session = onnxruntime.InferenceSession(
+                self.sheet.content(folder, _FILE), options, providers=["CPUExecutionProvider"]
+            )
+        except UserError:
+            raise
+        except Exception as error:  # onnxruntime has exceptions of many kinds, all of its own
+            raise UserError(
+                f"{folder / _FILE}: onnxruntime cannot load it ({first_line(error)}); export it again"
+            ) from error
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        if not _NEEDED[self.sheet.classifies] <= set(self._outputs):
+            raise UserError(f"{folder / _FILE}: is no detector of lit-fedad; export it again")
+
+    @property
+    def localises(self) -> bool:
+        """Tells whether it has heatmaps."""
+        return "anomaly_map" in self._outputs
+
+    def __call__(self, image: Image.Image) -> Verdict:
+        """Scores an image.
+
+        Args:
+            image: In eight-bit RGB.
+        """
+        pixels = self._transform.tensor(image).numpy()[None]
+        values = self._session.run(self._outputs, {"pixels": pixels})
+        outputs = {name: value[0] for name, value in zip(self._outputs, values, strict=True)}
+        shown = self._transform.shown(image).numpy()
+        return Verdict(self._words(outputs), shown, outputs.get("anomaly_map"))
+
+    def heatmap(self, verdict: Verdict) -> bytes:
+        """Draws a heatmap.
+
+        Args:
+            verdict: Of a detector that localises.
+
+        Returns:
+            A PNG file of the size that is scored; colours range from half the threshold to twice the threshold.
+        """
+        assert verdict.anomaly_map is not None
+        assert self.sheet.colour is not None
+        ends = self.sheet.colour / 2, 2 * self.sheet.colour
+        file = BytesIO()
+        Image.fromarray(overlay(verdict.image, verdict.anomaly_map, *ends)).save(file, "png")
+        return file.getvalue()
+
+    def _words(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        sheet = self.sheet
+        if sheet.classifies:
+            number = int(outputs["class"])
+            return {"class": sheet.classes[number], "probability": _number(outputs["probabilities"][number])}
+        return {
+            "score": _number(outputs["image_score"]),
+            "p_value": _number(outputs["p_value"]),
+            "decision": "anomalous" if outputs["decision"] else "normal",
+            "threshold": sheet.threshold,
+            "alpha": sheet.alpha,
+        }
+
+
+def _transform(folder: Path, sheet: DetectorSheet) -> ImageTransform:
+    """Reads ``preprocessing.json``: the geometry; normalisation is part of the graph."""
+    name = "preprocessing.json"
+    try:
+        how = json.loads(sheet.content(folder, name))
+        channels = {"RGB": 3, "L": 1}[how["mode"]]
+        return ImageTransform(how["size"], how["resize"], how["fit"], (0.0,), (1.0,), channels)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / name}: cannot be read ({first_line(error)}); export it again") from error
+
+
+def _number(value: Any) -> float | None:
+    """A number that JSON has: NaN and infinity are none."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,276 @@
+"""``lit-fedad serve``: finds an exported detector, and answers HTTP requests with it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from lit_fedad import __version__
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.exported import find_exported
+from lit_fedad.deployment.served_detector import ServedDetector, Verdict
+from lit_fedad.deployment.uploads import Limits, RefusedError, image_format, read_upload
+from lit_fedad.report.console import Display
+
+_AGAIN_S = "1"  # seconds after which a refused client may try again
+
+
+class Desk:
+    """Lets a bounded number of requests in, and has a bounded number of them scored at a time.
+
+    A place is taken before an upload is read, so that memory is bounded too.
+
+    Args:
+        detector: Scores the images.
+        limits: Of each upload.
+        workers: Images that are scored at a time.
+        queue: Requests that may wait beside them.
+    """
+
+    def __init__(self, detector: ServedDetector, limits: Limits, workers: int, queue: int) -> None:
+        self.detector = detector
+        self.limits = limits
+        self.places = workers + queue
+        self.present = self.scored = self.refused = 0
+        self._workers = CapacityLimiter(workers)
+
+    async def score(self, request: Request, draw: bool) -> tuple[Verdict, bytes | None]:
+        """Reads and scores an upload.
+
+        Args:
+            request: Its body is the file of an image.
+            draw: Whether to draw its heatmap.
+
+        Returns:
+            The verdict, and the heatmap as a PNG file.
+
+        Raises:
+            RefusedError: If there is no place, the upload is too large or slow, or is no image.
+        """
+        async with self._place():
+            form = image_format(request.headers.get("content-type"))
+            if draw and not self.detector.localises:
+                raise RefusedError(422, "this detector draws no heatmaps")
+            content = await self._body(request)
+            # A thread that has begun ends, even if whoever asked has gone: its place is not free before.
+            return await run_sync(self._work, content, form, draw, limiter=self._workers)
+
+    def _work(self, content: bytes, form: str, draw: bool) -> tuple[Verdict, bytes | None]:
+        verdict = self.detector(read_upload(content, form, self.limits.pixels))
+        self.scored += 1
+        return verdict, self.detector.heatmap(verdict) if draw else None
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self.present >= self.places:
+            raise RefusedError(503, f"busy with {self.present} images; try again")
+        self.present += 1
+        try:
+            yield
+        finally:
+            self.present -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        most = self.limits.bytes
+        too_large = RefusedError(413, f"the upload is larger than {most} bytes")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise too_large
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.patience):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > most:
+                        raise too_large
+        except TimeoutError:
+            raise RefusedError(
+                408, f"the upload did not arrive within {self.limits.patience:g} seconds"
+            ) from None
+        except ClientDisconnect:
+            raise RefusedError(400, "the upload ended before its end") from None
+        return bytes(content)
+
+
+def application(desk: Desk) -> FastAPI:
+    """Builds the HTTP interface.
+
+    Args:
+        desk: Lets requests in and answers them.
+
+    Returns:
+        An ASGI application. Its schema is at ``/openapi.json``; pages that would load scripts from elsewhere are off.
+    """
+    app = FastAPI(title="lit_fedad", version=__version__, docs_url=None, redoc_url=None)
+    upload: dict[str, Any] = {
+        "requestBody": {
+            "required": True,
+            "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    }
+
+    @app.post("/score", openapi_extra=upload)
+    async def score(request: Request, heatmap: bool = False) -> dict[str, Any]:
+        """Scores the image in the body; with ``heatmap=true`` the answer holds a PNG file in base64."""
+        verdict, drawn = await desk.score(request, draw=heatmap)
+        return verdict.words | ({"heatmap": b64encode(drawn).decode()} if drawn else {})
+
+    @app.post("/heatmap", openapi_extra=upload, response_class=Response)
+    async def heatmap(request: Request) -> Response:
+        """Draws the heatmap of the image in the body."""
+        return Response((await desk.score(request, draw=True))[1], media_type="image/png")
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Tells that the detector answers, which one it is, and what it has done."""
+        sheet = desk.detector.sheet
+        return {
+            "status": "ok",
+            "detector": sheet.name,
+            "alpha": sheet.alpha,
+            "threshold": sheet.threshold,
+            "scored": desk.scored,
+            "refused": desk.refused,
+            "present": desk.present,
+        }
+
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> JSONResponse:
+        desk.refused += 1
+        more = {"Retry-After": _AGAIN_S} if error.status == 503 else None
+        return JSONResponse({"error": " ".join(error.reason.split())}, error.status, more)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def elsewhere(request: Request, error: HTTPException) -> JSONResponse:
+        known = "POST /score, POST /heatmap and GET /health"
+        return JSONResponse({"error": f"{error.detail}: this answers {known}"}, error.status_code)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": f"{type(error).__name__}; the server's log has more"}, 500)
+
+    return app
+
+
+_CONNECTIONS = 256  # beside those that are let in: idle ones, and those that are told to try again
+_IDLE_S = 5
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of ``lit-fedad serve``.
+
+    Attributes:
+        run: MLflow run id, folder of a run, folder that ``lit-fedad export`` wrote, or ``models:/NAME@ALIAS``.
+        client: Whose exported detector answers; may be left out where only one was exported.
+        version: Number of the detector's version: 0 as it was trained, None for the newest.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
+        workers: Images that are scored at a time.
+        queue: Requests that may wait beside them; others are told to try again.
+        threads: Threads that compute one image; None to share the cores among the workers.
+        max_bytes: Largest upload.
+        max_pixels: Largest image, width times height.
+        patience: Longest time in seconds that an upload may take to arrive.
+    """
+
+    run: str
+    client: int | str | None = None
+    version: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 1
+    queue: int = 16
+    threads: int | None = None
+    max_bytes: int = 20_000_000
+    max_pixels: int = 25_000_000
+    patience: float = 30.0
+
+    def __post_init__(self) -> None:
+        at_least("serve", 1, workers=self.workers, max_bytes=self.max_bytes, max_pixels=self.max_pixels)
+        at_least("serve", 0, queue=self.queue, port=self.port)
+        above("serve", 0, patience=self.patience)
+        if self.threads is not None:
+            at_least("serve", 1, threads=self.threads)
+
+
+def serve(options: ServeOptions, display: Display) -> None:
+    """Answers HTTP requests until it is ended.
+
+    Args:
+        options: Options of the command.
+        display: Shows the address.
+
+    Raises:
+        UserError: If there is no such exported detector, a file of it was changed, or the address cannot be used.
+    """
+    folder = find_exported(options.run, options.client, options.version)
+    threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
+    detector = ServedDetector(folder, threads)
+    limits = Limits(options.max_bytes, options.max_pixels, options.patience)
+    listener = _listen(options.host, options.port)
+    address = f"http://{_host(options.host)}:{listener.getsockname()[1]}"
+    if not _is_loopback(options.host):
+        display.warn(f"{address} answers whoever reaches it, without password or TLS: put a proxy before it")
+    display.where_next(
+        [
+            ("detector", f"{detector.sheet.name} ({folder})"),
+            ("health", f"{address}/health"),
+            ("score", f"curl --data-binary @IMAGE.png -H 'Content-Type: image/png' {address}/score"),
+        ]
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application(Desk(detector, limits, options.workers, options.queue)),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            limit_concurrency=_CONNECTIONS + options.workers + options.queue,
+            timeout_keep_alive=_IDLE_S,
+        )
+    )
+    with listener:
+        server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"host={host} port={port}: cannot be listened on ({error}); give another port, or 0 for a free one"
+        ) from error
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,135 @@
+"""``lit-fedad ui``: opens the operator's page on an address of this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.core.bounds import at_least
+from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.detector_sheet import SHEET
+from lit_fedad.deployment.ui.reading import RunView
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import p_value_text
+
+_MOST_BYTES, _MOST_PIXELS = 20_000_000, 25_000_000
+_FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".bmp": "BMP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+}
+
+# On a phone, tables scroll sideways; Gradio breaks words between any two letters.
+_STYLE = ".table-wrap :is(th, td, span) { overflow-wrap: normal !important; word-break: normal !important }"
+
+
+@dataclass(frozen=True)
+class UiOptions:
+    """Options of ``lit-fedad ui``.
+
+    Attributes:
+        run: MLflow run id, or the run's folder.
+        out: CSV file that the gallery's buttons write; nothing is written into the run's folder.
+        host: Address to listen on.
+        port: Port to listen on.
+    """
+
+    run: str
+    out: str = "reviews.csv"
+    host: str = "127.0.0.1"
+    port: int = 7860
+
+    def __post_init__(self) -> None:
+        at_least("ui", 0, port=self.port)
+
+
+def ui(options: UiOptions, display: Display) -> None:
+    """Shows the page until it is ended.
+
+    Args:
+        options: Options of the command.
+        display: Shows the address.
+
+    Raises:
+        UserError: If there is no such run, or the address cannot be used.
+    """
+    view = RunView.open(options.run)
+    # Read by Gradio when it is imported: nothing is reported anywhere, and copies of pictures go with this process.
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    with tempfile.TemporaryDirectory() as copies:
+        os.environ["GRADIO_TEMP_DIR"] = copies
+        import gradio as gr
+
+        from lit_fedad.deployment.ui.page import OperatorPage
+
+        page = OperatorPage(view, Path(options.out), trial(view.path)).build()
+        try:
+            _, address, _ = page.launch(
+                server_name=options.host,
+                server_port=options.port,
+                prevent_thread_lock=True,
+                quiet=True,
+                share=False,
+                inbrowser=False,
+                ssr_mode=False,
+                max_file_size=_MOST_BYTES,
+                allowed_paths=[str(view.path / name) for name in ("predictions", "watch")],
+                footer_links=[],
+                theme=gr.themes.Default(font="sans-serif", font_mono="monospace"),  # fonts of this machine
+                css=_STYLE,
+            )
+        except OSError as error:
+            raise UserError(
+                f"host={options.host} port={options.port}: cannot be listened on; give another port"
+            ) from error
+        display.where_next([("page", address), ("reviews", options.out)])
+        page.block_thread()
+
+
+def trial(run: Path) -> Callable[[bytes, str], tuple[Any, str]]:
+    """Makes the function that scores an uploaded image by the first exported detector of a run.
+
+    Args:
+        run: The run's folder.
+
+    Returns:
+        A function from the content and name of a file to its heatmap, if there is one, and a line of text.
+    """
+    loaded: list[Any] = []
+
+    def attempt(content: bytes, name: str) -> tuple[Any, str]:
+        from PIL import Image
+
+        from lit_fedad.deployment.served_detector import ServedDetector
+        from lit_fedad.deployment.uploads import RefusedError, read_upload
+
+        form = _FORMATS.get(Path(name).suffix.lower())
+        if form is None:
+            raise UserError(f"{name}: give an image ({', '.join(_FORMATS)})")
+        if not loaded:
+            folders = sorted(path.parent for path in (run / "export").glob(f"*/{SHEET}"))
+            if not folders:
+                raise UserError(f"no exported detector; first: lit-fedad export run={run} format=onnx")
+            loaded.append(ServedDetector(folders[0]))
+        (detector,) = loaded
+        try:
+            verdict = detector(read_upload(content, form, _MOST_PIXELS))
+        except RefusedError as error:
+            raise UserError(f"{name}: {error.reason}") from error
+        picture = Image.open(BytesIO(detector.heatmap(verdict))) if verdict.anomaly_map is not None else None
+        words = verdict.words
+        if "class" in words:
+            return picture, f"**{words['class']}** ({words['probability']:.3f}), by {detector.sheet.name}"
+        said = f"**{words['decision']}**, score {words['score']:.4g}, {p_value_text(words['p_value'])}"
+        return picture, f"{said}, by {detector.sheet.name}"
+
+    return attempt

@@ -1,0 +1,246 @@
+"""The page itself, in Gradio: federation, site, gallery, and an image to try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.text import printable
+from lit_fedad.deployment.reviews import Review, add_review, count_reviews
+from lit_fedad.deployment.ui.reading import (
+    Row,
+    RunView,
+    Scored,
+    drift,
+    expected_alarms,
+    histogram,
+    histogram_svg,
+    read_scored,
+)
+from lit_fedad.report.naming import p_value_text
+
+Try = Callable[[bytes, str], tuple[Any, str]]
+"""Scores the content of a file of a name: its heatmap, and what is said of it."""
+
+_SHOWN = 48
+_ALL, _NONE = "any", "none"
+
+
+@dataclass(frozen=True)
+class OperatorPage:
+    """What the page shows, and what its buttons do.
+
+    Attributes:
+        view: The run.
+        reviews: CSV file that the buttons write.
+        attempt: Scores an uploaded image.
+    """
+
+    view: RunView
+    reviews: Path
+    attempt: Try
+
+    def build(self) -> gr.Blocks:
+        """Builds the page."""
+        with gr.Blocks(title=f"lit_fedad: {self.view.title}", analytics_enabled=False) as page:
+            gr.Markdown(f"# {printable(self.view.title)}")
+            with gr.Tab("Federation"):
+                self._federation()
+            with gr.Tab("Site"):
+                self._site()
+            with gr.Tab("Gallery"):
+                self._gallery()
+            with gr.Tab("Try an image"):
+                self._try()
+        return page
+
+    def _federation(self) -> None:
+        view = self.view
+        _table("Sites", view.sites())
+        curves = view.curves()
+        if curves:
+            gr.LinePlot(
+                pd.DataFrame(curves),
+                x="round",
+                y="value",
+                color="metric",
+                title="Mean over clients",
+                height=320,
+            )
+        _table("Exchanges", view.rounds())
+        _table("Failures and refusals", view.troubles())
+
+    def _site(self) -> None:
+        view = self.view
+        if not view.clients():
+            gr.Markdown("This run has no calibration scores: it detects no anomalies, or is not complete.")
+            return
+        tables = view.tables()
+        with gr.Row():
+            client = gr.Dropdown([(view.names.label(n), n) for n in view.clients()], label="client")
+            product = gr.Dropdown([_ALL, *view.products()], value=_ALL, label="product")
+            source = gr.Dropdown([_NONE, *tables], value=next(iter(tables), _NONE), label="new images")
+            a_day = gr.Number(1000, label="images a day", minimum=0)
+        first = self._range(view.clients()[0], None)
+        threshold = gr.Slider(*first[:2], value=first[2], step=_step(*first[:2]), label="threshold")
+        lamp, words, drawn = gr.HTML(elem_id="drift"), gr.Markdown(elem_id="alarms"), gr.HTML()
+
+        def show(number: int, name: str, table: str, at: float, images: float) -> tuple[str, str, str]:
+            counts = view.scores_of(number, _named(name))
+            seen = [image.score for image in self._scored(table)]
+            rate, alarms = expected_alarms(counts, at, images or 0)
+            shipped = view.shipped(number, _named(name))
+            lines = [
+                f"**{alarms:.1f} false alarms a day**, at most, of {images:g} normal images ({rate:.2%})."
+            ]
+            if seen:
+                above = sum(score > at for score in seen)
+                lines.append(f"{above} of {len(seen)} new images lie above.")
+            is_shipped = f"{shipped:.6g}" if math.isfinite(shipped) else "none: too few calibration images"
+            lines.append(
+                f"Shipped for alpha {view.alpha:g}: {is_shipped}; {counts.total} calibration images."
+            )
+            return self._lamp(table), "\n\n".join(lines), histogram_svg(histogram(counts, seen, at), at)
+
+        def move(number: int, name: str) -> Any:
+            low, high, value = self._range(number, _named(name))
+            return gr.Slider(low, high, value=value, step=_step(low, high))
+
+        inputs, outputs = [client, product, source, threshold, a_day], [lamp, words, drawn]
+        for changed in (client, product):
+            changed.change(move, [client, product], threshold).then(show, inputs, outputs)
+        for changed in (source, threshold, a_day):
+            changed.change(show, inputs, outputs)
+        lamp.value, words.value, drawn.value = show(
+            view.clients()[0], _ALL, next(iter(tables), _NONE), first[2], 1000
+        )
+
+    def _gallery(self) -> None:
+        tables = {name: path for name, path in self.view.tables().items() if self._pictured(name)}
+        if not tables:
+            gr.Markdown(
+                f"No heatmaps yet: `lit-fedad predict run={self.view.path} images=FOLDER` writes them."
+            )
+            return
+        source = gr.Dropdown(list(tables), value=next(iter(tables)), label="images")
+        gallery = gr.Gallery(
+            self._pictures(next(iter(tables))),
+            columns=4,
+            object_fit="contain",
+            height="auto",
+            label="most anomalous first",
+            interactive=False,
+            buttons=["fullscreen"],
+        )
+        chosen = gr.State(-1)
+        said = gr.Markdown("Choose an image.", elem_id="said")
+        with gr.Row():
+            false_alarm = gr.Button("False alarm", elem_id="false-alarm")
+            missed = gr.Button("Missed", elem_id="missed")
+
+        def choose(table: str, event: gr.SelectData) -> tuple[int, str]:
+            image = self._pictured(table)[event.index]
+            return event.index, f"{printable(image.path)}: {image.decision}, {p_value_text(image.p_value)}"
+
+        def review(table: str, index: int, what: Review) -> str:
+            if index < 0:
+                return "Choose an image first."
+            image = self._pictured(table)[index]
+            add_review(self.reviews, image, what, str(self.view.path))
+            return f"{printable(image.path)}: {what}. {count_reviews(self.reviews)} lines in {self.reviews}."
+
+        gallery.select(choose, source, [chosen, said])
+        source.change(
+            lambda table: (self._pictures(table), -1, "Choose an image."), source, [gallery, chosen, said]
+        )
+        false_alarm.click(lambda table, index: review(table, index, "false alarm"), [source, chosen], said)
+        missed.click(lambda table, index: review(table, index, "missed"), [source, chosen], said)
+
+    def _try(self) -> None:
+        file = gr.File(label="an image", file_types=["image"], type="filepath")
+        with gr.Row():
+            heatmap = gr.Image(
+                label="heatmap", interactive=False, format="png", height=360, buttons=["fullscreen"]
+            )
+            words = gr.Markdown(elem_id="verdict")
+
+        def score(path: str | None) -> tuple[Any, str]:
+            if path is None:
+                return None, ""
+            try:
+                return self.attempt(Path(path).read_bytes(), Path(path).name)
+            except UserError as error:
+                return None, printable(str(error))
+
+        file.change(score, file, [heatmap, words])
+
+    def _scored(self, table: str) -> list[Scored]:
+        path = self.view.tables().get(table)
+        return read_scored(path) if path else []
+
+    def _pictured(self, table: str) -> list[Scored]:
+        return [image for image in self._scored(table) if image.heatmap][:_SHOWN]
+
+    def _pictures(self, table: str) -> list[tuple[str, str]]:
+        return [
+            (str(image.heatmap), f"{image.decision}, {p_value_text(image.p_value)}")
+            for image in self._pictured(table)
+        ]
+
+    def _range(self, client: int, product: str | None) -> tuple[float, float, float]:
+        """Ends of the slider, and where it begins: at the shipped threshold."""
+        edges = self.view.scores_of(client, product).edges
+        low, high = (float(edges[0]), 1.5 * float(edges[-1])) if len(edges) else (0.0, 1.0)
+        shipped, step = self.view.shipped(client, product), _step(low, high)
+        value = shipped if math.isfinite(shipped) else high / 1.5
+        # Up to the next step: no calibration image that lies below the threshold comes to lie above.
+        low, value, high = math.floor(low / step), math.ceil(value / step), math.ceil(high / step)
+        return round(low * step, 10), round(high * step, 10), round(value * step, 10)
+
+    def _lamp(self, table: str) -> str:
+        tables = self.view.tables()
+        watched = [tables[table], *tables.values()] if table in tables else list(tables.values())
+        found = next((row for row in map(drift, watched) if row), None)
+        if found is None:
+            command = f"lit-fedad watch run={self.view.path} images=FOLDER"
+            return f"Drift: not watched. <code>{escape(command)}</code> does."
+        if found["alarms"]:
+            return _light(
+                "#D55E00", "Drift", f"{len(found['alarms'])} alarms, first at image {found['alarms'][0]}."
+            )
+        near = found["psi"] > found["psi_limit"]
+        lamp = ("#E69F00", "Images may be changing") if near else ("#009E73", "No drift")
+        psi = f"PSI {found['psi']:.2f}, below {found['psi_limit']:.2f} without drift"
+        watched_images = f"{found['images']:g} images watched"
+        return _light(*lamp, f"{watched_images}; {psi}; KS p-value {found['ks_p_value']:.2g}.")
+
+
+def _named(product: str) -> str | None:
+    return None if product == _ALL else product
+
+
+def _light(colour: str, state: str, text: str) -> str:
+    """A lamp as HTML; colours of Okabe and Ito (2008)."""
+    return f'<span style="color:{colour};font-size:1.4em">&#9679;</span> <b>{state}</b>: {escape(text)}'
+
+
+def _step(low: float, high: float) -> float:
+    """A power of ten that divides the range of a slider into a thousand steps or more."""
+    return float(10.0 ** (math.floor(math.log10(max(high - low, 1e-9))) - 3))
+
+
+def _table(title: str, rows: Sequence[Row]) -> None:
+    if not rows:
+        gr.Markdown(f"**{title}**: none.")
+        return
+    heads = list(rows[0])
+    cells = [["-" if row[head] is None else printable(str(row[head])) for head in heads] for row in rows]
+    gr.Dataframe(cells, headers=heads, label=title, interactive=False, wrap=True, max_height=360)

@@ -1,0 +1,364 @@
+"""What the operator's page shows of a run's folder, as plain rows: nothing here knows how it is shown."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.errors import UserError
+from lit_fedad.data.input_files import check_regular, read_json
+from lit_fedad.experiment.calibration import alphas
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+from lit_fedad.report.naming import human_bytes, metric_title
+from lit_fedad.sites.status import STATUS, read_status
+
+_WIDTH, _HEIGHT, _MARGIN = 640, 240, 36
+_COLOURS = {"calibration": "#0072B2", "new images": "#E69F00"}  # Okabe and Ito (2008)
+
+
+def histogram_svg(rows: Sequence[dict[str, Any]], threshold: float) -> str:
+    """Draws shares of scores as bars, and the threshold as a line.
+
+    Args:
+        rows: From `lit_fedad.deployment.ui.reading.histogram`.
+        threshold: Score above which images raise an alarm.
+
+    Returns:
+        An ``svg`` element.
+    """
+    if not rows:
+        return "<p>No scores yet.</p>"
+    scores = [row["score"] for row in rows]
+    low, high = min(scores), max(scores)
+    if math.isfinite(threshold):
+        low, high = min(low, threshold), max(high, threshold)
+    span = (high - low) or 1.0
+    most = max(row["share"] for row in rows)
+    bar = max((_WIDTH - 2 * _MARGIN) / 60, 2)
+
+    def x(score: float) -> float:
+        return _MARGIN + (score - low) / span * (_WIDTH - 2 * _MARGIN)
+
+    base = _HEIGHT - _MARGIN
+    parts = [
+        f'<rect x="{x(row["score"]) - bar / 2:.1f}" y="{base - row["share"] / most * (base - _MARGIN):.1f}"'
+        f' width="{bar:.1f}" height="{row["share"] / most * (base - _MARGIN):.1f}"'
+        f' fill="{_COLOURS[row["images"]]}" fill-opacity="0.6"/>'
+        for row in rows
+    ]
+    parts.append(f'<path d="M{_MARGIN} {base}H{_WIDTH - _MARGIN}" stroke="currentColor"/>')
+    if math.isfinite(threshold):
+        parts.append(
+            f'<path d="M{x(threshold):.1f} {_MARGIN - 14}V{base}" stroke="#D55E00" stroke-width="2"/>'
+            + _text(x(threshold), _MARGIN - 18, f"threshold {threshold:.4g}", "middle")
+        )
+    parts += [_text(x(score), base + 16, f"{score:.4g}", "middle") for score in (low, high)]
+    parts.append(_text(_WIDTH / 2, _HEIGHT - 4, "score", "middle"))
+    for place, name in enumerate(dict.fromkeys(row["images"] for row in rows)):
+        top = _MARGIN + 18 * place
+        parts.append(
+            f'<rect x="{_WIDTH - 140}" y="{top - 9}" width="10" height="10" fill="{_COLOURS[name]}"/>'
+        )
+        parts.append(_text(_WIDTH - 125, top, name, "start"))
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="histogram of scores"'
+        f' style="width:100%;max-width:760px;height:auto">{"".join(parts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    look = f'font-size="15" fill="currentColor" text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(text)}</text>'
+
+
+Row = dict[str, Any]
+
+_MOST_ROWS = 200_000
+_BINS = 40
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run's folder as its operator sees it.
+
+    Attributes:
+        path: The folder.
+        alpha: Rate of false alarms that the run promises.
+        result: Content of ``result.json``; empty while the run is not complete.
+        status: Content of ``status.json``, which a federation of sites writes; empty without one.
+        calibration: Scores of normal images; None where there are none.
+    """
+
+    path: Path
+    alpha: float
+    result: Mapping[str, Any]
+    status: Mapping[str, Any]
+    calibration: Calibration | None
+
+    @classmethod
+    def open(cls, run: str) -> RunView:
+        """Reads a run's folder.
+
+        Args:
+            run: MLflow run id, or the folder.
+
+        Raises:
+            UserError: If there is no such run, or a file of it cannot be read.
+        """
+        folder = RunFolder.find(run)
+        result = folder.result() or {}
+        status = read_status(folder.path) if (folder.path / STATUS).exists() else {}
+        calibrated = (folder.path / "calibration.json").exists()
+        calibration = folder.calibration() if calibrated else None
+        return cls(folder.path, alphas(folder.config())[0], result, status, calibration)
+
+    @property
+    def names(self) -> ClientNames:
+        """Returns what the clients are called."""
+        return ClientNames.of(self.result)
+
+    @property
+    def title(self) -> str:
+        """Names method, data and progress."""
+        if not self.result:
+            done = f"round {self.status['round']} of {self.status['rounds']}" if self.status else "not begun"
+            return f"{self.path.name}: {done}"
+        rounds = self.result["rounds"]
+        return f"{self.result['method']} on {self.result['data']}, {rounds} round{'s' * (rounds != 1)}"
+
+    def curves(self) -> list[Row]:
+        """Lists the mean of each metric over clients by round."""
+        return [
+            {"round": int(number), "metric": metric_title(name), "value": value}
+            for number, metrics in self.result.get("metrics", {}).items()
+            for name, value in metrics.items()
+            if value is not None and math.isfinite(value)
+        ]
+
+    def rounds(self) -> list[Row]:
+        """Lists the exchanges: bytes, seconds and how many sites failed or were refused."""
+        result = self.result
+        if not result:
+            return []
+        lost = [result[name] for name in ("failures", "refused", "unscored")]
+        columns = (result[n] for n in ("exchanges", "bytes_up", "bytes_down", "seconds_per_round"))
+        return [
+            {
+                "round": number,
+                "up": human_bytes(up),
+                "down": human_bytes(down),
+                "seconds": round(seconds, 1),
+                "sites lost": sum(len(causes.get(str(number), ())) for causes in lost),
+            }
+            for number, up, down, seconds in zip(*columns, strict=True)
+        ]
+
+    def sites(self) -> list[Row]:
+        """Lists the sites: of a federation what its coordinator saw, of another run what its clients hold."""
+        if self.status:
+            return [
+                {
+                    "site": name,
+                    "rounds": own["rounds"],
+                    "last round": own["last_round"],
+                    "up": human_bytes(own["bytes_up"]),
+                    "down": human_bytes(own["bytes_down"]),
+                    "false alarms": _share(own["false_alarm_rate"]),
+                }
+                for name, own in self.status["sites"].items()
+            ]
+        sizes = self.result.get("partition", {}).get("sizes", [])
+        last = self.result.get("last", {})
+        shown = [name for name in ("i_auroc", "false_alarm_rate", "miss_rate", "accuracy") if name in last]
+        return [
+            {
+                "site": self.names.title(number),
+                "images": size,
+                **{metric_title(name): _share(last[name]["per_client"].get(str(number))) for name in shown},
+            }
+            for number, size in enumerate(sizes)
+        ]
+
+    def troubles(self) -> list[Row]:
+        """Lists failures and refusals: round, site and cause."""
+        if self.status:
+            pairs = [(name, text) for name, own in self.status["sites"].items() for text in own["troubles"]]
+            parts = [(name, *text.removeprefix("round ").partition(": ")[::2]) for name, text in pairs]
+            return [{"round": number, "site": name, "cause": cause} for name, number, cause in parts]
+        return [
+            {"round": number, "site": self.names.title(int(client)), "cause": str(cause)}
+            for kind in ("failures", "refused", "unscored")
+            for number, causes in self.result.get(kind, {}).items()
+            for client, cause in (
+                causes.items() if isinstance(causes, Mapping) else [(c, kind) for c in causes]
+            )
+        ]
+
+    def clients(self) -> list[int]:
+        """Lists the calibrated clients."""
+        return sorted(self.calibration.clients) if self.calibration else []
+
+    def products(self) -> list[str]:
+        """Lists the calibrated products."""
+        own = self.calibration.clients.values() if self.calibration else []
+        return sorted({name for scores in own for name in scores})
+
+    def scores_of(self, client: int, product: str | None) -> ScoreCounts:
+        """Returns the calibration scores that a client decides by, for images of a product, or of any."""
+        assert self.calibration is not None
+        return self.calibration.source(client, self.alpha, product).scores
+
+    def shipped(self, client: int, product: str | None) -> float:
+        """Returns the threshold of the run's decisions; infinite where none can be promised."""
+        assert self.calibration is not None
+        return self.calibration.threshold(client, self.alpha, product)
+
+    def tables(self) -> dict[str, Path]:
+        """Finds the tables of scored images: those of ``predict`` and ``watch``."""
+        found = [*self.path.glob("predictions/scores.csv"), *sorted(self.path.glob("watch/*/images.csv"))]
+        return {path.parent.relative_to(self.path).as_posix(): path for path in found}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An image that was scored.
+
+    Attributes:
+        path: Its path, as the table has it.
+        score: Its score.
+        p_value: Its p-value.
+        decision: ``normal`` or ``anomalous``.
+        heatmap: File of its heatmap; None if there is none.
+    """
+
+    path: str
+    score: float
+    p_value: float
+    decision: str
+    heatmap: Path | None
+
+
+def read_scored(table: Path) -> list[Scored]:
+    """Reads the images of a table that could be scored, the most anomalous first.
+
+    Args:
+        table: File that ``predict`` or ``watch`` wrote.
+
+    Raises:
+        UserError: If it is no such table.
+    """
+    try:
+        check_regular(table)
+        with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = list(islice(csv.DictReader(file), _MOST_ROWS))
+        found = [
+            Scored(
+                row["path"],
+                float(row["score"]),
+                float(row["p_value"]),
+                row["decision"],
+                _heatmap(table, row.get("heatmap")),
+            )
+            for row in rows
+            if row["score"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+        raise UserError(f"{table}: is no table of scores ({' '.join(str(error).split())})") from error
+    return sorted(found, key=lambda image: (image.p_value, -image.score))
+
+
+def histogram(counts: ScoreCounts, seen: Sequence[float], threshold: float) -> list[Row]:
+    """Counts calibration scores, and those of new images, in bins of equal width.
+
+    Args:
+        counts: Calibration scores.
+        seen: Scores of new images.
+        threshold: Score above which images raise an alarm: no bin lies on both sides.
+
+    Returns:
+        Rows of the middle of a bin, its share of the images, and which images they are.
+    """
+    edges, weights = counts.edges.double().numpy(), counts.counts.numpy()
+    fresh = np.asarray([score for score in seen if math.isfinite(score)])
+    values = np.concatenate([edges, fresh])
+    if not values.size:
+        return []
+    limits = np.histogram_bin_edges(values, _BINS)
+    if limits[0] < threshold < limits[-1]:
+        limits = np.unique(np.append(limits, threshold))
+    middles = (limits[:-1] + limits[1:]) / 2
+    rows: list[Row] = []
+    for name, scores, weight in (("calibration", edges, weights), ("new images", fresh, None)):
+        if scores.size:
+            held, _ = np.histogram(scores, limits, weights=weight)
+            rows += [
+                {"score": float(middle), "share": float(part / held.sum()), "images": name}
+                for middle, part in zip(middles, held, strict=True)
+                if part
+            ]
+    return rows
+
+
+def expected_alarms(counts: ScoreCounts, threshold: float, images_a_day: float) -> tuple[float, float]:
+    """Computes how many normal images raise an alarm at a threshold.
+
+    Args:
+        counts: Calibration scores.
+        threshold: Score above which images raise an alarm.
+        images_a_day: Images that are scored in a day.
+
+    Returns:
+        The conformal rate, (1 + scores above the threshold) / (n + 1), which is at most exceeded; and alarms a day.
+
+    Example:
+        >>> import torch
+        >>> scores = ScoreCounts.of(torch.arange(1.0, 100.0))
+        >>> expected_alarms(scores, 95.5, images_a_day=1000)
+        (0.05, 50.0)
+    """
+    above = int(counts.counts[counts.edges > threshold].sum())
+    rate = (1 + above) / (counts.total + 1)
+    return rate, rate * images_a_day
+
+
+def drift(table: Path) -> Row | None:
+    """Reads what a watch says about drift; None for a table of another kind.
+
+    Args:
+        table: Its ``images.csv``.
+
+    Raises:
+        UserError: If the summary beside it cannot be read.
+    """
+    path = table.with_name("summary.json")
+    if not path.exists():
+        return None
+    try:
+        found = read_json(path)
+        alarms = [int(number) for number in found["alarms"]]
+        row = {name: float(found[name]) for name in ("images", "psi", "psi_limit", "ks_p_value")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+    return {"alarms": alarms, **row}
+
+
+def _heatmap(table: Path, name: str | None) -> Path | None:
+    """The file of a heatmap, which must lie beside its table."""
+    if not name:
+        return None
+    path = (table.parent / name).resolve()
+    return path if path.is_relative_to(table.parent.resolve()) and path.is_file() else None
+
+
+def _share(value: Any) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"

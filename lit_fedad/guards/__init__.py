@@ -1,1 +1,0 @@
-"""Guards: what a configuration gives, packages that a command needs, and text that leaves the program."""

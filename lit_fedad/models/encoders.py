@@ -1,0 +1,140 @@
+"""An encoder that is trained on pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from timm.layers import freeze_batch_norm_2d
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.core.errors import UserError
+from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.models.contrastive_views import kept_turns
+
+
+class FrozenEncoder(nn.Module):
+    """Frozen features of an image, and a trainable residual network on them.
+
+    The features are the means of the maps of all layers of the backbone, joined and scaled to one length, the root of
+    their number: the mean square of each is 1, as of features that were learnt. At length 1 biases outweigh them, the
+    gradient of a linear head is C times smaller, and the softmax of their coordinates is uniform. The network adds to
+    them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
+
+    Args:
+        backbone: The frozen backbone.
+        size: Side to which images are scaled for it, in pixels.
+        hidden: Hidden units of the trained network; 0 for no network.
+        views: Random views of an image whose features are computed once, for losses that need views; see `kept_turns`.
+        mean: Channel means by which images were normalised.
+        std: Channel standard deviations by which images were normalised.
+
+    Attributes:
+        num_features: Channels C of all layers together.
+        length: Length of the encoder's features, the root of C.
+        turns: Rotation of every view that is computed once, in quarter turns.
+
+    Raises:
+        UserError: If a size is out of range.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        size: int = 64,
+        hidden: int = 256,
+        views: int = 10,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+        std: Sequence[float] = (0.5, 0.5, 0.5),
+    ) -> None:
+        super().__init__()
+        at_least("features", 8, size=size)
+        at_least("features", 0, hidden=hidden)
+        self.backbone, self.size, self.turns = backbone, size, kept_turns(views)
+        self.num_features = sum(backbone.channels)
+        self.length = self.num_features**0.5
+        self.network = None
+        if hidden:
+            last = nn.Linear(hidden, self.num_features)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.network = nn.Sequential(nn.Linear(self.num_features, hidden), nn.ReLU(), last)
+        # Pixels as the backbone sees them are (x std + mean - its mean) / its std of pixels x as the data set has them.
+        expected = torch.tensor(backbone.mean).view(-1, 1, 1), torch.tensor(backbone.std).view(-1, 1, 1)
+        given = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+        self.register_buffer("pixel_mean", (expected[0] - given[0]) / given[1], persistent=False)
+        self.register_buffer("pixel_std", expected[1] / given[1], persistent=False)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Computes frozen features [B, C], of length 1, of normalised images [B, 3, S, S] or grey ones [B, 1, S, S]."""
+        pixels = (images - self.pixel_mean) / self.pixel_std  # grey images get three channels
+        if pixels.shape[-1] != self.size:
+            pixels = F.interpolate(
+                pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
+            )
+        maps = self.backbone(pixels)
+        return F.normalize(torch.cat([features.float().mean((2, 3)) for features in maps], dim=1), dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Computes features [B, C] of images [B, 3, S, S], or of their frozen features of length 1 [B, C]."""
+        frozen = self.length * (self.features(images) if images.ndim == 4 else images)
+        if self.network is None:
+            return frozen
+        return self.length * F.normalize(frozen + self.network(frozen), dim=1)
+
+
+def refuse_frozen(encoder: nn.Module, why: str) -> None:
+    """Refuses an encoder that sees no pixels, where images are made or changed.
+
+    Args:
+        encoder: The encoder.
+        why: What needs pixels, for the message.
+
+    Raises:
+        UserError: If it is a `FrozenEncoder`.
+    """
+    if isinstance(encoder, FrozenEncoder):
+        raise UserError(f"{why}: give features=train")
+
+
+def trained_encoder(
+    network: nn.Module, freeze_normalisation: bool = False, length: float | None = None
+) -> nn.Module:
+    """Returns the network that a task trains on pixels.
+
+    Args:
+        network: The network.
+        freeze_normalisation: Whether its batch normalisation keeps the statistics and the affine weights that it begins
+            with, or that ``start`` loads: they follow neither a client's images nor a server's public ones.
+        length: Length that features are scaled to; None where they stay as the network gives them.
+
+    Raises:
+        UserError: If the length is not positive.
+    """
+    above("features", 0, length=length)
+    network = freeze_batch_norm_2d(network) if freeze_normalisation else network
+    return network if length is None else FixedLength(network, length)
+
+
+class FixedLength(nn.Module):
+    """A network whose features are scaled to one length.
+
+    Args:
+        network: The network.
+        length: The length.
+    """
+
+    def __init__(self, network: nn.Module, length: float) -> None:
+        super().__init__()
+        self.network, self.length = network, length
+        self.num_features = network.num_features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Computes features [B, C] of the length."""
+        return self.length * F.normalize(self.network(images), dim=1)

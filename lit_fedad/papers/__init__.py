@@ -1,0 +1,1 @@
+"""The tables and figures of the four papers, and the page that compares all tracked runs."""

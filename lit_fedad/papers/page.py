@@ -1,0 +1,178 @@
+"""Reports tracked runs (``lit-fedad report``): one HTML page and the same in Markdown."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read
+from lit_fedad.core.text import without_user
+from lit_fedad.papers.links import Links
+from lit_fedad.papers.paper import fill
+from lit_fedad.papers.plan import page_tables
+from lit_fedad.papers.runs import CompleteRun, complete_runs, groups_by_data
+from lit_fedad.papers.sections.figures import (
+    accuracy_over_bytes,
+    accuracy_over_rounds,
+    partitions,
+    promises,
+    run_sheets,
+)
+from lit_fedad.papers.sections.further import attacks, missing_runs, paper_tables, site_tables, sweeps
+from lit_fedad.papers.sections.overview import client_spread, complete_table, incomplete_table, product_tables
+from lit_fedad.report.console import Display
+from lit_fedad.report.files import whole_file
+from lit_fedad.report.html import Block, Page, Section, render_html, render_markdown
+from lit_fedad.report.naming import human_bytes
+from lit_fedad.tracking.reading import TrackedRun, tracked_runs
+
+_COMMAND = "report without table="
+_PICTURES = ".written"  # lists the pictures of a report
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Options of ``lit-fedad report``.
+
+    Attributes:
+        experiment: MLflow experiments to report; all by default.
+        out: Folder of the page; ``reports/`` with the experiments' names by default.
+        ui: Address of ``mlflow ui``.
+
+    Raises:
+        UserError: If the address is not one of HTTP.
+    """
+
+    experiment: tuple[str, ...] = ()
+    out: str | None = None
+    ui: str = "http://127.0.0.1:5000"
+
+    def __post_init__(self) -> None:
+        if not self.ui.startswith(("http://", "https://")):
+            raise UserError(f"ui={self.ui}: must begin with http:// or https://")
+
+
+def report_runs(options: Sequence[str], display: Display) -> Path:
+    """Writes ``report.html``, ``report.md`` and their ``pictures``.
+
+    Args:
+        options: Those of `PageOptions`, and ``tracking.uri=URI``.
+        display: Prints what was written.
+
+    Returns:
+        The HTML file.
+
+    Raises:
+        UserError: For bad input, or if no complete run is tracked.
+    """
+    chosen, overrides = read(PageOptions, options, _COMMAND)
+    uri = overrides.pop("tracking.uri", None)
+    if overrides:
+        raise UserError(
+            f"{_COMMAND} has no key '{next(iter(overrides))}', of the configuration only tracking.uri"
+        )
+    names = "-".join(chosen.experiment)
+    links = Links(without_user(chosen.ui).rstrip("/"), Path(chosen.out or f"reports/{names or 'all'}"))
+    tracked = tracked_runs(chosen.experiment, uri)
+    with tempfile.TemporaryDirectory() as fetched:
+        runs = complete_runs(tracked, Path(fetched), uri, display)
+        if not runs:
+            raise UserError(
+                f"experiment={','.join(chosen.experiment) or '(all)'}: no complete run is tracked;"
+                " lit-fedad train makes one"
+            )
+        with display.progress("The report"):
+            page = build_page(tracked, runs, links, uri)
+    file = write_page(page, links.out)
+    display.note(f"{len(runs)} complete runs; the page has {human_bytes(file.stat().st_size)}")
+    display.where_next(
+        [("page", str(file)), ("text", str(links.out / "report.md")), ("runs", f"mlflow ui ({links.ui})")]
+    )
+    return file
+
+
+def build_page(
+    tracked: Sequence[TrackedRun], runs: Sequence[CompleteRun], links: Links, uri: str | None
+) -> Page:
+    """Builds the page, section by section.
+
+    Args:
+        tracked: All runs of the experiments.
+        runs: The complete ones, in the order in which they began.
+        links: Addresses.
+        uri: Tracking URI, for the histories of metrics.
+
+    Returns:
+        The page; sections without content are left out.
+    """
+    trials = [run for run in runs if run.tracked.parent]
+    data = groups_by_data([run for run in runs if not run.tracked.parent])
+    grouped = [run for groups in data.values() for group in groups for run in group.runs]
+    names = page_tables()
+    filled = [table for name in names if (table := fill(name, grouped))]
+    parts: dict[str, Iterator[Block]] = {
+        "Runs": chain(complete_table(data, links), incomplete_table(tracked, runs, links)),
+        "Beside the papers": paper_tables(filled, links),
+        "Over the rounds": accuracy_over_rounds(data, links, uri),
+        "Accuracy and bytes": accuracy_over_bytes(data),
+        "Clients apart": client_spread(data, links),
+        "Sites": site_tables(data, links),
+        "Products": product_tables(data, links),
+        "Decisions": promises(data, links),
+        "Partitions": partitions(data, links),
+        "What detectors see": run_sheets(data, links),
+        "Privacy": attacks(data, links),
+        "Sweeps": sweeps(tracked, trials, links),
+        "Missing runs": missing_runs(names, filled),
+    }
+    sections = [Section(title, blocks) for title, part in parts.items() if (blocks := list(part))]
+    experiments = list(dict.fromkeys(run.tracked.experiment for run in runs))
+    return Page(
+        f"Runs: {', '.join(experiments)}",
+        f"Complete runs: {len(runs)}. Numbers link to their runs in MLflow ({links.ui}): "
+        "means over seeds to the comparison of their runs. ± is the sample standard deviation over seeds.",
+        sections,
+    )
+
+
+def write_page(page: Page, out: Path) -> Path:
+    """Writes a page as HTML and as Markdown, and removes the pictures of an earlier one, but no others.
+
+    Args:
+        page: The page.
+        out: Its folder.
+
+    Returns:
+        The HTML file.
+
+    Raises:
+        UserError: If a file that no report wrote has the name of a picture.
+    """
+    text, pictures = render_markdown(page, "pictures")
+    folder, listed = out / "pictures", _listed(out)
+    for name in pictures:
+        if (folder / name).exists() and name not in listed:
+            raise UserError(f"{folder / name}: no report wrote it; move it, or give another out=DIR")
+    # Listed before they are written: a report that was interrupted leaves nothing that the next one does not know.
+    with whole_file(folder / _PICTURES) as part:
+        part.write_text("\n".join(sorted({*listed, *pictures})))
+    for old in listed - pictures.keys():
+        (folder / old).unlink(missing_ok=True)
+    files = {"report.html": render_html(page).encode(), "report.md": text.encode()}
+    for name, content in {**{f"pictures/{n}": c for n, c in pictures.items()}, **files}.items():
+        with whole_file(out / name) as part:
+            part.write_bytes(content)
+    return out / "report.html"
+
+
+def _listed(out: Path) -> set[str]:
+    """Names the pictures that earlier reports wrote."""
+    try:
+        names = (out / "pictures" / _PICTURES).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return set()
+    return {name for name in names if Path(name).name == name}

@@ -1,0 +1,226 @@
+"""Plans a paper's table: reads its description, chooses rows and columns, and lists the runs it consists of."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import yaml
+
+from lit_fedad.core.config import Config, call, choices, compose, conf_folder
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.papers.catalogue import reason_against
+from lit_fedad.report.tables import Row, Setting, Table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: what its runs are trained and tested on.
+
+    Attributes:
+        label: Heading of the column.
+        names: Names that its data can be given by, as ``root.NAME=DIR``.
+        overrides: Overrides of its runs.
+    """
+
+    label: str
+    names: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+    @property
+    def has_root(self) -> bool:
+        """Tells whether its overrides say in which folder the data lie."""
+        return any(override.startswith("data.root=") for override in self.overrides)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a table consists of, complete or not.
+
+    Attributes:
+        row: Label of its row.
+        column: Label of its column.
+        seed: Its seed.
+        overrides: All its overrides, in the order in which they count.
+        config: The configuration that they compose to.
+    """
+
+    row: str
+    column: str
+    seed: int
+    overrides: tuple[str, ...]
+    config: Config
+
+    @property
+    def folder(self) -> RunFolder:
+        """Returns its folder, which is the same whichever command runs it."""
+        return RunFolder.of(self.config)
+
+    @property
+    def title(self) -> str:
+        """Names the run for messages: row, column and seed."""
+        return f"{self.row} on {self.column}, seed {self.seed}"
+
+
+def table_names() -> list[str]:
+    """Names the tables of ``conf/table``."""
+    return choices("table")
+
+
+def page_tables() -> list[str]:
+    """Names the tables that the page of all runs has: not what takes no run, nor figures that it draws itself."""
+    tables = {name: read_table(name)[1] for name in table_names()}
+    drawn = ("rounds", "clients", "sheets")
+    return [name for name, table in tables.items() if table.cells == "runs" and table.figure not in drawn]
+
+
+def read_table(name: str) -> tuple[str, Table]:
+    """Reads a table of ``conf/table``.
+
+    Args:
+        name: Name of its file, or an ending that no other name has: ``fig1a`` for ``fedvck_fig1a``.
+
+    Returns:
+        Its full name, and the table.
+
+    Raises:
+        UserError: If there is no such table, with the reason if a paper has it, or its file does not describe one.
+    """
+    names = table_names()
+    found = [n for n in names if n == name] or [n for n in names if name and n.endswith(f"_{name}")]
+    if reason := reason_against(name):
+        raise UserError(f"table={name}: {reason}; table=list names what can be made")
+    if len(found) > 1:
+        raise UserError(f"table={name}: several names end so; give one of {', '.join(found)}")
+    if not found:
+        raise UserError(f"table={name}: give one of {', '.join(names)}")
+    return found[0], _described(found[0])
+
+
+@cache
+def _described(name: str) -> Table:
+    where = f"conf/table/{name}.yaml"
+    section = yaml.safe_load((conf_folder() / "table" / f"{name}.yaml").read_text())
+    for key in ("rows", "beyond"):
+        section[key] = [call(Row, row, f"{where}: {key}") for row in section.get(key, [])]
+    for label, column in section["columns"].items():
+        if isinstance(column, Mapping):
+            section["columns"][label] = call(Setting, column, f"{where}: columns: {label}")
+    table: Table = call(Table, section, where)
+    return table
+
+
+def choose_rows(name: str, table: Table, labels: Sequence[str]) -> list[Row]:
+    """Chooses rows of a table by their labels.
+
+    Args:
+        name: Name of the table, for errors.
+        table: The table.
+        labels: Labels in upper or lower case; none of them means all rows.
+
+    Returns:
+        The rows, in the order of the table.
+
+    Raises:
+        UserError: If the table has no row of such a label, naming the nearest one.
+    """
+    rows = {row.label.casefold(): row for row in (*table.rows, *table.beyond)}
+    chosen = [label.strip().casefold() for label in labels] or list(rows)
+    for label in chosen:
+        if label not in rows:
+            close = difflib.get_close_matches(label, rows, n=1, cutoff=0.0)
+            raise UserError(f"rows={label}: {name} has no such row; did you mean '{rows[close[0]].label}'?")
+    return [row for label, row in rows.items() if label in chosen]
+
+
+def paper_columns(table: Table) -> list[Column]:
+    """Lists the columns that the paper's table has."""
+    columns = []
+    for label, column in table.columns.items():
+        if isinstance(column, Setting):
+            overrides = (*table.protocol, f"data={column.data}", *column.overrides)
+            columns.append(Column(label, (column.data,), overrides))
+        else:
+            overrides = (*table.protocol, f"data={column}")
+            columns.append(Column(label, (column, label.casefold()), overrides))
+    return columns
+
+
+def own_columns(experiments: Sequence[str], data: Sequence[str]) -> list[Column]:
+    """Makes a column for each pair of an experiment and a data set.
+
+    Args:
+        experiments: Names of ``conf/experiment``; if there are none, columns differ in their data alone.
+        data: Names of ``conf/data``; if there are none, columns differ in their experiment alone.
+
+    Returns:
+        The columns, none without experiments and data; what all of them have in common is no part of their labels.
+    """
+    groups = {"experiment": experiments, "data": data}
+    axes = [[(group, name) for name in names] for group, names in groups.items() if names]
+    columns = []
+    for choice in itertools.product(*axes) if axes else ():
+        varying = [name for (_, name), axis in zip(choice, axes, strict=True) if len(axis) > 1]
+        overrides = tuple(f"{group}={name}" for group, name in choice)
+        columns.append(
+            Column(", ".join(varying) or choice[-1][1], tuple(name for _, name in choice), overrides)
+        )
+    return columns
+
+
+def add_roots(columns: Sequence[Column], roots: Mapping[str, str]) -> list[Column]:
+    """Adds the folders of data to the overrides of columns.
+
+    Args:
+        columns: The columns.
+        roots: Folders by one of the columns' names.
+
+    Returns:
+        The columns, those named in `roots` with ``data.root=FOLDER``.
+
+    Raises:
+        UserError: For a name that no column has.
+    """
+    known = dict.fromkeys(name for column in columns for name in column.names)
+    for name in roots:
+        if name not in known:
+            raise UserError(f"root.{name}: no such column; one of {', '.join(known)}")
+    return [
+        replace(
+            c, overrides=(*c.overrides, *(f"data.root={roots[name]}" for name in c.names if name in roots))
+        )
+        for c in columns
+    ]
+
+
+def plan_runs(
+    rows: Sequence[Row], columns: Sequence[Column], common: Sequence[str], seeds: Sequence[int]
+) -> list[PlannedRun]:
+    """Lists and composes all runs of a table, so that a misspelt override is refused before any of them begins.
+
+    Args:
+        rows: Rows; their overrides count most.
+        columns: Columns; their overrides count more than the common ones.
+        common: Overrides of every run.
+        seeds: One run for each.
+
+    Returns:
+        The runs, row by row, then column by column.
+
+    Raises:
+        UserError: Naming row and column of an override that cannot be composed.
+    """
+    runs = []
+    composed: dict[tuple[str, ...], Config] = {}  # rows may share runs
+    for row, column, seed in itertools.product(rows, columns, seeds):
+        overrides = (*common, *column.overrides, *row.overrides, f"seed={seed}")
+        try:
+            composed[overrides] = composed.get(overrides) or compose(overrides)
+        except UserError as error:
+            raise UserError(f"row {row.label}, column {column.label}: {error}") from error
+        runs.append(PlannedRun(row.label, column.label, seed, overrides, composed[overrides]))
+    return runs

@@ -1,0 +1,272 @@
+"""Complete runs that MLflow lists, each with its result and files, in groups that differ in their seed alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config, flatten, identity
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.report.console import Display
+from lit_fedad.tracking.reading import TrackedRun, fetch_artifacts
+
+# Where and when a run happened, which of several seeds it is, and keys that repeat another one.
+_NOT_COMPARED = (
+    *("seed", "out", "tracking", "fresh", "cache", "data.root"),
+    *("fabric.accelerator", "fabric.devices", "fabric.num_nodes"),
+    *("task.grid", "task.image_size"),
+)
+_PLAIN = re.compile(r"[\w./:+-]*")
+
+
+def differences(config: Config, other: Config) -> dict[str, str]:
+    """Finds the overrides that make a configuration of another one.
+
+    Seed, circumstances and folders are not compared; of the backbone's weights only whether they are random.
+
+    Args:
+        config: A configuration.
+        other: The configuration that it is compared with.
+
+    Returns:
+        Overrides by dotted key, in alphabetical order.
+
+    Example:
+        >>> differences({"seed": 1, "image": {"size": 32}}, {"seed": 0, "image": {"size": 64}, "grid": 4})
+        {'grid': '~grid', 'image.size': 'image.size=32'}
+        >>> differences({"head": None}, {"head": {"hidden": 4}})
+        {'head': 'head=null'}
+    """
+    ours, theirs = _comparable(config), _comparable(other)
+    new = ours.keys() - theirs.keys()
+    # A value in place of a section overrides the section, all of whose keys go with it.
+    sections = {key for key in new if any(their.startswith(f"{key}.") for their in theirs)}
+    gone = {key for key in theirs.keys() - ours.keys() if not any(key.startswith(f"{s}.") for s in sections)}
+    overrides = {key: f"~{key}" for key in gone}
+    overrides |= {key: f"{'' if key in sections else '+'}{key}={_text(ours[key])}" for key in new}
+    overrides |= {
+        key: f"{key}={_text(ours[key])}" for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]
+    }
+    return dict(sorted(overrides.items()))
+
+
+def shortened(items: Sequence[str], most: int = 3) -> str:
+    """Joins texts with commas, and counts those beyond the first ones.
+
+    Args:
+        items: Texts.
+        most: Number of texts to name.
+
+    Example:
+        >>> shortened(["rounds=3", "grid=4", "batch_size=2"], most=2)
+        'rounds=3, grid=4 and 1 more'
+    """
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + rest
+
+
+def _text(value: Any) -> str:
+    """Writes a value as an override does."""
+    if not isinstance(value, str):
+        return json.dumps(value, separators=(",", ":"))
+    return value if _PLAIN.fullmatch(value) else "'" + value.replace("'", "\\'") + "'"
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    values = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in _NOT_COMPARED and key.partition(".")[0] not in _NOT_COMPARED
+    }
+    if values.get("backbone.weights") not in (None, "random"):
+        values["backbone.weights"] = None
+    return values
+
+
+_ARTIFACTS = ("result.json", "figures", "privacy")
+# Of every result.
+_KEYS = ("method", "data", "seed", "rounds", "partition", "first", "last", "best", "config")
+
+
+@dataclass(frozen=True)
+class CompleteRun:
+    """A complete run.
+
+    Attributes:
+        tracked: Its record in MLflow.
+        files: Folder on this machine that holds its result and its figures.
+        result: Content of ``result.json``.
+    """
+
+    tracked: TrackedRun
+    files: Path
+    result: Mapping[str, Any]
+
+    @property
+    def config(self) -> Config:
+        """Returns its configuration."""
+        return self.result["config"]
+
+    @property
+    def seed(self) -> int:
+        """Returns its seed."""
+        return self.result["seed"]
+
+    @property
+    def first_metric(self) -> str:
+        """Names its first metric, by which it chooses its best round."""
+        return next(name for name in self.result["last"] if name != "round")
+
+    @property
+    def names(self) -> ClientNames:
+        """Returns what its clients are called."""
+        return ClientNames.of(self.result)
+
+    def mean(self, metric: str, at: Literal["last", "best"] = "last") -> float | None:
+        """Returns the mean of a metric over clients; None if it is not measured or not defined.
+
+        Args:
+            metric: Name of the metric.
+            at: Which round.
+        """
+        return self.result[at].get(metric, {}).get("mean")
+
+    def per_client(self, metric: str) -> dict[str, float]:
+        """Returns a metric after the last round by client, without clients for which it is not defined.
+
+        Args:
+            metric: Name of the metric.
+        """
+        return self._defined(metric, "per_client")
+
+    def per_product(self, metric: str) -> dict[str, float]:
+        """Returns a metric after the last round by product, without products for which it is not defined.
+
+        Args:
+            metric: Name of the metric.
+        """
+        return self._defined(metric, "per_product")
+
+    def _defined(self, metric: str, kind: str) -> dict[str, float]:
+        values = self.result["last"].get(metric, {}).get(kind, {})
+        return {holder: value for holder, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in nothing but their seed.
+
+    Attributes:
+        label: Method, and what distinguishes the group from others of this method on the same data.
+        runs: At least one run, by seed.
+    """
+
+    label: str
+    runs: Sequence[CompleteRun]
+
+    @property
+    def first(self) -> CompleteRun:
+        """Returns the run of the lowest seed."""
+        return self.runs[0]
+
+
+GroupsByData = Mapping[str, Sequence[RunGroup]]
+"""Groups of runs by the name of their data."""
+
+
+def complete_runs(
+    tracked: Sequence[TrackedRun], fetched: Path, uri: str | None, display: Display
+) -> list[CompleteRun]:
+    """Finds the complete ones among tracked runs.
+
+    Results are read from the folders of the runs; from MLflow where a folder is gone or holds another run by now. A run
+    whose result cannot be read is left out, with a warning.
+
+    Args:
+        tracked: Runs.
+        fetched: Folder for files from MLflow.
+        uri: Tracking URI; None for MLflow's own setting.
+        display: Prints warnings.
+
+    Returns:
+        The complete runs, in the order of `tracked`; studies are not among them.
+    """
+    found = []
+    for run in tracked:
+        if run.folder is None or "method" not in run.tags or "study" in run.tags:
+            continue
+        try:
+            folder, result = _result(run, run.folder, fetched, uri)
+        except UserError as error:
+            display.warn(f"{run.name} is left out: {error}")
+            continue
+        if result is not None:
+            found.append(CompleteRun(run, folder, result))
+    return found
+
+
+def _result(
+    run: TrackedRun, folder: Path, fetched: Path, uri: str | None
+) -> tuple[Path, Mapping[str, Any] | None]:
+    """Returns a folder with a run's files, and its result if it is complete.
+
+    Raises:
+        UserError: If the result cannot be read.
+    """
+    result = RunFolder(folder).result()
+    if run.status == "FINISHED" and (
+        result is None or result.get("tracking_run_id") not in (run.run_id, None)
+    ):
+        folder = fetched / run.run_id
+        folder.mkdir(parents=True)
+        result = RunFolder(fetch_artifacts(run.run_id, _ARTIFACTS, folder, uri)).result()
+    if result is not None and (lacking := [key for key in _KEYS if key not in result]):
+        raise UserError(
+            f"{folder / 'result.json'}: not the result of a run of this version (no '{lacking[0]}')"
+        )
+    ClientNames.of(result or {})
+    return folder, result
+
+
+def groups_by_data(runs: Sequence[CompleteRun]) -> dict[str, list[RunGroup]]:
+    """Groups runs by data set, then by their configuration without its seed.
+
+    Args:
+        runs: In the order in which they began: of several runs with one configuration and seed the last one counts.
+
+    Returns:
+        Groups by the name of the data, by method.
+    """
+    seeds: dict[tuple[str, str], dict[int, CompleteRun]] = {}
+    for run in runs:
+        # With and without cached features runs differ in the last digits alone.
+        key = (run.result["data"], identity({**run.config, "seed": None, "cache": {}}))
+        seeds.setdefault(key, {})[run.seed] = run
+    by_data: dict[str, list[list[CompleteRun]]] = {}
+    for (data, _), by_seed in sorted(seeds.items(), key=lambda item: item[0][0]):
+        by_data.setdefault(data, []).append([by_seed[seed] for seed in sorted(by_seed)])
+    return {data: _labelled(several) for data, several in by_data.items()}
+
+
+def _labelled(several: Sequence[Sequence[CompleteRun]]) -> list[RunGroup]:
+    """Labels groups by method and, where several have the same method, by what differs between them."""
+    groups = []
+    for runs in sorted(several, key=lambda runs: runs[0].result["method"]):
+        method, config = runs[0].result["method"], runs[0].config
+        others = [other[0].config for other in several if other[0].result["method"] == method]
+        keys = {key for other in others for key in differences(config, other)}
+        values = flatten(config)
+        settings = [f"{key}={values[key]}" for key in sorted(keys) if key in values]
+        groups.append(RunGroup(f"{method} ({shortened(settings)})" if settings else method, runs))
+    # Labels that are equal because they were shortened get a number.
+    for label in {group.label for group in groups}:
+        alike = [index for index, group in enumerate(groups) if group.label == label]
+        for number, index in enumerate(alike if len(alike) > 1 else (), start=1):
+            groups[index] = RunGroup(f"{label} ({number})", groups[index].runs)
+    return groups

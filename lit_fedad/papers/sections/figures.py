@@ -1,0 +1,220 @@
+"""Sections of the report: figures that runs drew themselves, of their partition and of what they detect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from lit_fedad.papers.links import Links
+from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.sections.overview import format_metric
+from lit_fedad.report.figures import curves_figure
+from lit_fedad.report.html import Block, Cell, Gallery, Grid, Line, Picture
+from lit_fedad.report.naming import metric_title
+from lit_fedad.report.run_figures import Curve, lines_figure, sheet, svg
+from lit_fedad.report.tables import UNKNOWN
+from lit_fedad.tracking.reading import metric_history
+
+
+def accuracy_over_rounds(data: GroupsByData, links: Links, uri: str | None) -> Iterator[Block]:
+    """Draws the first metric of all runs over the rounds, then each client's loss and metric.
+
+    The figures by client are those of FedDyMem Fig. 6 and FedDyMem Fig. 7.
+
+    Args:
+        data: The runs.
+        links: Addresses of the runs.
+        uri: Tracking URI, for the histories of clients.
+
+    Yields:
+        Figures, one block a data set and one for its clients.
+    """
+    for name, groups in data.items():
+        first = groups[0].first.first_metric
+        curves = {group.label: [_over_rounds(run, first) for run in group.runs] for group in groups}
+        figure = lines_figure(curves, "round", metric_title(first), whole=True)
+        alt = f"{metric_title(first)} over the rounds on {name}, one line a run: {', '.join(curves)}"
+        yield Gallery([Picture(svg(figure), "svg", alt, "Mean over clients, one line a run.")], name)
+        pictures = []
+        for group in groups:
+            run = group.first
+            for metric, title in (("loss", "training loss"), (first, metric_title(first))):
+                if histories := _client_histories(run, metric, uri):
+                    figure = curves_figure(histories, title, run.names)
+                    what = f"{group.label}, seed {run.seed}: {title} of each client"
+                    pictures.append(Picture(svg(figure), "svg", what, what, links.run(run.tracked)))
+        if pictures:
+            yield Gallery(pictures)
+
+
+def accuracy_over_bytes(data: GroupsByData) -> Iterator[Block]:
+    """Draws the first metric of all runs over the bytes that their clients sent.
+
+    Args:
+        data: The runs.
+
+    Yields:
+        One block with a figure for each data set.
+    """
+    pictures = []
+    for name, groups in data.items():
+        first = groups[0].first.first_metric
+        curves = {group.label: [_over_bytes(run, first) for run in group.runs] for group in groups}
+        figure = lines_figure(curves, "sent by all clients so far (MB)", metric_title(first), whole=False)
+        alt = f"{metric_title(first)} over bytes sent on {name}, one line a run: {', '.join(curves)}"
+        silent = [group.label for group in groups if not any(group.first.result["bytes_up"])]
+        caption = f"{name}: one line a run, one point an evaluation" + (
+            f"; nothing is sent by {', '.join(silent)}" if silent else ""
+        )
+        pictures.append(Picture(svg(figure), "svg", alt, caption))
+    if pictures:
+        yield Gallery(pictures)
+
+
+def _client_histories(run: CompleteRun, metric: str, uri: str | None) -> dict[int, list[tuple[int, float]]]:
+    histories = {}
+    for name in run.tracked.metrics:
+        client = run.names.number(name.removeprefix(f"{metric}/client_"))
+        if client is not None:
+            histories[client] = metric_history(run.tracked.run_id, name, uri)
+    return histories
+
+
+def _over_rounds(run: CompleteRun, metric: str) -> Curve:
+    """Lists pairs (round, mean over clients)."""
+    means = {int(number): values.get(metric) for number, values in run.result["metrics"].items()}
+    return [(number, value) for number, value in sorted(means.items()) if value is not None]
+
+
+def _over_bytes(run: CompleteRun, metric: str) -> Curve:
+    """Lists pairs (megabytes sent by the end of a round, mean over clients)."""
+    # Of several exchanges in a round the last counts.
+    sent = dict(zip(run.result["exchanges"], accumulate(run.result["bytes_up"]), strict=True))
+    return [(sent[int(number)] / 1e6, value) for number, value in _over_rounds(run, metric)]
+
+
+_RATES = ("false_alarm_rate", "miss_rate", "false_alarm_rate_foreign", "miss_rate_foreign")
+_NOTES = (
+    "Mean over clients, of their own products and of foreign ones. Of a product: mean over the clients that hold it and"
+    " over the others; in brackets the 95 % interval (Wilson) of as many images as the product has in the test set.",
+)
+_FIGURES = {
+    "calibration": "Promised and seen false alarms, and misses",
+    "scores": "Scores of each client beside its threshold",
+}
+
+
+def promises(data: GroupsByData, links: Links) -> Iterator[Block]:
+    """Tabulates the rates of each run's decisions beside the promised rate, and shows the figures of the first runs.
+
+    Args:
+        data: The runs.
+        links: Addresses of the runs.
+
+    Yields:
+        A table for each data set with decisions, and one block of pictures, if there are any.
+    """
+    heads = ["run, product", "promised", *map(metric_title, _RATES)]
+    for name, groups in data.items():
+        lines = [
+            line
+            for group in groups
+            for run in group.runs
+            for line in _lines(f"{group.label}, seed {run.seed}", run, links)
+        ]
+        if lines:
+            yield Grid(name, heads, lines, _NOTES)
+    pictures = [
+        Picture(sheet(file), "webp", caption, caption, links.run(group.first.tracked))
+        for name, groups in data.items()
+        for group in groups
+        for stem, title in _FIGURES.items()
+        if (file := group.first.files / "figures" / f"{stem}.png").is_file()
+        for caption in [f"{title}: {group.label} on {name}, seed {group.first.seed}"]
+    ]
+    if pictures:
+        yield Gallery(pictures)
+
+
+def _lines(label: str, run: CompleteRun, links: Links) -> Iterator[Line]:
+    """Yields one line a promised rate, and under that of the shipped one a line a product."""
+    url = links.run(run.tracked)
+    for number, (alpha, judged) in enumerate(run.result.get("decisions", {}).items()):
+        means = [judged.get(rate, {}).get("mean") for rate in _RATES]
+        yield Line([Cell(text, url) for text in (label, alpha, *map(_share, means))])
+        sides = judged.get("products", {}) if number == 0 else {}
+        for product in sides.get("own", {}):
+            texts = [_of_product(sides.get(side, {}).get(product, {})) for side in ("own", "foreign")]
+            cells = [Cell(text, url) for pair in texts for text in pair]
+            yield Line([Cell(product, url), Cell(alpha, url), *cells], part=True)
+
+
+def _of_product(rate: Mapping[str, Any]) -> tuple[str, str]:
+    """Formats both rates of a product with their intervals."""
+    alarms, misses = (
+        (rate.get("false_alarm_rate"), rate.get("interval")),
+        (rate.get("miss_rate"), rate.get("miss_interval")),
+    )
+    return _with_interval(*alarms), _with_interval(*misses)
+
+
+def _with_interval(value: float | None, interval: list[float] | None) -> str:
+    if value is None or interval is None or None in interval:
+        return _share(value)
+    return f"{_share(value)} ({' to '.join(map(_share, interval))})"
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else format_metric(value)
+
+
+_SHEETS = {"heatmaps": "Heatmaps", "knowledge": "Condensed images", "representations": "Representations"}
+
+
+def partitions(data: GroupsByData, links: Links) -> Iterator[Block]:
+    """Shows each distinct partition once.
+
+    Args:
+        data: The runs.
+        links: Addresses of the runs.
+
+    Yields:
+        One block of pictures, if there are any.
+    """
+    pictures: dict[str, Picture] = {}
+    for name, groups in data.items():
+        for group in groups:
+            run = group.first
+            partition, file = run.result["partition"], run.files / "figures" / "partition.png"
+            content = json.dumps([name, partition["counts"], partition["stage_sizes"]])
+            if content not in pictures and file.is_file():
+                clients = len(partition["sizes"])
+                caption = f"{name}: {partition['strategy']}, {clients} clients, seed {run.seed}"
+                alt = f"Which of {len(partition['products'])} classes or products lie on which client, {caption}"
+                pictures[content] = Picture(sheet(file), "webp", alt, caption, links.run(run.tracked))
+    if pictures:
+        yield Gallery(list(pictures.values()))
+
+
+def run_sheets(data: GroupsByData, links: Links) -> Iterator[Block]:
+    """Shows heatmaps, condensed images and representations of the first run of each group.
+
+    Args:
+        data: The runs.
+        links: Addresses of the runs.
+
+    Yields:
+        One block of pictures, if there are any.
+    """
+    pictures = [
+        Picture(sheet(file), "webp", caption, caption, links.run(group.first.tracked))
+        for name, groups in data.items()
+        for group in groups
+        for stem, title in _SHEETS.items()
+        if (file := group.first.files / "figures" / f"{stem}.png").is_file()
+        for caption in [f"{title}: {group.label} on {name}, seed {group.first.seed}"]
+    ]
+    if pictures:
+        yield Gallery(pictures)

@@ -1,0 +1,233 @@
+"""Sections of the report: the papers' tables beside our runs, and the commands for the runs that they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.papers.commands import missing
+from lit_fedad.papers.links import Links
+from lit_fedad.papers.paper import FilledTable
+from lit_fedad.papers.runs import CompleteRun, GroupsByData
+from lit_fedad.papers.sections.overview import format_metric, format_parameter
+from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
+from lit_fedad.report.naming import metric_title
+from lit_fedad.report.run_figures import sheet
+from lit_fedad.report.table_markdown import caption
+from lit_fedad.report.tables import UNKNOWN, costs_table, results_table
+from lit_fedad.sites.status import status_rows
+from lit_fedad.sweep.plan import objective_value
+from lit_fedad.tracking.reading import TrackedRun
+
+_FIGURES = {
+    "lira": "Membership inference (LiRA)",
+    "inversion": "Inversion",
+    "distance_correlation": "Distance correlation",
+}
+
+
+def attacks(data: GroupsByData, links: Links) -> Iterator[Block]:
+    """Tabulates the results of attacks on runs, and shows their figures.
+
+    Args:
+        data: The runs.
+        links: Addresses of the runs.
+
+    Yields:
+        A table and a block of pictures, if a run was attacked.
+    """
+    lines, pictures = [], []
+    for name, groups in data.items():
+        for group in groups:
+            for run in group.runs:
+                label, url = f"{group.label} on {name}, seed {run.seed}", links.run(run.tracked)
+                for attack, values in _results(run).items():
+                    for key, value in values.items():
+                        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+                        lines.append(Line([Cell(label, url), Cell(attack), Cell(key), Cell(text, url)]))
+                for stem, title in _FIGURES.items():
+                    if (file := run.files / "figures" / f"{stem}.png").is_file():
+                        caption = f"{title}: {label}"
+                        pictures.append(Picture(sheet(file), "webp", caption, caption, url))
+    if lines:
+        yield Grid("", ["run", "attack", "figure", "value"], lines, texts=3)
+    if pictures:
+        yield Gallery(pictures)
+
+
+def _results(run: CompleteRun) -> dict[str, dict[str, Any]]:
+    """Reads the single numbers and texts of each attack on a run, by the name of the attack."""
+    found: dict[str, Mapping[str, Any]] = {}
+    if run.result.get("privacy"):
+        found["while training"] = run.result["privacy"]
+    found |= RunFolder(run.files).attacks()
+    return {
+        attack: {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and k != "attack"}
+        for attack, values in found.items()
+    }
+
+
+def site_tables(data: GroupsByData, links: Links) -> Iterator[Block]:
+    """Tabulates the sites of each federation, and its failures and refusals with their causes.
+
+    Args:
+        data: The runs.
+        links: Addresses of the runs.
+
+    Yields:
+        A table of sites, and one of troubles, if there are any.
+    """
+    sites, troubles, heads = [], [], list[str]()
+    for name, groups in data.items():
+        for group in groups:
+            for run in group.runs:
+                label, url = f"{group.label} on {name}, seed {run.seed}", links.run(run.tracked)
+                status = run.result.get("status") or {}
+                for row in status_rows(status):
+                    heads = list(row)
+                    sites.append(Line([Cell(text, url) for text in (label, *row.values())]))
+                for site, own in status.items():
+                    troubles += [
+                        Line([Cell(text) for text in (label, site, line)]) for line in own["troubles"]
+                    ]
+    if sites:
+        notes = ["Time: from order to answer. Bytes: of messages that were merged."]
+        yield Grid("", ["run", *heads], sites, notes, texts=3)
+    if troubles:
+        yield Grid("Failures and refusals", ["run", "site", "cause"], troubles, texts=3)
+
+
+_OBJECTIVE = "objectives."  # prefix among the parameters of a study
+
+
+def sweeps(tracked: Sequence[TrackedRun], trials: Sequence[CompleteRun], links: Links) -> Iterator[Block]:
+    """Tabulates the trials of each study with their parameters and objectives, and shows the study's figures.
+
+    Args:
+        tracked: All runs, studies and trials among them.
+        trials: The complete trials.
+        links: Addresses of the runs.
+
+    Yields:
+        For each study a table, and a block of pictures if it has any.
+    """
+    results = {trial.tracked.run_id: trial.result for trial in trials}
+    for study in tracked:
+        if "study" not in study.tags:
+            continue
+        own = [run for run in tracked if run.parent == study.run_id]
+        parameters = _differing(own)
+        objectives = [key.removeprefix(_OBJECTIVE) for key in study.params if key.startswith(_OBJECTIVE)]
+        lines = []
+        for run in own:
+            url, result = links.run(run), results.get(run.run_id)
+            values = [objective_value(result, name) if result else None for name in objectives]
+            cells = [Cell(run.name, url), Cell(run.status.lower())]
+            cells += [Cell(format_parameter(run.params.get(key, UNKNOWN))) for key in parameters]
+            cells += [Cell(format_metric(v), url) if v is not None else Cell(UNKNOWN) for v in values]
+            lines.append(Line(cells))
+        heads = ["trial", "state", *parameters, *objectives]
+        yield Grid(study.name, heads, lines, texts=2 + len(parameters))
+        pictures = [
+            Picture(sheet(file), "webp", caption, caption, links.run(study))
+            for file in sorted(study.folder.glob("figures/*.png") if study.folder else ())
+            for caption in [f"{file.stem.replace('_', ' ')}: {study.name}"]
+        ]
+        if pictures:
+            yield Gallery(pictures)
+
+
+def _differing(runs: Sequence[TrackedRun]) -> list[str]:
+    """Names the parameters that are not the same in all runs."""
+    keys = sorted({key for run in runs for key in run.params})
+    return [key for key in keys if len({run.params.get(key) for run in runs}) > 1]
+
+
+def paper_tables(tables: Sequence[FilledTable], links: Links) -> Iterator[Block]:
+    """Tabulates each paper's numbers beside those of our runs, and what our runs cost.
+
+    Args:
+        tables: Tables that have at least one run.
+        links: Addresses of the runs.
+
+    Yields:
+        For the rows of each paper, and for rows beyond it: a table of results and one of costs.
+    """
+    for table in tables:
+        yield from _paper_table(table, links)
+
+
+def missing_runs(names: Sequence[str], tables: Sequence[FilledTable]) -> Iterator[Block]:
+    """Lists the commands for all runs that tables lack.
+
+    Args:
+        names: Names of all tables.
+        tables: Those that have at least one run.
+
+    Yields:
+        A line of explanation and the commands, if a run is missing.
+    """
+    exact = {table.name: table.exact for table in tables}
+    pairs = [pair for table in tables for pair in table.missing_beside]
+    for name in names:
+        pairs += missing(name, exact.get(name, ()))
+    if pairs:
+        yield Prose(
+            [
+                "DIR stands for the folder of the data. A command runs what is missing and resumes what was begun."
+            ]
+        )
+        yield Commands(pairs)
+
+
+def _paper_table(filled: FilledTable, links: Links) -> Iterator[Block]:
+    table, frame = filled.table, filled.frame()
+    column_of = {
+        column if len(table.metrics) == 1 else f"{column} {metric_title(metric)}": column
+        for column in filled.columns
+        for metric in table.metrics
+    }
+    notes = [
+        f"The paper's numbers: {table.source}.",
+        *caption(table, list(filled.columns), frame),
+        *filled.notes,
+        " ".join(table.note.split()),
+    ]
+    with_runs = {row for row, _ in filled.runs}
+    blocks = [(table.title, list(table.rows)), (f"{table.title}: beyond the paper", list(table.beyond))]
+    blocks = [(title, rows) for title, rows in blocks if with_runs & {row.label for row in rows}]
+    for title, rows in blocks:
+        texts = results_table(table, rows, filled.columns, frame)
+        lines = [
+            Line(
+                [
+                    Cell(text, links.runs(filled.runs.get((row.label, column_of.get(head, "")), ())))
+                    for head, text in zip(texts.columns, line, strict=True)
+                ]
+            )
+            for row, line in zip(rows, texts.to_numpy().tolist(), strict=True)
+        ]
+        yield Grid(title, list(texts.columns), lines)
+        costs = costs_table(table, [row for row in rows if row.label in with_runs], frame)
+        yield Grid(
+            f"{title}: what it cost",
+            list(costs.columns),
+            [
+                Line([Cell(text, links.runs(_runs_of_row(filled, line[0]))) for text in line])
+                for line in costs.to_numpy().tolist()
+            ],
+            [note for note in notes if note] if rows is blocks[-1][1] else (),
+        )
+
+    if (constants := filled.constants()) is not None:
+        texts = results_table(table, constants[0], filled.columns, constants[1])
+        yield Grid(
+            f"{table.title}: predictions that look at no image",
+            list(texts.columns),
+            [Line([Cell(text) for text in line]) for line in texts.to_numpy().tolist()],
+        )
+
+
+def _runs_of_row(filled: FilledTable, row: str) -> list[CompleteRun]:
+    return [run for (label, _), runs in filled.runs.items() if label == row for run in runs]

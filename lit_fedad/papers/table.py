@@ -1,0 +1,231 @@
+"""Reports a paper's table (``lit-fedad report table=NAME``): runs what is missing and writes what there is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.options import read, separate
+from lit_fedad.papers.catalogue import listing
+from lit_fedad.papers.forms import report_forms
+from lit_fedad.papers.plan import (
+    Column,
+    PlannedRun,
+    add_roots,
+    choose_rows,
+    own_columns,
+    paper_columns,
+    plan_runs,
+    read_table,
+)
+from lit_fedad.papers.results import TableResults
+from lit_fedad.report.console import Display
+from lit_fedad.report.naming import human_seconds
+from lit_fedad.tracking.tracker import log_files
+
+_POLL_S = 0.05
+_INTERRUPT_S = 30  # from an interrupt to a kill
+
+
+def launch(
+    runs: Sequence[PlannedRun],
+    jobs: int,
+    logs: Path,
+    display: Display,
+    finished: Callable[[PlannedRun, str | None], None],
+    command: Callable[[PlannedRun], list[str]] | None = None,
+    verb: str = "",
+) -> None:
+    """Runs each experiment in a process of its own, whose memory is free again after it.
+
+    A run that fails does not stop the others. An interrupt, of the terminal or of this process alone, or an error
+    in `finished` ends all processes before it is raised again.
+
+    Args:
+        runs: Runs, begun in this order.
+        jobs: Number of processes at a time; they share the cores.
+        logs: Folder for the output of the processes.
+        display: Prints a line at the beginning and the end of each run.
+        finished: Called with each run that ended, and the cause if it failed.
+        command: Returns the command line of a run; ``lit-fedad train`` by default.
+        verb: Word that announces a run; ``runs`` or ``resumes`` by default.
+    """
+    command = command or (lambda run: [sys.executable, "-m", "lit_fedad.cli", "train", *run.overrides])
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
+    waiting, running = list(runs), dict[subprocess.Popen[bytes], tuple[PlannedRun, Path, float]]()
+    logs.mkdir(parents=True, exist_ok=True)
+    # Polled by one thread: Python raises an interrupt in the main thread alone, which must hold every process to end
+    # it. A pool of threads in `subprocess.run` would wait for its runs, for hours.
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                log = logs / f"{run.folder.path.name}.log"
+                begun = any((run.folder.path / "checkpoints").glob("round_*"))
+                display.note(f"{verb or ('resumes' if begun else 'runs')}: {run.title} ({log})")
+                running[_start(command(run), log, environment)] = run, log, time.monotonic()
+            time.sleep(_POLL_S)
+            for process in [p for p in running if p.poll() is not None]:
+                run, log, start = running.pop(process)
+                cause = _cause(process.returncode, log)
+                if cause:
+                    display.warn(f"failed: {run.title}: {cause}")
+                else:
+                    display.note(f"complete: {run.title}, {human_seconds(time.monotonic() - start)}")
+                finished(run, cause)
+    finally:
+        _end(running)
+
+
+def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(  # noqa: S603 - this package, by a list of arguments and without a shell
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Interrupts processes, so that they close their files; kills those that go on."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        try:
+            process.wait(_INTERRUPT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _cause(status: int, log: Path) -> str | None:
+    """Tells in one line why a process failed; None if it did not."""
+    if status == 0:
+        return None
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}, see {log}"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else f"{lines[-1].strip() if lines else f'status {status}'}, see {log}"
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of ``lit-fedad report table=NAME``.
+
+    Attributes:
+        table: Name of a table of ``conf/table``, or an ending that no other name has; ``list`` for all of the papers.
+        experiment: Presets in place of the paper's settings: one column each.
+        data: Data sets in place of the paper's: one column each.
+        root: Folders of data, by the name of a column's data or preset (``root.mpdd=DIR``).
+        seeds: Seeds of the runs of each row and column.
+        rows: Labels of the rows to show; all by default.
+        metrics: Metrics to show in place of the table's.
+        jobs: Number of runs at a time.
+        out: Folder of the table; ``reports/`` with its name and columns by default.
+
+    Raises:
+        UserError: If there is no seed, or less than one job.
+    """
+
+    table: str = ""  # refused, with the names of the tables
+    experiment: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    root: Mapping[str, str] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rows: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    jobs: int = 1
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise UserError("seeds= must be whole numbers, separated by commas")
+        if self.jobs < 1:
+            raise UserError(f"jobs={self.jobs} must be at least 1")
+
+
+def report_table(options: Sequence[str], display: Display) -> None:
+    """Makes a table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
+
+    Args:
+        options: Those of `TableOptions`; all others are overrides of every run.
+        display: Prints progress and the table.
+
+    Raises:
+        UserError: For bad input, before anything runs; and at the end, if runs failed.
+    """
+    if any(option.startswith("seed=") for option in options):
+        raise UserError("a table has several seeds: give seeds=0,1,2")
+    declared, common = separate(TableOptions, options, "report")
+    chosen, _ = read(TableOptions, declared, "report")
+    if chosen.table == "list":
+        display.table(listing())
+        return
+    name, table = read_table(chosen.table)
+    if chosen.metrics:
+        # The paper's numbers stand by the table's own metrics.
+        rows = [replace(row, paper={}) for row in table.rows]
+        table = replace(table, metrics=chosen.metrics, rows=rows)
+    rows = choose_rows(name, table, chosen.rows)
+    own = own_columns(chosen.experiment, chosen.data)
+    names = dict.fromkeys(name for column in own for name in column.names)
+    out = Path(chosen.out or "-".join([f"reports/{name}", *names]))
+    if table.cells != "runs":
+        if own or chosen.metrics:
+            raise UserError(
+                f"table={name}: counts what the paper's settings send; leave experiment=, data= and metrics= out"
+            )
+        files = report_forms(name, table, rows, paper_columns(table), common, out, display)
+        _deliver(name, files, compose(common), out, display)
+        return
+    columns = add_roots(own or paper_columns(table), chosen.root)
+    if not own:
+        columns = _with_data(columns, common, display)
+    runs = plan_runs(rows, columns, common, chosen.seeds)
+    results = TableResults(name, table, runs, out)
+    results.write()
+    missing, total = results.missing(), len(results.runs)
+    display.note(f"{total} runs, {total - len(missing)} of them complete: {out}")
+    launch(missing, chosen.jobs, out / "logs", display, results.add)
+    if waiting := results.to_attack():
+        command = partial(_attack, table.attack)
+        launch(waiting, chosen.jobs, out / "logs" / "attacks", display, results.add, command, "attacks")
+    results.show(display)
+    _deliver(name, results.files, runs[0].config, out, display)
+    if results.causes:
+        failed = len(results.causes)
+        raise UserError(f"{failed} of {total} runs failed; the same command tries them again")
+
+
+def _attack(options: Sequence[str], run: PlannedRun) -> list[str]:
+    """Returns the command line of an attack on a complete run."""
+    return [sys.executable, "-m", "lit_fedad.cli", "privacy", f"run={run.folder.path}", *options]
+
+
+def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:
+    """Logs the files of a table to MLflow."""
+    tracking = config["tracking"]
+    files = [file for file in files if file.is_file()]  # no figure before the first run
+    delivery = log_files(files, out, "reports", {"table": name}, tracking["uri"], tracking["enabled"])
+    if delivery.pending:
+        display.warn(f"{delivery.pending} tracking records are kept in {out}; the same command sends them")
+
+
+def _with_data(columns: Sequence[Column], common: Sequence[str], display: Display) -> list[Column]:
+    """Leaves out columns whose data were not given, and says so."""
+    if any(override.startswith("data.root=") for override in common):
+        return list(columns)
+    kept = [column for column in columns if column.has_root]
+    for column in columns:
+        if column not in kept:
+            display.note(f"left out: {column.label}; to take it in, give root.{column.names[0]}=DIR")
+    if not kept:
+        raise UserError("no data given: root.NAME=DIR for the paper's, or else experiment=NAME or data=NAME")
+    return kept

@@ -1,0 +1,356 @@
+"""Differential privacy of training: what noise each client's steps need, and what of its budget is spent."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Server
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.federation.local_training import Train, resume_optimizer
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.privacy.secure_aggregation import SecureSum, sending
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps that a client trains in a round.
+
+    Attributes:
+        share: Probability q with which a step draws an image.
+        number: Steps an epoch.
+        noise: Noise multiplier sigma.
+    """
+
+    share: float
+    number: int
+    noise: float
+
+
+class TrainPrivately(Train):
+    """The exchange before which clients train by DP-SGD; of their training they tell nothing but weights.
+
+    Args:
+        plan: The noise.
+        key: The secret that draws and noise follow from; empty where nothing is trained.
+    """
+
+    def __init__(self, plan: TrainingPlan, key: bytes) -> None:
+        self.plan, self._key = plan, key
+
+    def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains the client by `fit_privately`; losses are of its images, and stay with it."""
+        if not self._key:
+            raise ValueError("no secret to draw noise from")
+        number = client.context.client
+        assert number is not None
+        steps = self.plan.steps(self.plan.sizes[number])
+        fit_privately(client, loader, fabric, steps, self.plan.settings.clip, self._key)
+        return {}
+
+
+def fit_privately(
+    client: Client, loader: DataLoader, fabric: Fabric, steps: Steps, clip: float, key: bytes
+) -> None:
+    """Trains a client for E epochs of DP-SGD.
+
+    A turn that is played again has the same draws and noise: both follow from the secret, round and client alone.
+
+    Args:
+        client: The live client.
+        loader: Its training batches, of which images and how they are read are taken.
+        fabric: Moves batches and sets precision.
+        steps: Share of the images in a step, number of steps and noise.
+        clip: Largest norm of an image's gradient.
+        key: The secret.
+
+    Raises:
+        UserError: If gradients are scaled, or the loss is not finite.
+    """
+    from opacus.optimizers import DPOptimizer
+
+    if getattr(fabric.strategy.precision, "scaler", None) is not None:
+        raise UserError("federation/privacy=dp_sgd: give fabric.precision=32-true or bf16-mixed")
+    task, images = client.task, len(loader.dataset)  # type: ignore[arg-type]
+    draw, noise = (_generator(key, client.context, what, fabric.device) for what in ("draw", "noise"))
+    configured = client.configure_optimizers()
+    if client.optimizer_state is not None:
+        resume_optimizer(configured, client.optimizer_state)
+    task.train()
+    with _gradients_by_image(task):
+        optimizer = DPOptimizer(
+            configured,
+            noise_multiplier=steps.noise,
+            max_grad_norm=clip,
+            expected_batch_size=steps.share * images,  # type: ignore[arg-type]
+            generator=noise,
+        )
+        client.on_train_start()
+        for _ in range(client.local_epochs):
+            client.on_train_epoch_start()
+            drawn = [_places(images, steps.share, draw) for _ in range(steps.number)]
+            batches = iter(_loader(loader, [places for places in drawn if places]))
+            for index, places in enumerate(drawn):
+                optimizer.zero_grad()
+                if places:
+                    with fabric.autocast():
+                        loss = client.training_step(fabric.to_device(next(batches)), index)["loss"]
+                    if not torch.isfinite(loss):
+                        raise UserError(
+                            "the loss is not finite: training has diverged; lower the learning rate"
+                        )
+                    loss.backward()
+                else:  # noise alone
+                    for parameter in optimizer.params:
+                        parameter.grad_sample = parameter.new_zeros(0, *parameter.shape)
+                optimizer.step()
+        client.on_train_end()
+    task.eval()
+    if client.keep_optimizer:
+        client.optimizer_state = configured.state_dict()
+
+
+@contextmanager
+def _gradients_by_image(task: nn.Module) -> Iterator[None]:
+    """Has backward passes keep every image's gradient, and leaves nothing of that behind."""
+    from opacus.grad_sample import GradSampleModule
+
+    hooks = GradSampleModule(task)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")  # images need no gradient
+            yield
+    finally:
+        hooks.to_standard_module()
+        for parameter in task.parameters():
+            parameter.__dict__.pop("grad_sample", None)
+            parameter.__dict__.pop("summed_grad", None)
+
+
+def _places(images: int, share: float, draw: torch.Generator) -> list[int]:
+    """Draws each image with the same probability."""
+    chosen = torch.rand(images, generator=draw, device=draw.device) < share
+    return chosen.nonzero()[:, 0].tolist()
+
+
+def _loader(loader: DataLoader, batches: list[list[int]]) -> DataLoader:
+    return DataLoader(
+        loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn, generator=torch.Generator()
+    )
+
+
+def _generator(key: bytes, context: Context, what: str, device: Any) -> torch.Generator:
+    place = f"{what}/{context.round}/{context.exchange}/{context.client}".encode()
+    seed = int.from_bytes(blake2b(place, key=key, digest_size=8).digest(), "big")
+    return torch.Generator(device).manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class TrainingPrivacy:
+    """The settings of differentially private training, at the level of an image.
+
+    Neighbouring data differ in one image of one client, which is there or not.
+
+    Attributes:
+        epsilon: Budget of each client over the whole run; None for infinity, which is a run without clipping and noise.
+        delta: Probability with which the promise may fail.
+        clip: Largest norm C of an image's gradient.
+        batch_size: Images that a step has on average.
+        seed: Seed of noise and draws, for experiments that are to be repeated: whoever knows it can take the noise
+            away. None for a secret of the run.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    clip: float = 1.0
+    batch_size: int = 32
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        section = "federation.privacy"
+        above(section, 0, epsilon=self.epsilon, delta=self.delta, clip=self.clip)
+        within(section, 0, 0.1, delta=self.delta)
+        at_least(section, 1, batch_size=self.batch_size)
+
+    def plan(
+        self,
+        client: Client,
+        server: Server,
+        rounds: int,
+        stages: Mapping[int, int],
+        sizes: Mapping[int, int],
+        sampler: ClientSampler,
+        secure_sum: SecureSum | None,
+    ) -> TrainingPlan:
+        """Plans the noise of each client's steps, before anything runs.
+
+        Args:
+            client: The method's client.
+            server: Its server.
+            rounds: Training rounds; a client counts as if it trained in all of them.
+            stages: Index of each client's stage after the last round; 0 where data come in no stages.
+            sizes: Images of each client.
+            sampler: The clients of a round.
+            secure_sum: Settings of secure aggregation; None for none.
+
+        Raises:
+            UserError: If Opacus is missing, or more is sent than weights that were trained image by image.
+        """
+        require("dp", "federation/privacy=dp_sgd")
+        from opacus.validators import ModuleValidator
+
+        if any(stages.values()):
+            raise UserError(
+                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
+            )
+        exchanges = sending(client.exchanges, client)
+        weights = dict(client.task.named_parameters())
+        plain = type(client).training_step is Client.training_step and client.task.kind == "classification"
+        if not (plain and exchanges and all(type(e) is Train for e in exchanges)):
+            raise UserError(
+                f"federation/privacy=dp_sgd: {type(client).__name__} with task {type(client.task).__name__} sends more"
+                " than weights that are trained by a sum over single images; give method=fedavg with a classifier"
+            )
+        buffers = sorted({name for e in exchanges for name in e.upload_spec(client)} - weights.keys())
+        faults = [f"it shares {buffers[0]}"] if buffers else []
+        client.task.train()  # as which Opacus judges it
+        faults += [str(fault).split(".")[0] for fault in ModuleValidator.validate(client.task, strict=False)]
+        client.task.eval()
+        if faults:
+            raise UserError(
+                "federation/privacy=dp_sgd: the model looks at several images at once"
+                f" ({faults[0]}); give encoder.norm=instance, or features=frozen"
+            )
+        return TrainingPlan(self, dict(sizes), client.local_epochs, rounds)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The noise of a run's training.
+
+    Attributes:
+        settings: The settings.
+        sizes: Images of each client.
+        epochs: Epochs a round.
+        releases: Rounds in which a client trains.
+    """
+
+    settings: TrainingPrivacy
+    sizes: Mapping[int, int]
+    epochs: int
+    releases: int
+
+    def steps(self, images: int) -> Steps:
+        """Computes the steps of a client with so many images, and the least noise that its budget asks for."""
+        share, number = _drawing(images, self.settings.batch_size)
+        assert self.settings.epsilon is not None
+        noise = _noise(
+            self.settings.epsilon, self.settings.delta, share, number * self.epochs * self.releases
+        )
+        return Steps(share, number, noise)
+
+    def epsilon(self, releases: int) -> float:
+        """Computes what so many rounds cost: the largest epsilon of a client."""
+        found = [self.steps(images) for images in set(self.sizes.values())]
+        delta = self.settings.delta
+        return max(_spent(one.noise, one.share, one.number * self.epochs * releases, delta) for one in found)
+
+    def check(self, releases: int, what: str) -> None:
+        """Refuses what would overdraw the budget.
+
+        Args:
+            releases: Rounds in all, with those to come.
+            what: What asks for them, for the message.
+
+        Raises:
+            UserError: If their epsilon exceeds the budget.
+        """
+        if releases > self.releases:
+            raise UserError(
+                f"federation.privacy: {what} would be number {releases} of a client's rounds of training, and the noise"
+                f" was made for {self.releases}; begin anew with fresh=true"
+            )
+
+    def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:
+        """Counts the exchanges in which clients train."""
+        return sum(isinstance(exchange, TrainPrivately) for exchange in exchanges)
+
+    def noised(self, exchanges: Exchanges, client: Client, key: bytes) -> Exchanges:
+        """Puts private training in the place of training.
+
+        Args:
+            exchanges: Those of the method.
+            client: Its client.
+            key: The secret that draws and noise follow from.
+        """
+        rounds = tuple(TrainPrivately(self, key) if type(one) is Train else one for one in exchanges.rounds)
+        return replace(exchanges, rounds=rounds)
+
+    def summary(self, releases: int) -> dict[str, float | int | str | bool]:
+        """Describes what a run has spent, for its result."""
+        settings = self.settings
+        assert settings.epsilon is not None
+        return {
+            "epsilon": self.epsilon(releases) if releases else 0.0,
+            "budget": settings.epsilon,
+            "delta": settings.delta,
+            "unit": "image",
+            "noise": max(self.steps(images).noise for images in self.sizes.values()),
+            "clip": settings.clip,
+            "where": "every step's",
+            "sums": releases,
+            "of": "rounds of DP-SGD",
+            "secret": settings.seed is None,
+        }
+
+
+def _drawing(images: int, batch_size: int) -> tuple[float, int]:
+    """Computes the share of a client's images in a step, and the steps of an epoch."""
+    return min(1.0, batch_size / images), math.ceil(images / batch_size)
+
+
+@lru_cache(maxsize=4096)
+def _noise(epsilon: float, delta: float, share: float, steps: int) -> float:
+    """Computes the least noise multiplier of so many steps, by Renyi differential privacy."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # orders at the end of their list bound less tightly: never too small
+        return float(
+            get_noise_multiplier(
+                target_epsilon=epsilon,
+                target_delta=delta,
+                sample_rate=share,
+                steps=steps,
+                accountant="rdp",
+                epsilon_tolerance=0.001 * epsilon,
+            )
+        )
+
+
+@lru_cache(maxsize=4096)
+def _spent(noise: float, share: float, steps: int, delta: float) -> float:
+    """Computes the epsilon of so many steps."""
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = [(noise, share, steps)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(delta))

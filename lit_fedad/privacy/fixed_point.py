@@ -1,0 +1,128 @@
+"""Numbers in fixed point modulo 2^32 or 2^64: their sums are exact, in any order, and masks cancel in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts.additive import SumSpec
+from lit_fedad.core.errors import UserError
+
+Words = dict[str, np.ndarray]
+"""Numbers in fixed point by name, uint32 or uint64: the residues of whole multiples of a step."""
+
+HEADROOM = 4
+"""Bits beyond a sum's bound: where masks were left in, 15 of 16 elements lie beyond it."""
+
+_FINE = 24
+"""Binary places after the point that are enough: a float32 below 1 has as many."""
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Whole multiples of ``2^-exponent`` modulo ``2^bits``.
+
+    Attributes:
+        name: Name of the tensor, for errors.
+        bits: 32 or 64.
+        exponent: Binary places after the point; negative where the step exceeds 1.
+        form: The form of the sum.
+    """
+
+    name: str
+    bits: int
+    exponent: int
+    form: SumSpec
+
+    @classmethod
+    def of(cls, name: str, form: SumSpec) -> FixedPoint:
+        """Chooses bits and step: the finest that leaves room for the bound, and `HEADROOM`.
+
+        Numbers have 32 bits where these hold every whole number, or leave `_FINE` places after the point.
+
+        Raises:
+            UserError: If whole numbers are too large for 64 bits.
+        """
+        places = [bits - 1 - HEADROOM - max(0, math.ceil(math.log2(form.bound))) for bits in (32, 64)]
+        enough = 0 if form.whole else _FINE
+        bits, exponent = (32, places[0]) if places[0] >= enough else (64, places[1])
+        if form.whole and exponent < 0:
+            raise UserError(f"'{name}': sums of up to {form.bound:g} have no room in 64 bits")
+        return cls(name, bits, 0 if form.whole else exponent, form)
+
+    @property
+    def step(self) -> float:
+        """The distance of neighbouring numbers."""
+        return math.ldexp(1.0, -self.exponent)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of `encode`, little-endian: masks are the same on all machines."""
+        return np.dtype(f"<u{self.bits // 8}")
+
+    def encode(self, values: Tensor) -> np.ndarray:
+        """Rounds values to the nearest multiple of the step.
+
+        Raises:
+            UserError: If a value is not finite, or beyond the bound.
+        """
+        numbers = values.detach().double().cpu().numpy()
+        if numbers.shape != self.form.shape:
+            raise ValueError(f"'{self.name}' has shape {numbers.shape}, declared as {self.form.shape}")
+        largest = float(np.abs(numbers).max(initial=0.0))
+        if not largest <= self.form.bound * (1 + 1e-6):
+            raise UserError(
+                f"'{self.name}' adds {largest:g} to a sum that has room for {self.form.bound:g} in all"
+            )
+        # Arrays of no dimension become plain numbers in numpy's functions.
+        whole = np.asarray(np.rint(np.ldexp(numbers, self.exponent))).astype(np.int64)
+        return whole.view(np.uint64).astype(self.dtype)
+
+    def decode(self, residues: np.ndarray) -> Tensor:
+        """Returns sums of encoded values: float64, or int64 where they are whole.
+
+        Raises:
+            UserError: If one of them is beyond the bound.
+        """
+        # Sums of arrays without a dimension are plain numbers.
+        signed = np.asarray(residues).view(np.dtype(f"<i{self.bits // 8}"))
+        whole = np.asarray(signed.astype(np.int64))
+        values = np.asarray(np.ldexp(whole.astype(np.float64), -self.exponent))
+        if np.abs(values).max(initial=0.0) > self._largest:
+            raise UserError(
+                f"the sum of '{self.name}' is beyond {self.form.bound:g}, which no clients' can be"
+            )
+        return torch.from_numpy(whole if self.form.whole else values)
+
+    @property
+    def _largest(self) -> float:
+        """The largest sum that can be: every client may have rounded up."""
+        return self.form.bound if self.form.whole else self.form.bound * (1 + 1e-6) + 2**16 * self.step
+
+
+def fixed_points(forms: Mapping[str, SumSpec]) -> dict[str, FixedPoint]:
+    """Chooses the fixed point of every tensor of a sum, in the order of names."""
+    return {name: FixedPoint.of(name, forms[name]) for name in sorted(forms)}
+
+
+def encode(sums: Mapping[str, Tensor], forms: Mapping[str, SumSpec]) -> Words:
+    """Rounds addends to fixed point.
+
+    Raises:
+        UserError: If a value is beyond its bound.
+    """
+    return {name: point.encode(sums[name]) for name, point in fixed_points(forms).items()}
+
+
+def decode(words: Words, forms: Mapping[str, SumSpec]) -> dict[str, Tensor]:
+    """Returns sums of what was encoded.
+
+    Raises:
+        UserError: If a sum is beyond its bound.
+    """
+    return {name: point.decode(words[name]) for name, point in fixed_points(forms).items()}

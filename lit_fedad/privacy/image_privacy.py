@@ -1,0 +1,242 @@
+"""Differential privacy of a run: what noise its sums over images need, and what of its budget is spent."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from lit_fedad.contracts import Client, Exchange, Exchanges, Server
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.sampling import ClientSampler
+from lit_fedad.privacy.accounting import compose, epsilon_of, mu_of
+from lit_fedad.privacy.noised_sums import noised
+from lit_fedad.privacy.secure_aggregation import SecureSum, sending
+
+KEY_FILE = "noise.key"
+"""Name of the file of a run's folder with the secret that its noise is drawn from."""
+
+
+@dataclass(frozen=True)
+class ImagePrivacy:
+    """The settings of differential privacy at the level of an image.
+
+    Neighbouring data differ in one unit, whose images add nothing instead of what they add.
+
+    Attributes:
+        epsilon: Budget of the whole run; None for infinity, which is a run without clipping and noise.
+        delta: Probability with which the promise may fail.
+        where: Who adds the noise: ``central``, the server to the sum; ``distributed``, each client a share of it, under
+            secure sums.
+        clip: Largest norm of what one image adds, in the units of `ImageSums`.
+        noise: Noise multiplier sigma of every sum; None for the least that the run's sums need for the budget.
+        unit_images: Most images of what is protected together: 1 for an image, more for a patient or an object.
+        seed: Seed of the noise, for experiments that are to be repeated: whoever knows it can take the noise away. None
+            for a secret of the run.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    where: Literal["central", "distributed"] = "central"
+    clip: float = 0.5
+    noise: float | None = None
+    unit_images: int = 1
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        section = "federation.privacy"
+        above(section, 0, epsilon=self.epsilon, delta=self.delta, clip=self.clip, noise=self.noise)
+        within(section, 0, 0.1, delta=self.delta)
+        at_least(section, 1, unit_images=self.unit_images)
+        if self.epsilon is None and self.noise is not None:
+            raise UserError("federation.privacy.noise needs a budget: give federation.privacy.epsilon too")
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        return "image" if self.unit_images == 1 else f"group of up to {self.unit_images} images"
+
+    def plan(
+        self,
+        client: Client,
+        server: Server,
+        rounds: int,
+        stages: Mapping[int, int],
+        sizes: Mapping[int, int],
+        sampler: ClientSampler,
+        secure_sum: SecureSum | None,
+    ) -> Plan:
+        """Plans the noise of a run, before anything runs.
+
+        Args:
+            client: The method's client.
+            server: Its server.
+            rounds: Training rounds.
+            stages: Index of each client's stage after the last round; 0 where data come in no stages.
+            sizes: Images of each client.
+            sampler: The clients of a round.
+            secure_sum: Settings of secure aggregation; None for none.
+
+        Raises:
+            UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
+        """
+        assert self.epsilon is not None
+        exchanges = client.exchanges.under_noise
+        for exchange in sending(exchanges, client):
+            if exchange.image_sums(client) is None or not exchange.takes_sums(server):
+                raise UserError(
+                    f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
+                    " whose parts can be bounded; give a method that docs/privacy.md names, or federation/privacy=null"
+                )
+        if any(stages.values()):
+            raise UserError(
+                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
+            )
+        carriers = 1
+        if self.where == "distributed":
+            if secure_sum is None or sampler.fraction < 1:
+                raise UserError(
+                    "federation.privacy.where=distributed: a client's share of the noise hides nothing alone, nor that"
+                    " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
+                )
+            carriers = secure_sum.quorum_of(len(sizes))
+        releases = count_releases(exchanges, client, rounds)
+        if releases == 0:
+            raise UserError("federation.privacy: nothing is sent that noise could protect")
+        noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)
+        plan = Plan(self, noise, releases, carriers)
+        plan.check(releases, "this run")
+        return plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The noise of a run.
+
+    Attributes:
+        settings: The settings.
+        sigma: Standard deviation of a sum's noise, in multiples of the largest change that one unit makes.
+        releases: Noised sums of the whole run.
+        carriers: Clients whose shares make up the whole noise; 1 where the server adds it.
+    """
+
+    settings: ImagePrivacy
+    sigma: float
+    releases: int
+    carriers: int = 1
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise of every element of a sum."""
+        return self.sigma * self.settings.clip * self.settings.unit_images
+
+    @property
+    def share(self) -> float:
+        """Standard deviation of one client's share of it: as many as `carriers` make up the whole."""
+        return self.deviation / math.sqrt(self.carriers)
+
+    def epsilon(self, releases: int) -> float:
+        """Computes the epsilon of so many noised sums."""
+        return epsilon_of(compose([1 / self.sigma] * releases), self.settings.delta)
+
+    def check(self, releases: int, what: str) -> None:
+        """Refuses what would overdraw the budget.
+
+        Args:
+            releases: Noised sums in all, with those to come.
+            what: What asks for them, for the message.
+
+        Raises:
+            UserError: If their epsilon exceeds the budget.
+        """
+        budget, needed = self.settings.epsilon, self.epsilon(releases)
+        assert budget is not None
+        if needed > budget * (1 + 1e-6):
+            raise UserError(
+                f"federation.privacy: {what} needs epsilon {needed:.4g} for {releases} noised sums, and the budget is"
+                f" {budget:g}; give more noise, fewer rounds or a larger epsilon"
+            )
+
+    def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:
+        """Counts the exchanges in which something of images is released."""
+        return releases_of(exchanges, client)
+
+    def noised(self, exchanges: Exchanges, client: Client, key: bytes) -> Exchanges:
+        """Puts the noise around all exchanges of a method; see `lit_fedad.privacy.noised_sums`."""
+        return noised(exchanges, client, self, key)
+
+    def summary(self, releases: int) -> dict[str, float | int | str | bool]:
+        """Describes what a run has spent, for its result."""
+        settings = self.settings
+        assert settings.epsilon is not None
+        return {
+            "epsilon": self.epsilon(releases),
+            "budget": settings.epsilon,
+            "delta": settings.delta,
+            "unit": settings.unit,
+            "noise": self.sigma,
+            "clip": settings.clip,
+            "where": settings.where,
+            "sums": releases,
+            "of": "sums",
+            "secret": settings.seed is None,
+        }
+
+
+def in_words(summary: dict[str, float | int | str | bool]) -> str:
+    """Says in one line what `Plan.summary` holds."""
+    known = "" if summary["secret"] else "; its noise has a known seed: a measurement, no protection"
+    return (
+        f"epsilon {summary['epsilon']:.4g} at delta {summary['delta']:g}, unit: {summary['unit']}"
+        f" ({summary['where']} noise {summary['noise']:.3g} x clip {summary['clip']:g}, {summary['sums']}"
+        f" {summary.get('of', 'sums')}{known})"
+    )
+
+
+def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
+    """Counts the exchanges in which something of images is released."""
+    sums = [exchange.image_sums(client) for exchange in exchanges]
+    return sum(bool(one.form()) for one in sums if one is not None)
+
+
+def count_releases(exchanges: Exchanges, client: Client, rounds: int) -> int:
+    """Counts the noised sums that any image can be in, over a whole run; sampling of clients makes them no fewer."""
+    return releases_of(exchanges.setup, client) + rounds * releases_of(exchanges.rounds, client)
+
+
+def noise_key(folder: Path, seed: int | None, images: str) -> bytes:
+    """Returns the secret that a run's noise is drawn from: a resumed run draws the same noise for the same sum.
+
+    Other images get other noise: the difference of two sums with the same would show both without.
+
+    Args:
+        folder: The run's folder, in which the secret is kept while the run lasts.
+        seed: A number that takes its place, if any.
+        images: Hash of images and partition.
+
+    Raises:
+        UserError: If the file was changed.
+    """
+    if seed is not None:
+        return blake2b(f"noise {seed} {images}".encode(), digest_size=32).digest()
+    path = folder / KEY_FILE
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise UserError(f"{path}: is no key of 32 bytes; begin anew with fresh=true")
+    return blake2b(images.encode(), key=key, digest_size=32).digest()

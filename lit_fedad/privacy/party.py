@@ -1,0 +1,167 @@
+"""A client's part in secure sums: it masks what it adds, and reveals only what takes masks off the sum of enough."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lit_fedad.core.client_names import NUMBERS, ClientNames
+from lit_fedad.core.errors import UserError
+from lit_fedad.privacy.fixed_point import Words
+from lit_fedad.privacy.keys import KEY_BYTES, KeyPair, commitment, seal, unseal
+from lit_fedad.privacy.messages import (
+    Invitation,
+    Offer,
+    Revealed,
+    read_envelopes,
+    read_survivors,
+)
+from lit_fedad.privacy.secret_sharing import SHARE_BYTES, add_mask, pair_sign, split
+
+
+@dataclass
+class _Sum:
+    """A client's secrets of one sum."""
+
+    invitation: Invitation
+    pair: KeyPair = field(default_factory=KeyPair)
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
+    publics: dict[int, bytes] = field(default_factory=dict)
+    seed_shares: dict[int, bytes] = field(default_factory=dict)
+    key_shares: dict[int, bytes] = field(default_factory=dict)
+
+
+class Party:
+    """A client in secure sums, one after the other. Nothing that it holds leaves the client, but what it returns.
+
+    Args:
+        number: The client.
+        identity: Its registered keys.
+        roster: The public keys of all clients, by number, from elsewhere than the server.
+        names: What clients are called.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        identity: KeyPair,
+        roster: Mapping[int, bytes],
+        names: ClientNames = NUMBERS,
+    ) -> None:
+        self.number, self._identity, self._roster, self._names = number, identity, dict(roster), names
+        self._offered: _Sum | None = None
+        self._masked: _Sum | None = None
+
+    def offer(self, blob: bytes) -> bytes:
+        """Accepts an invitation: draws the secrets of this sum, and seals shares of them for every other member.
+
+        Args:
+            blob: An `Invitation`; not trusted.
+
+        Returns:
+            An `Offer`.
+
+        Raises:
+            UserError: If it invites others, or too few.
+        """
+        invitation = Invitation.from_bytes(blob)
+        if unknown := sorted(set(invitation.members) - set(self._roster)):
+            raise UserError(
+                f"the server invites {self._names.title(unknown[0])}, whose key is not on the roster"
+            )
+        if self.number not in invitation.members:
+            raise UserError(f"the server invites others than {self._names.title(self.number)}")
+        own = _Sum(invitation)
+        places = invitation.shares_at()
+        shares = [
+            split(secret, invitation.quorum, list(places.values())) for secret in (own.seed, own.pair.private)
+        ]
+        envelopes = {}
+        for member, place in places.items():
+            parts = [part[place] for part in shares]
+            if member == self.number:
+                own.seed_shares[member], own.key_shares[member] = parts
+            else:
+                key = self._between(self.number, member, invitation)
+                envelopes[member] = seal(key, b"".join([own.pair.public, *parts]))
+        self._offered, self._masked = own, None
+        return Offer(own.pair.public, commitment(own.seed), envelopes).to_bytes()
+
+    @property
+    def invitation(self) -> Invitation:
+        """The invitation that was accepted last.
+
+        Raises:
+            UserError: If there is none.
+        """
+        if self._offered is None:
+            raise UserError("the server asks for a masked sum, and has invited to none")
+        return self._offered.invitation
+
+    def mask(self, words: Words, blob: bytes) -> None:
+        """Masks what the client adds, in place; once for every invitation.
+
+        With s_uv the secret of two clients in this sum, and b_u the client's own (Bonawitz et al. 2017, section 4)::
+
+            y_u = x_u + PRG(b_u) + sum_{u<v} PRG(s_uv) - sum_{u>v} PRG(s_uv)
+
+        Args:
+            words: What it adds, in fixed point.
+            blob: The envelopes for this client, of all others that take part; not trusted.
+
+        Raises:
+            UserError: If they are too few, or an envelope is not of the client that it is said to be of.
+        """
+        invitation, own = self.invitation, self._offered
+        assert own is not None
+        self._offered = None
+        envelopes = read_envelopes(blob)
+        if self.number in envelopes or not set(envelopes) < set(invitation.members):
+            raise UserError("the server passes on envelopes of clients that it has not invited")
+        if len(envelopes) + 1 < invitation.quorum:
+            raise UserError(f"only {len(envelopes) + 1} clients take part, of {invitation.quorum} that must")
+        for other, letter in envelopes.items():
+            content = unseal(self._between(other, self.number, invitation), letter, self._names.title(other))
+            own.publics[other] = content[:KEY_BYTES]
+            own.seed_shares[other] = content[KEY_BYTES : KEY_BYTES + SHARE_BYTES]
+            own.key_shares[other] = content[KEY_BYTES + SHARE_BYTES :]
+        for other, public in own.publics.items():
+            add_mask(words, own.pair.agree(public, invitation.digest), pair_sign(self.number, other))
+        add_mask(words, own.seed, 1)
+        self._masked = own
+
+    def reveal(self, blob: bytes) -> bytes:
+        """Reveals this client's shares: once, of the seeds of survivors and of the keys of the others, never of both.
+
+        Args:
+            blob: The clients whose masked sums have arrived (`write_survivors`); not trusted.
+
+        Returns:
+            `Revealed`.
+
+        Raises:
+            UserError: If the client has masked nothing, or too few are named.
+        """
+        own, self._masked = self._masked, None
+        if own is None:
+            raise UserError(
+                "the server asks for shares of a sum that this client has no part in, or a second time"
+            )
+        survivors, took_part = set(read_survivors(blob)), {self.number, *own.publics}
+        if self.number not in survivors or not survivors <= took_part:
+            raise UserError("the server names survivors that had no part in the sum")
+        if len(survivors) < own.invitation.quorum:
+            raise UserError(
+                f"the server asks for the sum of {len(survivors)} clients, of {own.invitation.quorum} that must finish"
+            )
+        return Revealed(
+            {member: own.seed_shares[member] for member in survivors},
+            {member: own.key_shares[member] for member in took_part - survivors},
+        ).to_bytes()
+
+    def _between(self, sender: int, receiver: int, invitation: Invitation) -> bytes:
+        """Computes the key of the envelope from one client to another, which both know."""
+        other = receiver if sender == self.number else sender
+        purpose = b"envelope/%d/%d/" % (sender, receiver) + invitation.digest
+        return self._identity.agree(self._roster[other], purpose)

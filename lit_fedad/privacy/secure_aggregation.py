@@ -1,0 +1,320 @@
+"""Secure aggregation as a stage of an exchange: the server merges the sum of what clients send, and sees nothing else.
+
+The protocol is that of `lit_fedad.secure_sum`. Here is what it means for a federation: which exchanges it fits, how a
+client's message becomes numbers that can be masked, and how the server comes from their sum to one message again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from lit_fedad.contracts import (
+    SUM,
+    Additive,
+    Client,
+    Context,
+    Crowd,
+    Exchange,
+    Exchanges,
+    Message,
+    MessageSpec,
+    Server,
+    SumSpec,
+    TensorSpec,
+    Update,
+)
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.channel import Channel, Plain
+from lit_fedad.federation.message_check import check
+from lit_fedad.privacy.fixed_point import Words, decode, encode, fixed_points
+from lit_fedad.privacy.gathering import Gathering
+from lit_fedad.privacy.messages import Invitation
+from lit_fedad.privacy.party import Party
+from lit_fedad.robust.aggregation import RobustAggregation
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """The settings of secure aggregation.
+
+    Attributes:
+        quorum: Share of a round's clients, more of which must finish: at least half, so that no two sums come of one
+            round. The others may drop out.
+
+    Raises:
+        UserError: If the quorum is below a half, or 1 and more.
+    """
+
+    quorum: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.quorum < 1:
+            raise UserError(
+                f"federation.secure_sum.quorum={self.quorum} must be at least 0.5, and below 1: with less, halves of"
+                " the clients could give a server two sums"
+            )
+
+    def check(
+        self, server: Server, client: Client, channel: Channel, robust: object | None, clients: int
+    ) -> None:
+        """Checks, before anything runs, that all exchanges of a method are sums, and that nothing needs single uploads.
+
+        Args:
+            server: The method's server.
+            client: Its client.
+            channel: The channel.
+            robust: The defence against lies; None for none.
+            clients: Number of clients.
+
+        Raises:
+            UserError: If an exchange needs each upload, or a setting does.
+        """
+        if robust is not None and robust != RobustAggregation():
+            raise UserError(
+                "federation.secure_sum hides single uploads, and federation.robust judges them: give federation=secure,"
+                " or one of the two alone (federation/robust=off)"
+            )
+        if not isinstance(channel.up.codec, Plain):
+            raise UserError(
+                "federation.secure_sum sends numbers in fixed point, which no coding shortens: leave"
+                " federation.channel.up out"
+            )
+        if clients < 3:
+            raise UserError(f"federation.secure_sum needs 3 clients, and {clients} take part")
+        for exchange in sending(client.exchanges, client):
+            if exchange.additive(client) is None or not exchange.takes_sums(server):
+                raise UserError(
+                    f"federation.secure_sum: the server of {type(client).__name__} needs each message of exchange"
+                    f" '{exchange.name}', not their sum; give a method of sums (docs/privacy.md), or"
+                    " federation/secure_sum=null"
+                )
+
+    def quorum_of(self, clients: int) -> int:
+        """Returns the fewest of a number of clients that must finish.
+
+        Example:
+            >>> [SecureSum().quorum_of(clients) for clients in (3, 4, 5, 10)]
+            [2, 3, 3, 6]
+        """
+        return min(clients, math.floor(self.quorum * clients) + 1)
+
+    def gather(
+        self, exchange: Exchange, context: Context, sizes: Mapping[int, int], names: ClientNames
+    ) -> Gathering:
+        """Begins a secure sum of some clients, by their numbers of images and with what they are called.
+
+        Raises:
+            UserError: If there are fewer than 3.
+        """
+        place = f"{context.seed}/{context.round}/{context.exchange}/{exchange.name}"
+        return Gathering(place, sizes, self.quorum_of(len(sizes)), names)
+
+
+def sending(exchanges: Exchanges, client: Client) -> list[Exchange]:
+    """Lists the exchanges in which clients send something."""
+    return [one for one in (*exchanges.setup, *exchanges.rounds) if one.upload_spec(client)]
+
+
+@dataclass(frozen=True)
+class SumForm:
+    """The form of an exchange's sums, which client and server derive alike.
+
+    Attributes:
+        additive: How messages add up.
+        spec: The declared form of messages.
+        everyone: All clients that were asked.
+    """
+
+    additive: Additive
+    spec: MessageSpec
+    everyone: Crowd
+
+    @classmethod
+    def of(cls, exchange: Exchange, client: Client, invitation: Invitation) -> SumForm:
+        """Derives the form from the exchange and an invitation.
+
+        Raises:
+            UserError: If messages of the exchange do not add up.
+        """
+        additive = exchange.additive(client)
+        if additive is None:
+            raise UserError(
+                f"the server asks for a sum of exchange '{exchange.name}', whose messages have none"
+            )
+        return cls(additive, exchange.upload_spec(client), invitation.everyone)
+
+    @property
+    def sums(self) -> dict[str, SumSpec]:
+        """The form of the sums."""
+        return self.additive.form(self.spec, self.everyone)
+
+    @property
+    def masked(self) -> MessageSpec:
+        """The form of a masked message: names, sizes and types. Values can be any."""
+        types = {32: torch.int32, 64: torch.int64}
+        return {
+            name: TensorSpec(point.form.shape, types[point.bits], -math.inf, math.inf)
+            for name, point in fixed_points(self.sums).items()
+        }
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of a masked message."""
+        return sum(math.prod(form.shape) for form in self.sums.values())
+
+    def encode(self, message: Message, own: Crowd) -> Words:
+        """Computes what a client adds, in fixed point; rows that it does not send are zeros.
+
+        Raises:
+            UserError: If the message has not the declared form, or holds a value beyond the sum's bounds.
+        """
+        check(message, self.spec, "the client")
+        addends = self.additive.addends(message, own, self.everyone)
+        return encode({name: _filled(addends[name], form) for name, form in self.sums.items()}, self.sums)
+
+    def decode(self, words: Words, answered: Crowd) -> Message:
+        """Computes the message that stands for all clients that answered.
+
+        Raises:
+            UserError: If the sum is none of messages of the declared form.
+        """
+        sums = decode(words, self.sums)
+        message = self.additive.joined(sums, self.spec, answered, self.everyone)
+        check(message, self.spec, "all clients together")
+        return message
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A client's means to mask one message.
+
+    Attributes:
+        party: The client's part, which has accepted the invitation.
+        envelopes: What the others offered, as the server passed it on.
+    """
+
+    party: Party
+    envelopes: bytes
+
+    def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
+        """Turns a message into a masked one, serialised.
+
+        Raises:
+            UserError: If the message does not fit the sum, or an envelope is not what it should be.
+        """
+        invitation = self.party.invitation
+        words = SumForm.of(exchange, client, invitation).encode(
+            message, invitation.crowd([self.party.number])
+        )
+        self.party.mask(words, self.envelopes)
+        return save({name: torch.from_numpy(part.view(f"<i{part.itemsize}")) for name, part in words.items()})
+
+
+@dataclass
+class SumReceipt:
+    """The server's end of one summed exchange.
+
+    Attributes:
+        gathering: The server's part in the protocol.
+        form: The form of the sums.
+        bytes_up: Bytes that each client sent, of all letters.
+        bytes_down: Bytes that each client received beside the server's message.
+        causes: Causes by client that dropped out or whose letter was refused.
+    """
+
+    gathering: Gathering
+    form: SumForm
+    bytes_up: dict[int, int] = field(default_factory=dict)
+    bytes_down: dict[int, int] = field(default_factory=dict)
+    causes: dict[int, str] = field(default_factory=dict)
+
+    def invite(self) -> dict[int, bytes]:
+        """Returns the invitations by client."""
+        invitation = self.gathering.invitation
+        return self._sent(dict.fromkeys(sorted(invitation.members), invitation.to_bytes()))
+
+    def pass_on(self, offers: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Takes offers, and returns the envelopes for each client that goes on.
+
+        Raises:
+            UserError: If too few clients are left.
+        """
+        self._count(offers)
+        envelopes, refused = self.gathering.take_offers(offers)
+        self.causes |= refused
+        self._check_left(len(envelopes), "take part")
+        return self._sent(envelopes)
+
+    def take(self, client: int, blob: bytes) -> None:
+        """Checks the sizes and types of a masked message, and adds it to the others'.
+
+        Raises:
+            UserError: If the bytes hold no message, or one of another form.
+        """
+        try:
+            message: Message = load(blob)
+        except Exception as error:
+            raise UserError(f"the client sent bytes that hold no message ({type(error).__name__})") from error
+        check(message, self.form.masked, "the client")
+        self._count({client: blob})
+        points = fixed_points(self.form.sums)
+        self.gathering.add(client, {n: message[n].numpy().view(points[n].dtype) for n in points})
+
+    def ask_survivors(self) -> dict[int, bytes]:
+        """Returns the question for shares by survivor.
+
+        Raises:
+            UserError: If too few clients are left.
+        """
+        self._check_left(len(self.gathering.survivors), "are left")
+        return self._sent(dict.fromkeys(self.gathering.survivors, self.gathering.name_survivors()))
+
+    def finish(self, shares: Mapping[int, bytes]) -> dict[int, Update]:
+        """Takes the masks off the sum.
+
+        Returns:
+            The sum as one client's message, under the number `SUM`.
+
+        Raises:
+            UserError: If too few shares came, or the sum is none of messages of the declared form.
+        """
+        self._count(shares)
+        self._check_left(len(shares), "have revealed shares")
+        survivors = self.gathering.survivors
+        answered = self.gathering.invitation.crowd(survivors)
+        message = self.form.decode(self.gathering.unmask(shares), answered)
+        return {SUM: Update(message, answered.images, tuple(sorted(survivors)))}
+
+    def _check_left(self, left: int, what: str) -> None:
+        members, quorum = len(self.gathering.invitation.members), self.gathering.invitation.quorum
+        if left < quorum:
+            causes = self.gathering.names.titled(self.causes)
+            cause = next((f"; {client}: {text}" for client, text in causes.items()), "")
+            raise UserError(
+                f"{left} of {members} clients {what}, and a secure sum needs {quorum}: the round is lost{cause}"
+            )
+
+    def _sent(self, blobs: dict[int, bytes]) -> dict[int, bytes]:
+        _add(self.bytes_down, blobs)
+        return blobs
+
+    def _count(self, blobs: Mapping[int, bytes]) -> None:
+        _add(self.bytes_up, blobs)
+
+
+def _add(counts: dict[int, int], blobs: Mapping[int, bytes]) -> None:
+    for client, blob in blobs.items():
+        counts[client] = counts.get(client, 0) + len(blob)
+
+
+def _filled(addend: Tensor, form: SumSpec) -> Tensor:
+    """Adds rows of zeros where a client sends fewer than the sum has."""
+    missing = form.shape[0] - len(addend) if addend.ndim else 0
+    return torch.cat([addend, addend.new_zeros(missing, *addend.shape[1:])]) if missing > 0 else addend

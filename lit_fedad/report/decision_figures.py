@@ -1,0 +1,187 @@
+"""Figure of each client's scores beside the threshold by which it decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes
+
+_BINS = 20
+
+
+def drift_figure(
+    p_values: Sequence[float],
+    log_martingale: Sequence[float],
+    statistic: Sequence[float],
+    alarms: Sequence[int],
+    run_length: float,
+) -> Figure:
+    """Draws the p-values of a stream as a histogram, and martingale and Shiryaev-Roberts statistic over its images.
+
+    Args:
+        p_values: P-value of each image, uniform without drift [n].
+        log_martingale: Logarithm of the test martingale after each image, to base 10 [n].
+        statistic: Shiryaev-Roberts statistic after each image [n].
+        alarms: Numbers of the images, from 1, that raised an alarm.
+        run_length: Statistic at which an alarm is raised.
+
+    Returns:
+        The figure.
+    """
+    figure = blank_figure(7.16, 4.6)
+    share = labelled_axes(figure, "p-value in the stream", "images", (2, 1, 1))
+    share.hist(p_values, np.linspace(0, 1, _BINS + 1).tolist(), color=COLOURS[0], linewidth=0)
+    expected = len(p_values) / _BINS
+    share.axhline(expected, color=DARK, linewidth=0.8, linestyle="--", label="expected without drift")
+    share.set(xlim=(0, 1))
+    share.legend(loc="upper right", **LEGEND)
+    over = labelled_axes(figure, "images", "power of ten", (2, 1, 2))
+    images = np.arange(1, len(p_values) + 1)
+    over.plot(images, log_martingale, color=COLOURS[0], linewidth=1.1, label="test martingale")
+    reached = np.log10(np.maximum(statistic, 0.1))
+    over.plot(images, reached, color=COLOURS[1], linewidth=1.1, label="Shiryaev-Roberts statistic")
+    limit = f"alarm: at most one in {run_length:g} images without drift"
+    over.axhline(np.log10(run_length), color=DARK, linewidth=0.8, linestyle="--", label=limit)
+    for number, image in enumerate(alarms):
+        label = "alarms" if number == 0 else None
+        over.axvline(image, color=COLOURS[5], linewidth=0.8, label=label)
+    over.set(xlim=(0, max(len(p_values), 1)))
+    over.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, **LEGEND)
+    return figure
+
+
+_SIDES = {"own": "own products", "foreign": "other products"}
+
+
+def calibration_figure(
+    promised: Sequence[float],
+    seen: Mapping[str, Sequence[float]],
+    intervals: Mapping[str, Sequence[tuple[float, float]]],
+    missed: Mapping[str, Sequence[float]],
+) -> Figure:
+    """Draws rates over the promised rate of false alarms, of each client's own products and of all others.
+
+    Args:
+        promised: Promised rates of false alarms, ascending.
+        seen: Rates of false alarms of all clients together, by side (``own``, ``foreign``); NaN is left out.
+        intervals: Their 95 % intervals.
+        missed: Rates of misses.
+
+    Returns:
+        The figure.
+    """
+    figure = blank_figure(7.16, 2.9)
+    alarms = labelled_axes(figure, "promised false alarms", "false alarms seen", (1, 2, 1))
+    misses = labelled_axes(figure, "promised false alarms", "anomalies missed", (1, 2, 2))
+    kept = np.geomspace(min(promised), max(promised), 100)
+    alarms.plot(kept, kept, color="0.5", linewidth=0.8, linestyle="--", label="promised")
+    for place, (side, label) in enumerate(_SIDES.items()):
+        if side not in seen or np.isnan(seen[side]).all():
+            continue
+        look: dict[str, Any] = {"color": COLOURS[place], "linewidth": 1.1, "marker": "o", "markersize": 3}
+        alarms.plot(promised, seen[side], label=label, **look)
+        lower, upper = np.transpose(intervals[side])
+        alarms.fill_between(promised, lower, upper, color=COLOURS[place], alpha=0.15, linewidth=0)
+        misses.plot(promised, missed[side], **look)
+    alarms.set(xscale="log", ylim=(0, None))
+    misses.set(xscale="log", ylim=(0, 1))
+    figure.legend(loc="outside upper center", ncols=3, **LEGEND)
+    return figure
+
+
+_SCORE_BINS = 30
+_COLUMNS = 4
+_PANEL = 1.79  # inches: four panels are as wide as a page
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """Scores by one client's detector.
+
+    Attributes:
+        calibration: Scores of the client's calibration images, without repetition [m].
+        counts: Number of images with each of them [m].
+        normal: Scores of normal test images [n].
+        anomalous: Scores of anomalous test images [k].
+        threshold: Score above which an image is called anomalous; infinite where nothing is.
+    """
+
+    calibration: np.ndarray
+    counts: np.ndarray
+    normal: np.ndarray
+    anomalous: np.ndarray
+    threshold: float
+
+
+def client_scores_figure(clients: Mapping[int, ClientScores]) -> Figure:
+    """Draws one panel a client: histograms of its scores, each as a share of its kind, and the threshold.
+
+    Titles have the number of calibration images, and that of scores that are not finite, which are not drawn.
+
+    Args:
+        clients: Scores by client, at least one.
+
+    Returns:
+        The figure.
+    """
+    columns = min(len(clients), _COLUMNS)
+    rows = math.ceil(len(clients) / columns)
+    figure = blank_figure(max(columns, 2) * _PANEL, 0.4 + 1.6 * rows)
+    first: Axes | None = None
+    for place, (client, scores) in enumerate(clients.items(), start=1):
+        axes = labelled_axes(figure, "", "", (rows, columns, place))
+        _draw(axes, scores)
+        axes.set_title(_title(client, scores), fontsize=FONT_SIZE)
+        first = first or axes
+    assert first is not None
+    figure.supxlabel("image score", fontsize=FONT_SIZE + 1)
+    figure.supylabel("share of the images", fontsize=FONT_SIZE + 1)
+    handles, labels = first.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4 if columns > 2 else 2, **LEGEND)
+    return figure
+
+
+def _draw(axes: Axes, scores: ClientScores) -> None:
+    kinds = {
+        "calibration": (scores.calibration, scores.counts, COLOURS[2]),
+        "normal test": (scores.normal, np.ones(len(scores.normal)), COLOURS[0]),
+        "anomalous test": (scores.anomalous, np.ones(len(scores.anomalous)), COLOURS[5]),
+    }
+    finite = np.concatenate([values[np.isfinite(values)] for values, *_ in kinds.values()])
+    edges = np.histogram_bin_edges(finite, _SCORE_BINS).tolist()
+    for name, (values, weights, colour) in kinds.items():
+        shown = np.isfinite(values)
+        share = weights[shown] / max(weights.sum(), 1)
+        if name != "calibration":
+            axes.hist(
+                values[shown],
+                edges,
+                weights=share,
+                histtype="stepfilled",
+                alpha=0.4,
+                color=colour,
+                label=name,
+            )
+        label = name if name == "calibration" else None
+        axes.hist(
+            values[shown], edges, weights=share, histtype="step", linewidth=0.9, color=colour, label=label
+        )
+    # Without an end it stands in no panel, but in the legend of all.
+    limit = scores.threshold if math.isfinite(scores.threshold) else math.nan
+    axes.axvline(limit, color=DARK, linewidth=0.9, linestyle="--", label="threshold")
+
+
+def _title(client: int, scores: ClientScores) -> str:
+    limit = f"threshold {scores.threshold:.3g}" if math.isfinite(scores.threshold) else "no threshold"
+    tests = np.concatenate([scores.normal, scores.anomalous])
+    lost = np.count_nonzero(~np.isfinite(tests))
+    return f"client {client} ({scores.counts.sum()} images): {limit}" + (
+        f" ({lost} scores not finite)" if lost else ""
+    )

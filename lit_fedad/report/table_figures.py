@@ -1,0 +1,210 @@
+"""Pictures that runs drew themselves, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from lit_fedad.report.naming import METRIC_TITLES, metric_title
+from lit_fedad.report.style import FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
+from lit_fedad.report.tables import Outcome, Table
+
+
+def rows_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
+    """Draws the table's first metric in the last round: means over seeds, sample standard deviations as bars.
+
+    Args:
+        table: The table; its rows, in their order, are the points of each line.
+        columns: Label of each column, which is one line.
+        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
+
+    Returns:
+        The figure.
+    """
+    metric, labels = table.metrics[0], [row.label for row in table.rows]
+    figure = blank_figure(3.5, 2.3)
+    axes = labelled_axes(figure, table.rows_are, f"{metric_title(metric)} (%)")
+    for index, column in enumerate(columns):
+        values = 100 * runs[runs["column"] == column].groupby("row")[f"{metric}_last"].agg(["mean", "std"])
+        values = values.reindex(labels)
+        style = line_style(index, len(labels))
+        # One seed has no deviation, hence no bar.
+        axes.errorbar(range(len(labels)), values["mean"], values["std"], label=column, **style)
+    axes.set_xticks(range(len(labels)), labels)
+    figure.legend(loc="outside right upper", **LEGEND)
+    return figure
+
+
+def tasks_figure(table: Table, columns: Sequence[str], runs: pd.DataFrame) -> Figure:
+    """Draws the table's first metric after each stage: means over seeds, sample standard deviations as bars.
+
+    Args:
+        table: The table; its rows are the lines, without those that no run belongs to.
+        columns: Label of each column, which is one panel.
+        runs: Runs, from `lit_fedad.report.tables.runs_frame`.
+
+    Returns:
+        The figure.
+    """
+    metric = table.metrics[0]
+    labels = [row.label for row in table.rows if row.label in set(runs["row"])]
+    stages = [name for name in map(str, runs) if name.startswith(f"{metric}_task_")]
+    numbers = [int(name.rpartition("_")[2]) for name in stages]
+    wide = min(len(columns), 3)
+    high = math.ceil(len(columns) / wide)
+    figure = blank_figure(max(3.5, 7.16 * wide / 3), 1.8 * high + 0.3)
+    for panel, column in enumerate(columns, start=1):
+        axes = labelled_axes(figure, "task", f"{metric_title(metric)} (%)", (high, wide, panel))
+        axes.set_title(column, fontsize=FONT_SIZE + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for index, label in enumerate(labels):
+            group = runs[(runs["row"] == label) & (runs["column"] == column)]
+            means, deviations = 100 * group[stages].mean(), 100 * group[stages].std()
+            axes.errorbar(numbers, means, deviations, label=label, **line_style(index, len(stages)))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
+    return figure
+
+
+_TITLES = {
+    "loss": "training loss",
+    "last_loss": "loss of the last step",
+    "knowledge_mmd": "change (squared MMD)",
+}
+_COLUMNS = ("row", "column", "seed", "quantity", "client", "round", "value")
+_WIDTH, _HEIGHT = 2.4, 1.8  # inches of a panel
+
+
+def rounds_frame(table: Table, outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """Lists the table's quantities by round.
+
+    Args:
+        table: The table; with the figure ``"clients"`` losses are listed by client.
+        outcomes: Its runs.
+
+    Returns:
+        One line for each run, quantity, client and round; ``client`` is empty for a mean over clients.
+    """
+    values = {"clients": _losses, "rounds": _means}[table.figure]
+    lines = [
+        (one.row, one.column, one.seed, quantity, client, round, value)
+        for one in outcomes
+        if one.result
+        for quantity in table.quantities
+        for client, round, value in values(one.result, quantity, one.ending)
+    ]
+    return pd.DataFrame(lines, columns=list(_COLUMNS))
+
+
+def rounds_figure(table: Table, columns: Sequence[str], frame: pd.DataFrame) -> Figure:
+    """Draws one line a row over the rounds: means over seeds.
+
+    Args:
+        table: The table; its rows are the lines, without those that no run belongs to.
+        columns: Label of each column.
+        frame: Values, from `rounds_frame`.
+
+    Returns:
+        The figure, with a line of panels for each quantity and one panel a column; with the figure ``"clients"`` a
+        line of panels for each column and one panel a client.
+    """
+    labels = [row.label for row in (*table.rows, *table.beyond) if row.label in set(frame["row"])]
+    if table.figure == "clients":
+        clients = sorted(frame["client"].unique(), key=int) or ["0"]
+        panels = [[("loss", column, client) for client in clients] for column in columns]
+    else:
+        panels = [[(quantity, column, "") for column in columns] for quantity in table.quantities]
+    high, wide = len(panels), len(panels[0])
+    figure = blank_figure(max(3.5, _WIDTH * wide), _HEIGHT * high + 0.5)
+    for place, (quantity, column, client) in enumerate((p for line in panels for p in line), start=1):
+        axes = labelled_axes(figure, "round", _title(quantity), (high, wide, place))
+        axes.set_title(f"{column}, client {client}" if client else column, fontsize=FONT_SIZE + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        of_panel = (frame["quantity"] == quantity) & (frame["column"] == column) & (frame["client"] == client)
+        _draw(axes, frame[of_panel], labels, 100 if quantity in METRIC_TITLES else 1)
+    axes = figure.axes[0]
+    if labels:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
+    return figure
+
+
+def _draw(axes: Axes, frame: pd.DataFrame, labels: Sequence[str], scale: float) -> None:
+    for index, label in enumerate(labels):
+        means = scale * frame[frame["row"] == label].groupby("round")["value"].mean()
+        axes.plot(means.index, means, label=label, **line_style(index, len(means)))
+
+
+def _title(quantity: str) -> str:
+    return f"{metric_title(quantity)} (%)" if quantity in METRIC_TITLES else _TITLES.get(quantity, quantity)
+
+
+def _means(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[tuple[str, int, float]]:
+    """Yields a metric of each evaluation, or a scalar of each round, that is known."""
+    metrics = {int(round): values.get(f"{quantity}{ending}") for round, values in result["metrics"].items()}
+    scalars = {
+        round: values.get(quantity)
+        for round, values in zip(result["exchanges"], result["scalars"], strict=True)
+    }
+    known = metrics if any(value is not None for value in metrics.values()) else scalars
+    for round, value in sorted(known.items()):
+        if value is not None and math.isfinite(value):
+            yield "", round, value
+
+
+def _losses(result: Mapping[str, Any], quantity: str, ending: str) -> Iterator[tuple[str, int, float]]:
+    """Yields each client's loss of each round in which it trained."""
+    by_round = zip(result["exchanges"], result.get("client_losses", ()), strict=False)
+    for round, losses in by_round:
+        for client, value in losses.items():
+            if value is not None and math.isfinite(value):
+                yield client, round, value
+
+
+_WIDTH = 5.0  # inches of a picture
+_BLANK = 0.2  # height over width of a picture that is not there
+
+
+def sheets_figure(
+    rows: Sequence[str], columns: Sequence[str], pictures: Mapping[tuple[str, str], Path]
+) -> Figure:
+    """Draws a grid of pictures.
+
+    Args:
+        rows: Labels of the rows.
+        columns: Labels of the columns.
+        pictures: Picture files by labels of row and column.
+
+    Returns:
+        The figure; a place without a picture says so.
+    """
+    held = {}
+    for place, file in pictures.items():
+        with Image.open(file) as image:
+            held[place] = np.asarray(image.convert("RGB"))
+    heights = [
+        max(
+            (held[row, c].shape[0] / held[row, c].shape[1] for c in columns if (row, c) in held),
+            default=_BLANK,
+        )
+        for row in rows
+    ]
+    figure = blank_figure(_WIDTH * len(columns), sum(_WIDTH * height + 0.3 for height in heights))
+    grid = figure.add_gridspec(len(rows), len(columns), height_ratios=heights)
+    for line, row in enumerate(rows):
+        for number, column in enumerate(columns):
+            axes = figure.add_subplot(grid[line, number])
+            axes.set_axis_off()
+            axes.set_title(f"{row}, {column}", fontsize=FONT_SIZE + 2)
+            if (row, column) in held:
+                axes.imshow(held[row, column], interpolation="antialiased")
+            else:
+                axes.text(0.5, 0.5, "no run with pictures", ha="center", va="center", fontsize=FONT_SIZE)
+    return figure

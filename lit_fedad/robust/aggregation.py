@@ -1,0 +1,129 @@
+"""Robust aggregation: rules for clients whose messages have the declared form and lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Message, MessageSpec, Update
+from lit_fedad.core.bounds import above, within
+from lit_fedad.federation.aggregation import STATISTICS
+from lit_fedad.federation.receipt import Remark, Robust
+
+
+@dataclass(frozen=True)
+class RobustAggregation:
+    """The rules of a federation by what they judge, each None for no rule; they apply in this order.
+
+    A rule passes messages that it is not about as they are.
+
+    Attributes:
+        statistics: Judges means and variances of channels.
+        banks: Judges sets of vectors, such as memories and coresets.
+        weights: Judges weights, or combines them by other than their mean.
+    """
+
+    statistics: Robust | None = None
+    banks: Robust | None = None
+    weights: Robust | None = None
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[Remark]]:
+        """Applies all rules; see `Robust`."""
+        kept, remarks = dict(updates), list[Remark]()
+        for rule in (self.statistics, self.banks, self.weights):
+            if rule is not None and kept:
+                kept, found = rule(kept, spec, previous)
+                remarks += found
+        return kept, remarks
+
+
+def tolerated(share: float, clients: int) -> int:
+    """Computes how many liars a rule tolerates: a share of the clients, at least 1, but always a minority.
+
+    Example:
+        >>> [tolerated(0.2, clients) for clients in (1, 2, 3, 5, 10, 100)]
+        [0, 0, 1, 1, 2, 20]
+    """
+    return min(max(1, int(share * clients)), max(0, clients - 1) // 2)
+
+
+MOMENTS = ("count", "mean", "covariance")
+"""Names of the second moments that a client sends, each in several sets."""
+
+FLOOR = 0.3
+"""Share of the mean deviation to which smaller deviations of channels are raised."""
+
+
+@dataclass(frozen=True)
+class StatisticsCheck:
+    """A check of channel statistics that leaves out clients whose means or deviations lie far from the others'.
+
+    A client is compared with the medians over all clients, channel by channel: its means in units of the median
+    deviation, its deviations by the logarithm of their ratio; of both the root mean square over channels counts.
+    Honest clients, each with its own kinds of normal, reached 1.5 deviations and a ratio of 2.2 (docs/robust.md).
+
+    Attributes:
+        means: Deviations by which a client's means may lie off.
+        ratio: Factor by which its deviations may differ.
+        liars: Share of clients that may be left out, at least one; if more lie far out, there is no telling which is
+            honest, and all stay.
+    """
+
+    means: float = 3.0
+    ratio: float = 5.0
+    liars: float = 0.2
+
+    def __post_init__(self) -> None:
+        above("federation.robust.statistics", 0, means=self.means)
+        above("federation.robust.statistics", 1, ratio=self.ratio)
+        within("federation.robust.statistics", 0, 1, liars=self.liars)
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[Remark]]:
+        """Leaves clients out; see `RobustAggregation`."""
+        if not (set(STATISTICS) <= set(spec) or set(MOMENTS) <= set(spec)):
+            return dict(updates), []
+        found = {client: _channels(update.message) for client, update in updates.items()}
+        judged = [client for client, (mean, _) in found.items() if len(mean)]
+        if len(judged) < 3:
+            return dict(updates), []
+        means, deviations = (torch.stack([found[client][i] for client in judged]) for i in (0, 1))
+        # Channels that hardly vary have large ratios, which say nothing.
+        usual = deviations.median(0).values
+        floor = (FLOOR * usual.mean()).clamp(min=torch.finfo(torch.float32).tiny)
+        usual, deviations = usual.clamp(min=floor), deviations.clamp(min=floor)
+        shifts = _root_mean_square((means - means.median(0).values) / usual)
+        ratios = _root_mean_square((deviations / usual).log()).exp()
+        far = {}
+        for client, shift, ratio in zip(judged, shifts.tolist(), ratios.tolist(), strict=True):
+            if shift > self.means:
+                far[client] = f"lies far out: its channels' means are {shift:.3g} deviations off"
+            elif ratio > self.ratio:
+                far[client] = f"lies far out: its channels' deviations differ by a factor of {ratio:.3g}"
+        if len(far) > tolerated(self.liars, len(judged)):
+            return dict(updates), [
+                (client, f"{line}; too many do to leave them out") for client, line in far.items()
+            ]
+        kept = {client: update for client, update in updates.items() if client not in far}
+        return kept, [(client, f"{line}; left out") for client, line in far.items()]
+
+
+def _channels(message: Message) -> tuple[Tensor, Tensor]:
+    """Returns means and deviations of a message's channels, both [n], over all sets of moments; n = 0 without any."""
+    if "variance" in message:
+        return message["mean"].double(), message["variance"].double().sqrt()
+    channels = message["mean"].shape[-1]
+    rows = torch.arange(channels)
+    # The diagonal within an upper triangle that is packed row by row.
+    variances = message["covariance"][:, rows * (2 * channels - rows + 1) // 2]
+    return message["mean"].double().flatten(), variances.double().clamp(min=0).sqrt().flatten()
+
+
+def _root_mean_square(rows: Tensor) -> Tensor:
+    return rows.square().mean(1).sqrt()

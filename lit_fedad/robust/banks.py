@@ -1,0 +1,233 @@
+"""A rule for banks: sets of vectors, of which a server keeps those that other clients hold alike.
+
+Honest clients differ, each with its own kinds of normal, so that a vector unlike all others is not yet a lie. What
+tells a lie from a new kind of normal was measured (docs/robust.md): half of an honest client's patches are about as
+near to what others hold as vectors of one bank are to each other, while patches of defects are farther.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Free, Message, MessageSpec, Update
+from lit_fedad.core.bounds import at_least, within
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.receipt import Remark
+from lit_fedad.robust.aggregation import tolerated
+
+COUNTS = "counts"
+"""Name of the number of patches of each vector."""
+
+RADII = "radii"
+"""Name of the distance of these patches to it."""
+
+
+NAMED = 0.01
+"""Share of a client's patches from which on their loss is worth a warning."""
+
+
+def bank_name(spec: MessageSpec) -> str | None:
+    """Returns the name of a message's bank: its only set of vectors, with counts or of free size; None without one.
+
+    Sets of images, densities, whose vectors come with matrices, and memories of positions, which come in a fixed number
+    without counts, are no banks: distances say little about them.
+    """
+    sets = [name for name, form in spec.items() if form.unordered]
+    if len(sets) != 1:
+        return None
+    form = spec[sets[0]]
+    rows = len(form.shape) == 2 and form.dtype.is_floating_point
+    return sets[0] if rows and (COUNTS in spec or isinstance(form.shape[0], Free)) else None
+
+
+@dataclass(frozen=True)
+class BankSupport:
+    """A check that other clients, or the server's last bank, hold something like a client's vectors.
+
+    The distance of a vector x to a bank B is ``min_b |x - b| / s_b``, where s_b is the distance of b to the nearest
+    other vector of B: in units of the bank's own spacing there, which no sender of x can change. The distance of x to
+    the others is the `holders`-th smallest over the other clients' banks, or that to the last bank, if smaller.
+
+    - A client whose median vector, weighted by counts, is farther than `far` is left out, and named.
+    - Of other clients, single vectors farther than `reach` are left out where the server has sent a bank, which covers
+      all kinds of normal; before, only those farther than `reach_first`.
+
+    A vector that is left out of a message of fixed size becomes a copy of the nearest that stays, with count 0.
+
+    Attributes:
+        far: Largest distance of a client's median vector, in banks with counts, whose vectors are means of patches.
+        far_without_counts: The same in banks without, such as coresets, whose vectors are extremes.
+        reach: Largest distance of a single vector.
+        reach_first: The same where the server has sent no bank yet.
+        holders: Number of other clients that must hold something near.
+        liars: Share of clients that may be left out, at least one; if more have no support, see `standing_out`.
+    """
+
+    far: float = 1.25
+    far_without_counts: float = 2.0
+    reach: float = 1.25
+    reach_first: float = 3.0
+    holders: int = 1
+    liars: float = 0.2
+
+    def __post_init__(self) -> None:
+        far = max(self.far, self.far_without_counts)
+        if not (0 < self.far <= self.reach and self.far_without_counts > 0 and far <= self.reach_first):
+            raise UserError(
+                f"federation.robust.banks.reach={self.reach} must be at least far={self.far}, reach_first="
+                f"{self.reach_first} at least far and far_without_counts={self.far_without_counts}, and these above 0"
+            )
+        at_least("federation.robust.banks", 1, holders=self.holders)
+        within("federation.robust.banks", 0, 1, liars=self.liars)
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[Remark]]:
+        """Leaves clients and vectors out; see `RobustAggregation`."""
+        name = bank_name(spec)
+        if name is None or len(updates) < 3:
+            return dict(updates), []
+        messages = {client: update.message for client, update in updates.items()}
+        last = previous.get(name)
+        distances = self._distances(messages, name, last)
+        masses = {client: _mass(message, name) for client, message in messages.items()}
+        limit = self.far if COUNTS in spec else self.far_without_counts
+        medians = {client: _weighted_median(distances[client], masses[client]) for client in updates}
+        lines = {
+            client: f"lies far out: half of what it holds is {median:.3g} times as far from all that"
+            f" others hold as their vectors are from each other, more than {limit:g}"
+            for client, median in medians.items()
+            if median > limit
+        }
+        far = standing_out(
+            {client: medians[client] - limit for client in lines}, tolerated(self.liars, len(updates))
+        )
+        remarks = [
+            (client, f"{line}; left out" if client in far else f"{line}; kept, as others do too")
+            for client, line in lines.items()
+        ]
+        reach, kept = self.reach_first if last is None else self.reach, dict[int, Update]()
+        for client, update in updates.items():
+            if client in far:
+                continue
+            stays = distances[client] <= reach
+            # Of a client that is kept though nobody holds its kind, single vectors cannot be judged either.
+            if stays.all() or client in lines:
+                kept[client] = update
+                continue
+            kept[client] = _only(update, stays, spec, name)
+            lost = float(masses[client][~stays].sum() / masses[client].sum())
+            if lost >= NAMED:
+                remarks.append((client, f"lies far out in {lost:.1%} of what it holds, which is left out"))
+        return kept, remarks
+
+    def _distances(
+        self, messages: Mapping[int, Message], name: str, last: Tensor | None
+    ) -> dict[int, Tensor]:
+        """Computes the distance of each vector to what others hold, by client."""
+        # Distances are computed by matrix products, whose error is smallest around the origin.
+        centre = torch.cat([message[name] for message in messages.values()]).double().mean(0)
+        rows = {client: _centred(message[name], centre) for client, message in messages.items()}
+        banks = {client: _spaced(rows[client][_mass(messages[client], name) > 0]) for client in messages}
+        common = None if last is None else _spaced(_centred(last, centre))
+        found = {}
+        for client, own in rows.items():
+            others = torch.stack([_distance(own, *banks[other]) for other in banks if other != client])
+            held = others.kthvalue(min(self.holders, len(others)), dim=0).values
+            found[client] = held if common is None else torch.minimum(held, _distance(own, *common))
+        return found
+
+
+def standing_out(excess: Mapping[int, float], at_most: int) -> set[int]:
+    """Finds the clients that lie so far out that they can be told from others that do.
+
+    A client that lies takes the support from honest ones that hold what it should have held. These lie little beyond
+    the limit; where all have a kind of normal of their own, distances are alike, and nobody stands out.
+
+    Args:
+        excess: How far clients lie beyond the limit.
+        at_most: How many may stand out.
+
+    Returns:
+        The farthest clients, up to `at_most`; none if another one lies more than half as far beyond the limit.
+
+    Example:
+        >>> standing_out({2: 0.34, 4: 0.02}, 1), standing_out({2: 0.34, 4: 0.30}, 1)
+        ({2}, set())
+    """
+    farthest = sorted(excess, key=lambda client: -excess[client])
+    first, rest = farthest[:at_most], farthest[at_most:]
+    if not first or (rest and excess[rest[0]] > excess[first[-1]] / 2):
+        return set()
+    return set(first)
+
+
+def _mass(message: Message, name: str) -> Tensor:
+    """Returns the weight [rows] of each vector: its count, or 1 where none, or only zeros, are sent."""
+    counts = message.get(COUNTS)
+    if counts is None or not counts.any():
+        return torch.ones(len(message[name]), dtype=torch.float64)
+    return counts.double()
+
+
+def _centred(rows: Tensor, centre: Tensor) -> Tensor:
+    return (rows.double() - centre).float()
+
+
+def _spaced(bank: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the different vectors of a bank [n, C], and the distance [n] of each to the nearest other."""
+    rows = bank.unique(dim=0)
+    if len(rows) < 2:
+        return rows, torch.full((len(rows),), torch.finfo(rows.dtype).tiny)
+    spacing = torch.cat(
+        [
+            torch.cdist(rows[part], rows).scatter(1, torch.arange(len(rows))[part, None], torch.inf).amin(1)
+            for part in _parts(len(rows))
+        ]
+    )
+    return rows, spacing.clamp(min=torch.finfo(rows.dtype).tiny)
+
+
+def _distance(rows: Tensor, bank: Tensor, spacing: Tensor) -> Tensor:
+    """Computes the distance [n] of vectors [n, C] to a bank, in units of its spacing."""
+    if not len(rows) or not len(bank):
+        return torch.full((len(rows),), torch.inf)
+    return torch.cat([(torch.cdist(rows[part], bank) / spacing).amin(1) for part in _parts(len(rows))])
+
+
+def _parts(length: int, step: int = 1024) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _weighted_median(values: Tensor, masses: Tensor) -> float:
+    """Returns the smallest value that at least half of the mass does not exceed; 0 of no values."""
+    if not len(values):
+        return 0.0
+    values, order = values.sort()
+    mass = masses[order].cumsum(0)
+    return float(values[torch.searchsorted(mass, mass[-1] / 2).clamp(max=len(values) - 1)])
+
+
+def _only(update: Update, stays: Tensor, spec: MessageSpec, name: str) -> Update:
+    """Returns the message with the vectors that stay, in place of the others the nearest of these with count 0."""
+    message = dict(update.message)
+    size = spec[name].shape[0]
+    if isinstance(size, Free):
+        rows = [n for n, form in spec.items() if form.shape and form.shape[0] == size]
+        message.update({n: message[n][stays] for n in rows})
+        return Update(message, update.num_samples)
+    kept = stays.nonzero()[:, 0]
+    bank = message[name]
+    nearest = kept[torch.cdist(bank[~stays].double(), bank[kept].double()).argmin(1)]
+    source = torch.arange(len(bank))
+    source[~stays] = nearest
+    message[name] = bank[source]
+    if RADII in message:
+        message[RADII] = message[RADII][source]
+    if COUNTS in message:
+        message[COUNTS] = torch.where(stays, message[COUNTS], 0)
+    return Update(message, update.num_samples)

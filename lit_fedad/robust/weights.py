@@ -1,0 +1,273 @@
+"""Rules for weights: bounds on how far one client moves them, and combinations that no single client decides.
+
+Weights are the floating-point entries of a fixed shape that the server had sent under the same name; messages with
+sets of vectors hold none, and what only clients send stays as it is. Servers average weights: a combination is
+returned as the same weights from every client, whose mean is exact (`weighted_mean`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Free, Message, MessageSpec, Update
+from lit_fedad.core.bounds import at_least, within
+from lit_fedad.federation.receipt import Remark
+from lit_fedad.robust.aggregation import tolerated
+
+
+def weight_names(spec: MessageSpec, previous: Message) -> list[str]:
+    """Lists the entries of a message that are weights; none in a message that holds a set of vectors."""
+    if any(form.unordered for form in spec.values()):
+        return []
+    return [
+        name
+        for name, form in spec.items()
+        if form.dtype.is_floating_point
+        and not any(isinstance(size, Free) for size in form.shape)
+        and name in previous
+        and tuple(previous[name].shape) == form.shape
+    ]
+
+
+class WeightRule(ABC):
+    """A rule for weights, which names clients that lie far out; with fewer than 3 clients there is no telling who does.
+
+    A client lies far out if its change of the weights is longer than `far` times what is usual for its number of images
+    (`lengths`), or if it is among fewer than half that point against the others: its cosine with the sum of their
+    directions is below `against`.
+
+    Args:
+        far: Factor by which a change may be longer than usual.
+        against: Cosine below which a client is named.
+    """
+
+    def __init__(self, far: float = 2.0, against: float = -0.25) -> None:
+        at_least("federation.robust.weights", 1, far=far)
+        self.far, self.against = far, against
+
+    def __call__(
+        self, updates: Mapping[int, Update], spec: MessageSpec, previous: Message
+    ) -> tuple[dict[int, Update], list[Remark]]:
+        """Combines weights; see `RobustAggregation`."""
+        names = weight_names(spec, previous)
+        if not names or len(updates) < 3:
+            return dict(updates), []
+        products = inner_products(updates, names, previous)
+        ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
+        combined = self.combine(updates, products, {name: previous[name] for name in names})
+        return combined, self.name_far(ratios, products)
+
+    @abstractmethod
+    def combine(
+        self, updates: Mapping[int, Update], products: Tensor, previous: Message
+    ) -> dict[int, Update]:
+        """Combines the weights.
+
+        Args:
+            updates: Updates by client.
+            products: Inner products of their changes [N, N].
+            previous: The weights that the server had sent.
+        """
+
+    def name_far(self, ratios: Mapping[int, float], products: Tensor) -> list[Remark]:
+        """Returns a remark on each client that lies far out.
+
+        Where half of the clients or more pull against the rest, as those that hold different classes do, they have no
+        common direction, and none is named for its own.
+        """
+        directions = dict(zip(ratios, cosines(products).tolist(), strict=True))
+        opposed = [client for client, cosine in directions.items() if cosine < self.against]
+        if 2 * len(opposed) >= len(directions):
+            opposed = []
+        found = []
+        for client, ratio in ratios.items():
+            if ratio > self.far:
+                found.append(
+                    (client, f"lies far out: it changes the weights {ratio:.3g} times as far as usual")
+                )
+            elif client in opposed:
+                cosine = directions[client]
+                found.append(
+                    (
+                        client,
+                        f"lies far out: it moves the weights against the others (cosine {cosine:.2f})",
+                    )
+                )
+        return found
+
+
+class NormClipping(WeightRule):
+    """A bound on the length of changes, by a multiple of what is usual instead of a fixed number.
+
+    After Sun et al. 2019, "Can you really backdoor federated learning?", section 3::
+
+        w_n <- w + (w_n - w) min(1, far / ratio_n)    with the ratio of `lengths`
+
+    As long as no change is longer, messages stay as they are.
+    """
+
+    def combine(
+        self, updates: Mapping[int, Update], products: Tensor, previous: Message
+    ) -> dict[int, Update]:
+        """Shortens changes that are too long."""
+        ratios = lengths(products, {client: update.num_samples for client, update in updates.items()})
+        combined = dict(updates)
+        for client, ratio in ratios.items():
+            if ratio > self.far:
+                own = {
+                    name: (
+                        last.double() + (updates[client].message[name].double() - last) * (self.far / ratio)
+                    )
+                    for name, last in previous.items()
+                }
+                combined[client] = _with(updates[client], own)
+        return combined
+
+
+class CoordinateMedian(WeightRule):
+    """The median of the weights, coordinate by coordinate (Yin et al. 2018, Definition 1).
+
+    "Byzantine-robust distributed learning", ICML 2018. All clients have the same weight. The median of an even number
+    is the mean of the middle two.
+    """
+
+    def combine(
+        self, updates: Mapping[int, Update], products: Tensor, previous: Message
+    ) -> dict[int, Update]:
+        """Replaces all weights by their median."""
+        number = len(updates)
+        middle = slice((number - 1) // 2, number // 2 + 1)
+        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
+
+
+class TrimmedMean(WeightRule):
+    """The mean without the largest and the smallest values, coordinate by coordinate (Yin et al. 2018, Definition 2).
+
+    All clients have the same weight.
+
+    Args:
+        liars: Share of clients to tolerate, at least one: as many values are left out at each end.
+        far: See `WeightRule`.
+        against: See `WeightRule`.
+    """
+
+    def __init__(self, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
+        super().__init__(far, against)
+        within("federation.robust.weights", 0, 1, liars=liars)
+        self.liars = liars
+
+    def combine(
+        self, updates: Mapping[int, Update], products: Tensor, previous: Message
+    ) -> dict[int, Update]:
+        """Replaces all weights by their trimmed mean."""
+        trimmed = tolerated(self.liars, len(updates))
+        middle = slice(trimmed, len(updates) - trimmed)
+        return _shared(updates, {name: _sorted(updates, name)[middle].mean(0) for name in previous})
+
+
+class Krum(WeightRule):
+    """The clients with the most others nearby (Blanchard et al. 2017, "Machine learning with adversaries", section 4).
+
+        ``s(i) = sum_{i -> j} |w_i - w_j|^2`` over the N - f - 2 clients j nearest to i
+
+    Krum takes the client of the least score, multi-Krum the mean of several, weighted by data size. The guarantee needs
+    2 f + 2 < N, so five clients tolerate one liar. Honest clients that differ from most are left out too.
+
+    Args:
+        chosen: Number of clients that are merged; 1 is Krum.
+        liars: Share f / N of clients to tolerate, at least one.
+        far: See `WeightRule`.
+        against: See `WeightRule`.
+    """
+
+    def __init__(self, chosen: int = 1, liars: float = 0.2, far: float = 2.0, against: float = -0.25) -> None:
+        super().__init__(far, against)
+        at_least("federation.robust.weights", 1, chosen=chosen)
+        within("federation.robust.weights", 0, 1, liars=liars)
+        self.chosen, self.liars = chosen, liars
+
+    def combine(
+        self, updates: Mapping[int, Update], products: Tensor, previous: Message
+    ) -> dict[int, Update]:
+        """Leaves all but the chosen clients out."""
+        scores = krum_scores(products, tolerated(self.liars, len(updates)))
+        best = set(scores.argsort(stable=True)[: self.chosen].tolist())
+        return {client: update for row, (client, update) in enumerate(updates.items()) if row in best}
+
+
+def inner_products(updates: Mapping[int, Update], names: list[str], previous: Message) -> Tensor:
+    """Computes the inner products [N, N] of the clients' changes of all named entries, in double precision."""
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for name in names:
+        changes = (
+            _stacked(updates, name).sub_(previous[name]).reshape(len(updates), -1)
+        )  # a single number too
+        products.addmm_(changes, changes.T)
+    return products
+
+
+def krum_scores(products: Tensor, liars: int) -> Tensor:
+    """Computes Krum's scores.
+
+    Args:
+        products: Inner products of the changes of N clients [N, N].
+        liars: Number f of liars.
+
+    Returns:
+        Sums of squared distances to the N - f - 2 nearest others, at least one, [N].
+    """
+    squares = (products.diagonal()[:, None] + products.diagonal() - 2 * products).clamp(min=0)
+    nearest = max(1, len(products) - liars - 2)
+    return squares.fill_diagonal_(torch.inf).sort(1).values[:, :nearest].sum(1)
+
+
+def lengths(products: Tensor, sizes: Mapping[int, int]) -> dict[int, float]:
+    """Computes how long each client's change is, as a multiple of what is usual for its number of images.
+
+    Usual is the median length of all clients; for clients with more images than the median, which take more steps, so
+    many times more.
+
+    Args:
+        products: Inner products of the changes [N, N].
+        sizes: Number of images by client.
+    """
+    norms = products.diagonal().sqrt().tolist()
+    usual, images = statistics.median_low(norms), statistics.median_low(sizes.values())
+    found = {}
+    for (client, size), own in zip(sizes.items(), norms, strict=True):
+        allowed = usual * max(1.0, size / max(1, images))
+        found[client] = own / allowed if allowed > 0 else 1.0 if own == 0 else math.inf
+    return found
+
+
+def cosines(products: Tensor) -> Tensor:
+    """Computes the cosine [N] of each change with the sum of the others' directions, so that none of them decides."""
+    norms = products.diagonal().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    directions = products / norms[:, None] / norms
+    own, sums = directions.diagonal(), directions.sum(0)
+    squares = directions.sum() - 2 * sums + own
+    return (sums - own) / squares.clamp(min=1e-12).sqrt()
+
+
+def _stacked(updates: Mapping[int, Update], name: str) -> Tensor:
+    return torch.stack([update.message[name].double() for update in updates.values()])
+
+
+def _sorted(updates: Mapping[int, Update], name: str) -> Tensor:
+    return _stacked(updates, name).sort(0).values
+
+
+def _with(update: Update, weights: Message) -> Update:
+    """Returns the update with other weights, in the type of its own."""
+    own = {name: entry.to(update.message[name].dtype) for name, entry in weights.items()}
+    return Update({**update.message, **own}, update.num_samples)
+
+
+def _shared(updates: Mapping[int, Update], weights: Message) -> dict[int, Update]:
+    return {client: _with(update, weights) for client, update in updates.items()}

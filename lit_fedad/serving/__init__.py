@@ -1,1 +1,0 @@
-"""An exported detector that answers HTTP requests (``pip install 'lit-fedad[serve]'``)."""

@@ -1,0 +1,193 @@
+"""A site's own report: what the federation's detector says of the site's test images, which never leave it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lit_fedad.contracts import Client
+from lit_fedad.core.config import Config
+from lit_fedad.core.text import csv_cell
+from lit_fedad.data.sample import ImageSet
+from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
+from lit_fedad.evaluation.own_images import limit_of
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.experiment.trained_client import TrainedClient
+from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+from lit_fedad.report.files import whole_file
+from lit_fedad.report.html import markdown_table
+
+
+class OwnDetector:
+    """The folder of a detector that ``lit-fedad predict``, ``watch`` and ``export`` take as a run's.
+
+    Args:
+        folder: The folder.
+        config: The run's configuration at this site.
+        task: Name of the task's type.
+        site: Name of the site.
+        client: Its number.
+        sizes: Its training images by product or class.
+        backbone: Name and source of the frozen features (`Model.provenance`).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        task: str,
+        site: str,
+        client: int,
+        sizes: Mapping[str, float],
+        backbone: Mapping[str, Any],
+    ) -> None:
+        self.folder, self.config, self.client = RunFolder(folder), config, client
+        counts = [[0] * len(sizes)] * client + [[int(size) for size in sizes.values()]]
+        self.result = {
+            "sites": {site: {"client": client}},
+            "method": config["method"]["name"],
+            "task": task,
+            "data": "sites",
+            "partition": {
+                "strategy": "sites",
+                "products": list(sizes),
+                "sizes": [sum(own) for own in counts],
+                "counts": counts,
+            },
+            "backbone": backbone,
+            "seed": config["seed"],
+            "rounds": config["rounds"],
+            "last": {"round": config["rounds"]},
+            "config": config,
+            "tracking_run_id": None,
+        }
+
+    @property
+    def complete(self) -> bool:
+        """Whether later commands find a detector in the folder."""
+        return (self.folder.path / "result.json").exists()
+
+    def calibrate(self, scores: Mapping[str, ScoreCounts]) -> None:
+        """Writes counts of the calibration scores of the site's images, by product."""
+        self.folder.save_json("calibration.json", Calibration({self.client: scores}, shared=False).to_json())
+
+    def write(self, client: TrainedClient) -> None:
+        """Writes what the client predicts with.
+
+        Raises:
+            UserError: If the folder holds the detector of another configuration, or cannot be written.
+            OSError: If the client's file cannot be written.
+        """
+        self.folder.claim(self.config)
+        self.folder.save_json("result.json", {**self.result, "own_client": client.write(self.folder.path)})
+
+
+COLUMNS = ("image", "product", "shows", "score", "threshold", "decision")
+
+
+class OwnReport:
+    """The report of one run, in the site's folder: ``report.md``, ``decisions.csv`` and, of files, ``heatmaps.png``.
+
+    Args:
+        folder: Folder of the report.
+        config: The run's configuration; ``evaluation.pictures`` is the number of clearest and of hardest cases drawn.
+        data: The site's images.
+        images: Its test images, as decisions are judged by them.
+        fabric: Device.
+    """
+
+    def __init__(
+        self, folder: Path, config: Config, data: Data, images: EvaluatedImages, fabric: Fabric
+    ) -> None:
+        self.folder, self.config, self.data, self.fabric = folder, config, data, fabric
+        self.images = images
+
+    def write(self, client: Client, scores: Tensor, limits: Mapping[str, float]) -> Path:
+        """Writes the report of the live client's scores.
+
+        Args:
+            client: The live client, as it predicts.
+            scores: Score of each test image [n].
+            limits: Score above which an image is called anomalous, by product.
+
+        Returns:
+            The page.
+        """
+        with (
+            whole_file(self.folder / "decisions.csv") as path,
+            path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            writer.writerows(map(csv_cell, row) for row in self._rows(scores, limits))
+        drawn = self._draw(client, scores, limits)
+        with whole_file(self.folder / "report.md") as path:
+            path.write_text(self._page(scores, limits, drawn), encoding="utf-8", errors="surrogateescape")
+        return self.folder / "report.md"
+
+    def _rows(self, scores: Tensor, limits: Mapping[str, float]) -> list[tuple[object, ...]]:
+        labels, products, images = self.images.labels.tolist(), self.images.products, self.data.images
+        rows: list[tuple[object, ...]] = []
+        for index, (label, product, score) in enumerate(zip(labels, products, scores.tolist(), strict=True)):
+            name, shows = str(index), "anomalous" if label else "normal"
+            if isinstance(images, ImageSet):
+                name, shows = str(images.test[index].path), images.test[index].defect
+            limit = limit_of(limits, product)
+            decision = "anomalous" if score > limit else "normal"
+            rows.append((name, product or "", shows, f"{score:.6g}", f"{limit:.6g}", decision))
+        return rows
+
+    def _draw(self, client: Client, scores: Tensor, limits: Mapping[str, float]) -> bool:
+        """Draws the clearest and the hardest cases, where the images are files and the task localises.
+
+        A site needs no matplotlib; where there is none, nothing is drawn.
+        """
+        each, images = self.config["evaluation"]["pictures"], self.data.images
+        if not each or not isinstance(images, ImageSet) or not find_spec("matplotlib"):
+            return False
+        from lit_fedad.experiment.figures.anomaly import case_of
+        from lit_fedad.report.figures import save_figure
+        from lit_fedad.report.heatmaps import heatmap_sheet, pick_cases
+
+        captioned = []
+        for index in pick_cases(scores, self.images.labels, each, each):
+            if (case := case_of(client, self.data, self.fabric, index)) is None:
+                return False
+            limit = limit_of(limits, self.images.products[index])
+            told = f"{case.caption}, score {float(scores[index]):.3g}, threshold {limit:.3g}"
+            captioned.append(replace(case, caption=told))
+        title = "Test images of this site: clearest cases, then hardest"
+        save_figure(heatmap_sheet(captioned, title), self.folder / "heatmaps.png")
+        return True
+
+    def _page(self, scores: Tensor, limits: Mapping[str, float], drawn: bool) -> str:
+        rows = []
+        for product in dict.fromkeys(self.images.products):
+            chosen = [place for place, other in enumerate(self.images.products) if other == product]
+            limit = limit_of(limits, product)
+            rate = Rate.of(self.images.labels[chosen], scores[chosen] > limit)
+            threshold = "none: too few calibration images" if math.isinf(limit) else f"{limit:.4g}"
+            counts = (rate.normal, rate.false_alarms, rate.anomalous, rate.misses)
+            name = (product or "of no product").replace("|", "\\|")
+            rows.append([name, *map(str, counts), threshold])
+        head = ["product", "normal images", "false alarms", "anomalous images", "misses", "threshold"]
+        lines = [
+            f"# {self.config['method']['name']} after round {self.config['rounds']}, on this site's test images",
+            "",
+            "Scores, thresholds and pictures stay here; the coordinator is told the counts of this table alone.",
+            "",
+            markdown_table(head, rows),
+            "",
+            "Every image's score and decision: [decisions.csv](decisions.csv).",
+            *(["", "![Heatmaps](heatmaps.png)"] if drawn else []),
+        ]
+        return "\n".join(lines) + "\n"

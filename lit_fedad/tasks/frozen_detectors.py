@@ -1,0 +1,170 @@
+"""A one-class SVM of frozen features, fitted by scikit-learn (Schoelkopf et al., 2001)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction, Task
+from lit_fedad.contracts.compute import map_batches
+from lit_fedad.core.bounds import above, at_least, within
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.extras import require
+from lit_fedad.memory.knn import nearest, squared_distances
+from lit_fedad.models.encoders import FrozenEncoder
+
+
+class FrozenDetector(Task):
+    """A task that fits something to the frozen features of a client's images, once, and trains nothing.
+
+    What is fitted are personal buffers. With one client that holds all images (``METHOD=centralised``) they are the
+    pooled detector.
+
+    Args:
+        encoder: A `FrozenEncoder` without a network.
+
+    Raises:
+        UserError: If the encoder is trained.
+    """
+
+    trains = False
+    prepares = True
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(encoder, FrozenEncoder) or encoder.network is not None:
+            raise UserError(
+                f"task {type(self).__name__} looks at frozen features, and trains nothing: give features=frozen"
+                " features.hidden=0"
+            )
+        self.encoder, self.num_features = encoder, encoder.num_features
+
+    def fit(self, features: Tensor) -> None:
+        """Fits the buffers to local features [n, C] of length 1, on the CPU."""
+        raise NotImplementedError
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes features of length 1 [B, C]."""
+        return self.encoder(batch["image"]) / self.encoder.length
+
+    @torch.no_grad()
+    def prepare(self, loader: DataLoader, context: Context) -> None:
+        """Fits the detector to local images."""
+        self.fit(torch.cat([features.float().cpu() for features in map_batches(self, loader, self)]))
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Refuses to train.
+
+        Raises:
+            UserError: Always: there is nothing to train.
+        """
+        raise UserError(
+            f"task {type(self).__name__} has nothing to train: give METHOD=local or centralised, and rounds=0"
+        )
+
+    def on_fit_start(self) -> None:
+        """Refuses a plain Trainer; see `objective`."""
+        self.objective(torch.empty(0), {})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Loads a state with buffers of any size."""
+        for name in self.local_buffers:
+            if (entry := state_dict.get(f"{prefix}{name}")) is not None:
+                setattr(self, name, torch.empty_like(entry, device=getattr(self, name).device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class FeatureNeighbours(FrozenDetector):
+    """The score is the sum of squared distances to the nearest frozen features of the client's images.
+
+    `Panda` before training is the same, with the banks of all clients or the client's own.
+
+    Args:
+        encoder: See `FrozenDetector`.
+        neighbours: Number of nearest features.
+
+    Raises:
+        UserError: If there are no neighbours.
+    """
+
+    local_buffers = ("bank",)
+    scoring_buffers = local_buffers
+    bank: Tensor
+
+    def __init__(self, encoder: nn.Module, neighbours: int = 2) -> None:
+        super().__init__(encoder)
+        at_least("task", 1, neighbours=neighbours)
+        self.neighbours = neighbours
+        self.register_buffer("bank", torch.empty(0, self.num_features))
+
+    def fit(self, features: Tensor) -> None:
+        """Fills the bank."""
+        self.bank = features.to(self.bank)
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Computes each image's sum of squared distances."""
+        if not len(self.bank):
+            raise UserError("there is no bank to score by: the client has no images")
+        distances, _ = nearest(features.float(), self.bank, min(self.neighbours, len(self.bank)))
+        return Prediction(image_score=distances.square().sum(1))
+
+
+class FeatureSVM(FrozenDetector):
+    """A one-class SVM with Gaussian kernel ``exp(-gamma |x - y|^2)``; the score is how far an image lies outside.
+
+    Only fitting needs scikit-learn. What it finds, support vectors and their coefficients, are buffers.
+
+    Args:
+        encoder: See `FrozenDetector`.
+        nu: Share of training images that may lie outside.
+        gamma: gamma; None for scikit-learn's ``scale``, one over channels times the variance of all features.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    local_buffers = ("vectors", "coefficients", "offset", "sharpness")
+    scoring_buffers = local_buffers
+    vectors: Tensor
+    coefficients: Tensor
+    offset: Tensor
+    sharpness: Tensor
+
+    def __init__(self, encoder: nn.Module, nu: float = 0.1, gamma: float | None = None) -> None:
+        super().__init__(encoder)
+        above("task", 0, nu=nu, gamma=gamma)
+        within("task", 0, 1, nu=nu)
+        self.nu, self.gamma = nu, gamma
+        self.register_buffer("vectors", torch.empty(0, self.num_features))
+        self.register_buffer("coefficients", torch.empty(0))
+        self.register_buffer("offset", torch.zeros(()))
+        self.register_buffer("sharpness", torch.zeros(()))
+
+    def fit(self, features: Tensor) -> None:
+        """Finds the support vectors.
+
+        Raises:
+            UserError: If scikit-learn is missing.
+        """
+        require("train", "task feature_svm, to fit,")
+        from sklearn.svm import OneClassSVM
+
+        rows = features.double()
+        gamma = self.gamma or 1 / (rows.shape[1] * max(float(rows.var(correction=0)), 1e-12))
+        found = OneClassSVM(nu=self.nu, gamma=gamma).fit(rows.numpy())
+        self.vectors = torch.from_numpy(found.support_vectors_).to(self.vectors)
+        self.coefficients = torch.from_numpy(found.dual_coef_[0]).to(self.coefficients)
+        self.offset = self.offset.new_tensor(float(found.intercept_[0]))
+        self.sharpness = self.sharpness.new_tensor(gamma)
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Computes minus the decision function of each image."""
+        if not len(self.vectors):
+            raise UserError("there are no support vectors to score by: the client has no images")
+        squares = squared_distances(features.float(), self.vectors, self.vectors.square().sum(1))
+        kernel = (-self.sharpness * squares).exp()
+        return Prediction(image_score=-(kernel @ self.coefficients + self.offset))
