@@ -243,6 +243,7 @@ class Federation:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
         write_kept(self.server, state["server"])
+        self.outbox.forget()
         self.history = state["history"]
         self.transport.restore(latest)
         if self.fabric.is_global_zero:
@@ -279,6 +280,7 @@ class Federation:
             lambda playing: self._scored(exchange, playing, context),
         )
         counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
+        self.outbox.forget()
         self.transport.settle(counted)
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
