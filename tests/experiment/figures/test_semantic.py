@@ -373,7 +373,7 @@ def test_two_processes_draw_what_one_draws(tmp_path):
             f"out={tmp_path / devices}",
         ]
         subprocess.run(
-            [sys.executable, "-m", "lit_fedad.cli", "train", *overrides],
+            [sys.executable, "-m", "lit_fedad", "train", *overrides],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             timeout=240,
