@@ -243,7 +243,7 @@ def _play(fabric: Any, config: Config, lie: Lie | None, liar: int | None, found:
     honest = [client for client in federation.clients if client != liar]
     # Clients with one bank in common score alike: any of them shows what the server holds.
     asked = honest if config["method"]["name"] == "fedavg" else honest[:1]
-    metrics = evaluator.summarise(federation.ask(federation.rounds, evaluator.score, asked))
+    metrics = evaluator.summarise(federation.ask(federation.rounds, evaluator, asked))
     found += [metrics["p_auroc"]["mean"], liar, [line for report in reports for line in report.warnings]]
 
 

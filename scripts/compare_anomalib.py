@@ -30,6 +30,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.finished_run import reopen
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.federated import plain_values
 from lit_fedad.metrics.functional.bins import distinct_bins
@@ -82,7 +83,9 @@ def predicted(options: Options, overrides: Mapping[str, str]) -> Scored:
         return _to_one(scores), labels, _to_one(maps), masks
 
     federation = run.federation
-    return federation.ask(federation.rounds, answer, federation.clients[:1])[federation.clients[0]]
+    return federation.ask(federation.rounds, LocalQuery("answer", answer), federation.clients[:1])[
+        federation.clients[0]
+    ]
 
 
 _IMAGES, _PIXELS = ("score", "label"), ("map", "mask")

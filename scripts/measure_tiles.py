@@ -28,6 +28,7 @@ from lit_fedad.core.options import read
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.models.tiles import TiledPyramid
 from lit_fedad.report.console import Display, plain_warnings
 
@@ -117,7 +118,9 @@ class Maps(RunCallback):
             found = sum(self._found(client, batch, run) for batch in run.data.module.test_dataloader())
             return found, self._moved(client, run)
 
-        found, moved = run.federation.ask(run.federation.rounds, look, run.federation.clients[:1])[0]
+        found, moved = run.federation.ask(
+            run.federation.rounds, LocalQuery("look", look), run.federation.clients[:1]
+        )[0]
         run.extras["maps"] = {"found": found, "moved": moved}
 
     def _found(self, client: Client, batch: dict[str, Any], run: Run) -> int:

@@ -25,6 +25,7 @@ from lit_fedad.experiment.figures.embedding import (
 from lit_fedad.experiment.finished_run import FinishedRun
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer
 from lit_fedad.report.audit_figures import draw_correlation_heatmap
@@ -203,7 +204,7 @@ def report_privacy(
     def answer(client: Client, number: int) -> Tensor:
         return embed_images(client.task, loader_of(data.module.train, chosen[number], data))
 
-    answers = federation.ask(federation.rounds, answer)
+    answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:
         return None
     raw = []

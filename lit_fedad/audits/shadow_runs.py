@@ -31,7 +31,7 @@ from lit_fedad.experiment.build import (
     build_server_labelled,
 )
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
-from lit_fedad.federation.evaluator import Evaluator, Interview
+from lit_fedad.federation.evaluator import Evaluator, QueriedFederation
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import FederationCallback, RoundReport
 from lit_fedad.federation.sampling import ClientSampler
@@ -230,7 +230,7 @@ class NoEvaluation(Evaluator):
         """Lists no client."""
         return []
 
-    def evaluate(self, interview: Interview, round: int) -> None:
+    def evaluate(self, federation: QueriedFederation, round: int) -> None:
         """Returns nothing."""
 
 

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import cached_property
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
+from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.evaluation.state_messages import MOST_IMAGES
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.classification import CONSTANTS, ClassificationMetrics, constant_accuracies
 from lit_fedad.metrics.federated import Summary, summarise
+
+_COUNTS = ("correct", "total", "predicted")
 
 
 def test_images(loader: DataLoader, classes: int) -> Tensor:
@@ -33,21 +36,35 @@ def by_predictor(accuracies: Mapping[str, Mapping[str, float]]) -> dict[str, dic
 
 
 class AccuracyEvaluator(Evaluator):
-    """An evaluator of clients' accuracy on the whole test set, and on one with the client's class frequencies.
+    """An evaluator of clients' accuracy on all test images, and on its own class frequencies.
+
+    Over sites every client is scored on its own test images, and only counts of each class cross.
 
     Args:
-        loader: Test batches in a fixed order.
-        counts: Training images by client and class [clients, classes].
+        loader: Test batches in a fixed order; None on a server whose clients have test images of their own.
+        counts: Training images by client and class, int64 [clients, K].
         fabric: Moves batches and sets precision.
+        tested: Test images of each class, int64 [K], or of each client and class, int64 [clients, K]; None to count
+            them in the loader.
+        common: Whether all clients are scored on the same images.
     """
 
     metrics: tuple[str, ...] = ("accuracy", "own_accuracy", "balanced_accuracy", "predicted_classes")
 
-    def __init__(self, loader: DataLoader, counts: np.ndarray, fabric: Fabric) -> None:
-        self.loader, self.counts, self.fabric = loader, torch.from_numpy(counts), fabric
+    def __init__(
+        self,
+        loader: DataLoader | None,
+        counts: Tensor,
+        fabric: Fabric,
+        tested: Tensor | None = None,
+        common: bool = True,
+    ) -> None:
+        self.loader, self.counts, self.fabric, self.common = loader, counts, fabric, common
+        self._tested = tested
 
     def score(self, client: Client, number: int) -> ClassificationMetrics:
         """Computes the metric state of one client."""
+        assert self.loader is not None
         metrics = ClassificationMetrics(self.counts.shape[1], self.counts[number])
         for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
@@ -56,28 +73,56 @@ class AccuracyEvaluator(Evaluator):
         return metrics
 
     def spread(self, state: ClassificationMetrics, clients: list[int]) -> dict[int, ClassificationMetrics]:
-        """Returns the same predictions for every client, each with its own class frequencies."""
-        states = {}
-        for client in clients:
-            states[client] = deepcopy(state)
-            states[client].class_shares = self.counts[client].double() / self.counts[client].sum()
-        return states
+        """Returns the same predictions for every client."""
+        return {client: deepcopy(state) for client in clients}
+
+    def pack(self, answer: ClassificationMetrics) -> Message:
+        """Returns images, correct ones and predictions of each class, int64 [K] each."""
+        return {name: getattr(answer, name) for name in _COUNTS}
+
+    def spec(self) -> MessageSpec:
+        """Declares three counts a class."""
+        return {
+            name: TensorSpec((self.counts.shape[1],), torch.int64, low=0, high=MOST_IMAGES, counted=True)
+            for name in _COUNTS
+        }
+
+    def unpack(self, message: Message) -> ClassificationMetrics:
+        """Builds the metric state, without the client's own class frequencies.
+
+        Raises:
+            UserError: If more images are right than there are, or than were called so.
+        """
+        metrics = ClassificationMetrics(self.counts.shape[1])
+        for name in _COUNTS:
+            setattr(metrics, name, message[name])
+        right, there, called = metrics.correct, metrics.total, metrics.predicted
+        if (right > torch.minimum(there, called)).any() or int(there.sum()) != int(called.sum()):
+            raise UserError(
+                "the client counted more images as right than there are, or guessed more than once"
+            )
+        return metrics
 
     @cached_property
-    def test_images(self) -> Tensor:
-        """Number of test images of each class, int64 [K]."""
+    def tested(self) -> Tensor:
+        """Number of test images of each class, int64 [K], or of each client and class [clients, K]."""
+        if self._tested is not None:
+            return self._tested
+        assert self.loader is not None
         return test_images(self.loader, self.counts.shape[1])
 
     def constants(self, round: int) -> dict[str, dict[str, float]]:
         """Computes the accuracies of constant predictions, which are the same after every round."""
-        present = self.test_images > 0
+        present = (self.tested > 0).long()
         weights = {
-            "accuracy": self.test_images.expand_as(self.counts),
+            "accuracy": self.tested.expand_as(self.counts),
             "own_accuracy": self.counts * present,
             "balanced_accuracy": present.expand_as(self.counts),
         }
         return by_predictor({name: constant_accuracies(self.counts, own) for name, own in weights.items()})
 
     def summarise(self, states: dict[int, ClassificationMetrics]) -> dict[str, Summary]:
-        """Computes the mean, worst, pooled and per-client values of each metric."""
+        """Computes the mean, worst, pooled and per-client values of each metric, at each client's frequencies."""
+        for client, state in states.items():
+            state.class_shares = self.counts[client].double() / self.counts[client].sum()
         return summarise(states)

@@ -19,7 +19,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.evaluation.accuracy import by_predictor, test_images
 from lit_fedad.evaluation.predict import predict_batch
-from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
+from lit_fedad.federation.client_query import LocalQuery
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.classification import constant_accuracies
 from lit_fedad.metrics.continual import ContinualAccuracy, summarise_clients
@@ -59,6 +60,7 @@ class StreamAccuracyEvaluator(Evaluator):
     """
 
     after_fit = True
+    local = True
 
     def __init__(
         self,
@@ -86,20 +88,22 @@ class StreamAccuracyEvaluator(Evaluator):
         """Counts the correct predictions of a client's model."""
         return self._score(client, {number: client.context.stage})[number]
 
-    def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
+    def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Scores the server's model, and the clients' where they are merged; others are read from the history."""
         stages = self.module.at(round).stages
-        common = interview.client.predictors.server_shared
+        common = federation.client.predictors.server_shared
 
         def score(client: Client, number: int) -> dict[int, Scores]:
             return self._score(client, stages if common else {number: stages[number]})
 
-        answers = interview.ask(round, score, self.asked(interview.client, interview.clients), "server")
-        merged = interview.ask(round, self.score) if self.merged and round > 0 else {}
-        if not interview.fabric.is_global_zero:
+        answers = federation.ask(
+            round, LocalQuery(self.name, score), self.asked(federation.client, federation.clients), "server"
+        )
+        merged = federation.ask(round, self) if self.merged and round > 0 else {}
+        if not federation.fabric.is_global_zero:
             return None
         server = {client: scores for answer in answers.values() for client, scores in answer.items()}
-        reports = [report for report in interview.history if report.round <= round]
+        reports = [report for report in federation.history if report.round <= round]
         participants = reports[-1].participants if reports else []
         trained = self._history(reports)
         in_place = None

@@ -9,8 +9,9 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Client, Message, MessageSpec
 from lit_fedad.evaluation.predict import predict_batch
+from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.base import union
@@ -33,27 +34,31 @@ class Scored(NamedTuple):
 class AnomalyEvaluator(Evaluator):
     """An evaluator of every client on the union of all test images (FedDyMem Eq. 4), and on each product's.
 
+    Over sites every client is scored on its own test images, and only bins and counts of its scores cross.
+
     Args:
-        loader: Test batches in a fixed order.
+        loader: Test batches in a fixed order; None on a server whose clients have test images of their own.
         products: Product of each test image, by the ``index`` of batches.
         pixel: Whether there are masks; pixel metrics are then computed for tasks that localise.
         fabric: Moves batches and sets precision.
         pro_limit: Largest false positive rate of PRO.
         spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
+        common: Whether all clients are scored on these images.
     """
 
     metrics: tuple[str, ...] = ("i_auroc", "p_auroc", "pro", "aupr", "f1_max", "p_ap", "pro_05", "aupimo")
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoader | None,
         products: Sequence[str],
         pixel: bool,
         fabric: Fabric,
         pro_limit: float = 0.3,
         spro_limit: float | None = None,
+        common: bool = True,
     ) -> None:
-        self.loader, self.products, self.pixel = loader, products, pixel
+        self.loader, self.products, self.pixel, self.common = loader, products, pixel, common
         self.fabric, self.pro_limit, self.spro_limit = fabric, pro_limit, spro_limit
         if spro_limit is not None:
             self.metrics = (*self.metrics, "spro")
@@ -67,6 +72,7 @@ class AnomalyEvaluator(Evaluator):
 
     def states(self, client: Client) -> dict[str, AnomalyMetrics]:
         """Computes a client's metric states by product; their `union` is that of all images."""
+        assert self.loader is not None
         states: dict[str, AnomalyMetrics] = {}
         for batch in self.loader:
             prediction = predict_batch(client, batch, self.fabric)
@@ -90,9 +96,25 @@ class AnomalyEvaluator(Evaluator):
         """Returns the same state for every client."""
         return dict.fromkeys(clients, state)
 
+    def pack(self, answer: Scored) -> Message:
+        """Returns bins and counts: of image scores by label, and of pixels in five histograms."""
+        return packed_states([answer.state])
+
+    def spec(self) -> MessageSpec:
+        """Declares ascending bins and their counts."""
+        return states_spec(1)
+
+    def unpack(self, message: Message) -> Scored:
+        """Builds the metric state; every image score is the largest one of its bin."""
+        return Scored(unpacked_states(message, 1, self.pro_limit)[0], {})
+
     def summarise(self, states: dict[int, Scored]) -> dict[str, Summary]:
-        """Computes the mean, worst, pooled, per-client and per-product values of each metric."""
+        """Computes the mean, worst, pooled, per-client and per-product values of each metric.
+
+        Pixel metrics are left out where a client has no masks.
+        """
+        pixel = all(scored.state.pixel for scored in states.values())
         return with_products(
-            summarise({client: scored.state for client, scored in states.items()}),
+            summarise({c: s.state if pixel else of_images(s.state) for c, s in states.items()}),
             over_clients({client: scored.products for client, scored in states.items()}),
         )

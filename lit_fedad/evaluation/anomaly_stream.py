@@ -11,12 +11,13 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, Subset, default_convert
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Client, Message, MessageSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule, Timetable
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.federation.evaluator import Evaluation, Evaluator, Interview
+from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
+from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.base import union
@@ -38,11 +39,14 @@ class Judged(NamedTuple):
         met: Metric state of all these images.
         tasks: I-AUROC of each stage alone.
         products: Values of each product, by product and name.
+        stages: Metric state of each stage, where clients have test images of their own; otherwise empty, as states take
+            several megabytes each.
     """
 
     met: AnomalyMetrics
     tasks: list[float]
     products: dict[str, dict[str, float]]
+    stages: Sequence[AnomalyMetrics] = ()
 
 
 class StageMetrics:
@@ -122,74 +126,74 @@ class AnomalyStreamEvaluator(Evaluator):
     """An evaluator of every client on the test images, normal and anomalous, of its product types so far.
 
     A stage's test images are those of the product types in its training images; metrics are those of `StageMetrics`.
+    Over sites these are a client's own test images, and only bins and counts of its scores cross.
 
     Args:
-        images: Product types of the test images, and whether there are masks.
-        module: Test images, and each client's stage in a round.
+        judges: The evaluator of each product type, by its number (`product_evaluators`); none on a server whose
+            clients have test images of their own.
+        timetable: Each client's stage in a round.
         counts: Training images of each client by stage and product type [M_i, K].
-        fabric: Moves batches and sets precision.
         pro_limit: Largest false positive rate of PRO.
-        spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
-
-    Raises:
-        UserError: If a product type of a stage has no test images.
+        common: Whether clients' images are those of one test set.
     """
 
     def __init__(
         self,
-        images: ImageSet,
-        module: StreamDataModule,
+        judges: Mapping[int, AnomalyEvaluator],
+        timetable: Timetable,
         counts: Sequence[np.ndarray],
-        fabric: Fabric,
         pro_limit: float = 0.3,
-        spro_limit: float | None = None,
+        common: bool = True,
     ) -> None:
-        self.module = module
+        self.judges, self.timetable, self.pro_limit, self.common = judges, timetable, pro_limit, common
         self.tasks = [[frozenset(np.flatnonzero(row).tolist()) for row in own] for own in counts]
-        self.judges: dict[int, AnomalyEvaluator] = {}
-        for number in sorted({product for own in self.tasks for task in own for product in task}):
-            product = images.categories[number]
-            indices = [i for i, sample in enumerate(images.test) if sample.category == product]
-            if not indices:
-                raise UserError(
-                    f"{images.name}: product '{product}' comes in a task but has no test images; add some, or leave"
-                    " it out of the partition"
-                )
-            loader = DataLoader(
-                Subset(module.test, indices),
-                module.eval_batch_size,
-                generator=torch.Generator(),  # otherwise the loader draws from the global generator
-                collate_fn=default_convert,  # data sets return whole batches
-            )
-            products = [sample.category for sample in images.test]
-            limits = pro_limit, spro_limit
-            self.judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, *limits)
-        measured = next(iter(self.judges.values())).metrics
-        self.summary = StageMetrics(module.timetable, [own.sum(1).tolist() for own in counts], measured)
+        measured = next((judge.metrics for judge in judges.values()), AnomalyEvaluator.metrics)
+        self.summary = StageMetrics(timetable, [own.sum(1).tolist() for own in counts], measured)
         self.metrics = self.summary.names
 
-    def score(self, client: Client, number: int) -> list[AnomalyMetrics]:
-        """Computes the metric states of one client, one for each of its stages so far."""
-        tasks = self.tasks[number][: client.context.stage + 1]
-        scored = {
-            product: self.judges[product].states(client) for product in sorted(frozenset[int]().union(*tasks))
-        }
-        return [union(state for p in sorted(task) for state in scored[p].values()) for task in tasks]
+    def score(self, client: Client, number: int) -> Judged | dict[int, Judged]:
+        """Scores one client on its stages so far, or all of them where they share a model."""
+        stages = self.timetable.stages(client.context.round - 1)  # the last finished round
+        if self.alike(client):
+            return self._judge(
+                client, {one: stage for one, stage in enumerate(stages) if any(self.tasks[one])}
+            )
+        return self._judge(client, {number: stages[number]})[number]
 
-    def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
+    def spread(self, state: dict[int, Judged], clients: list[int]) -> dict[int, Judged]:
+        """Returns each client's own state."""
+        return {client: state[client] for client in clients}
+
+    def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Scores clients as they predict now; scores after earlier stages are read from the history."""
-        stages = self.module.at(round).stages
-        alike = interview.client.predictors.shared
-
-        def judge(client: Client, number: int) -> dict[int, Judged]:
-            judged = interview.clients if alike else [number]
-            return self._judge(client, {holder: stages[holder] for holder in judged})
-
-        answers = interview.ask(round, judge, self.asked(interview.client, interview.clients))
-        if not interview.fabric.is_global_zero:
+        now = federation.ask(round, self, self.asked(federation.client, federation.clients))
+        if not federation.fabric.is_global_zero:
             return None
-        now = {holder: judged for answer in answers.values() for holder, judged in answer.items()}
-        return Evaluation(self.summary.summarise(now, round, interview.history))
+        if self.alike(federation.client):
+            now = self.spread(next(iter(now.values())), federation.clients)
+        if not self.common:
+            stages = self.timetable.stages(round)
+            met = {client: judged.stages[: stages[client] + 1] for client, judged in now.items()}
+            if not all(state.pixel for states in met.values() for state in states):
+                met = {client: [of_images(state) for state in states] for client, states in met.items()}
+            now = {
+                client: Judged(union(states), [float(own.compute_local()["i_auroc"]) for own in states], {})
+                for client, states in met.items()
+            }
+        return Evaluation(self.summary.summarise(now, round, federation.history))
+
+    def pack(self, answer: Judged) -> Message:
+        """Returns bins and counts, the bins of a stage after those of the stage before."""
+        return packed_states(answer.stages)
+
+    def spec(self) -> MessageSpec:
+        """Declares ascending bins and their counts."""
+        return states_spec(max(self.timetable.lengths))
+
+    def unpack(self, message: Message) -> Judged:
+        """Builds the metric states of all stages; those that have not come are empty."""
+        states = unpacked_states(message, max(self.timetable.lengths), self.pro_limit)
+        return Judged(states[0], [], {}, states)
 
     def _judge(self, client: Client, stages: Mapping[int, int]) -> dict[int, Judged]:
         """Scores one model as it predicts for clients at their stages; each product is scored once."""
@@ -216,6 +220,49 @@ class AnomalyStreamEvaluator(Evaluator):
                 states[met[holder]],
                 [image_aurocs[task] for task in own],
                 {name: values for product in sorted(met[holder]) for name, values in alone[product].items()},
+                () if self.common else [states[task] for task in own],
             )
             for holder, own in tasks.items()
         }
+
+
+def product_evaluators(
+    images: ImageSet,
+    module: StreamDataModule,
+    counts: Sequence[np.ndarray],
+    fabric: Fabric,
+    pro_limit: float = 0.3,
+    spro_limit: float | None = None,
+) -> dict[int, AnomalyEvaluator]:
+    """Builds the evaluator of each product type that comes in a stage, by the number of the type.
+
+    Args:
+        images: Product types of the test images, and whether there are masks.
+        module: Test images.
+        counts: Training images of each client by stage and product type [M_i, K].
+        fabric: Moves batches and sets precision.
+        pro_limit: Largest false positive rate of PRO.
+        spro_limit: Largest false positive rate of sPRO; None where regions do not saturate.
+
+    Raises:
+        UserError: If a product type of a stage has no test images.
+    """
+    judges: dict[int, AnomalyEvaluator] = {}
+    for number in sorted({int(product) for own in counts for product in np.flatnonzero(own.sum(0))}):
+        product = images.categories[number]
+        indices = [i for i, sample in enumerate(images.test) if sample.category == product]
+        if not indices:
+            raise UserError(
+                f"{images.name}: product '{product}' comes in a task but has no test images; add some, or leave"
+                " it out of the partition"
+            )
+        loader = DataLoader(
+            Subset(module.test, indices),
+            module.eval_batch_size,
+            generator=torch.Generator(),  # otherwise the loader draws from the global generator
+            collate_fn=default_convert,  # data sets return whole batches
+        )
+        products = [sample.category for sample in images.test]
+        limits = pro_limit, spro_limit
+        judges[number] = AnomalyEvaluator(loader, products, images.has_masks, fabric, *limits)
+    return judges

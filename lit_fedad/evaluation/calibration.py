@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client, SumsExchange
+from lit_fedad.contracts import Client, Free, Message, MessageSpec, SumsExchange, TensorSpec
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
@@ -18,8 +18,10 @@ from lit_fedad.data.hold_out import image_groups
 from lit_fedad.data.labelled import Images
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.predict import image_scores
-from lit_fedad.federation.evaluator import Interview
+from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.evaluator import QueriedFederation
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS
 
 
 class CalibrationScores:
@@ -104,10 +106,59 @@ class CalibrationScores:
         return found
 
 
-def calibrate(
-    interview: Interview, round: int, scores: Callable[[Client, int], dict[str, ScoreCounts]]
-) -> Calibration:
+class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
+    """The query for the counts of a client's calibration scores, by product.
+
+    Args:
+        products: Names of all clients' products; a product crosses as its place in this list.
+        scores: Counts the client's scores; None on a server whose clients hold their images.
+    """
+
+    name = "calibration"
+
+    def __init__(self, products: Sequence[str], scores: CalibrationScores | None) -> None:
+        self.products, self.scores = list(products), scores
+
+    def __call__(self, client: Client, number: int) -> dict[str, ScoreCounts]:
+        """Counts the scores of the client's calibration images."""
+        assert self.scores is not None
+        return self.scores(client, number)
+
+    def pack(self, answer: dict[str, ScoreCounts]) -> Message:
+        """Returns product, bin and count of every bin that holds a score."""
+        places = [
+            torch.full_like(counts.bins, self.products.index(product)) for product, counts in answer.items()
+        ]
+        columns = (places, *([getattr(c, name) for c in answer.values()] for name in ("bins", "counts")))
+        return {
+            name: torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
+            for name, parts in zip(("products", "bins", "counts"), columns, strict=True)
+        }
+
+    def spec(self) -> MessageSpec:
+        """Declares three lists of one length."""
+        rows = Free("bins", len(self.products) * DEFAULT_BINS.count)
+        return {
+            "products": TensorSpec((rows,), torch.int64, low=0, high=len(self.products) - 1),
+            "bins": TensorSpec((rows,), torch.int64, low=0, high=DEFAULT_BINS.count - 1),
+            "counts": TensorSpec((rows,), torch.int64, low=1, counted=True),
+        }
+
+    def unpack(self, message: Message) -> dict[str, ScoreCounts]:
+        """Builds the counts by product.
+
+        Raises:
+            UserError: If the bins of a product do not ascend.
+        """
+        found = {}
+        for place in message["products"].unique().tolist():
+            chosen = message["products"] == place
+            counts = {name: message[name][chosen].tolist() for name in ("bins", "counts")}
+            found[self.products[place]] = ScoreCounts.from_json(counts)
+        return found
+
+
+def calibrate(federation: QueriedFederation, round: int, query: CalibrationQuery) -> Calibration:
     """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
-    sums = interview.exchanges.sums is not None
-    counted: Mapping[int, dict[str, ScoreCounts]] = interview.ask(round, scores, sums=sums)
-    return Calibration(counted, interview.client.predictors.shared)
+    counted = federation.ask(round, query, sums=federation.exchanges.sums is not None)
+    return Calibration(counted, federation.client.predictors.shared)

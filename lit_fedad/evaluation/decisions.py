@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Client
-from lit_fedad.federation.evaluator import Interview
+from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.client_query import ClientQuery, LocalQuery
+from lit_fedad.federation.evaluator import QueriedFederation
 from lit_fedad.metrics.conformal import Calibration, wilson_interval
 from lit_fedad.metrics.federated import Summary, summary, with_products
 
@@ -96,13 +98,117 @@ class Rate:
         }
 
 
+class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
+    """The query how many of a client's own test images are called anomalous, by product.
+
+    Anomalies that belong to no product, as those of foreign classes, are counted under None.
+
+    Args:
+        products: Names of all clients' products.
+        limits: Score above which an image is called anomalous, by product.
+        images: The client's test images; None on the server.
+        scores: Scores them with the live client; None on the server.
+        shipped: Whether the limits are those that the detector is shipped with, and a client may report by.
+    """
+
+    def __init__(
+        self,
+        products: Sequence[str],
+        limits: Mapping[str, float],
+        images: EvaluatedImages | None = None,
+        scores: Callable[[Client], Tensor] | None = None,
+        shipped: bool = True,
+    ) -> None:
+        self.name = "decisions" if shipped else "further decisions"
+        self.products, self.numbers = [*products, None], limits
+        self.images, self.scores = images, scores
+
+    def __call__(self, client: Client, number: int) -> dict[str | None, Rate]:
+        """Decides about every test image of the client."""
+        assert self.images is not None
+        assert self.scores is not None
+        return rates_of(self.scores(client), self.images, self.numbers)
+
+    def pack(self, answer: dict[str | None, Rate]) -> Message:
+        """Returns the four counts of `Rate` by product, then those of no product, int64 [products + 1, 4]."""
+        rates = [answer.get(product, Rate()) for product in self.products]
+        return {"rates": torch.tensor([[int(value) for value in vars(rate).values()] for rate in rates])}
+
+    def spec(self) -> MessageSpec:
+        """Declares four counts a product."""
+        return {"rates": TensorSpec((len(self.products), 4), torch.int64, low=0, high=1e8, counted=True)}
+
+    def unpack(self, message: Message) -> dict[str | None, Rate]:
+        """Builds the counts by product, of products with test images.
+
+        Raises:
+            UserError: If more images are wrong than there are.
+        """
+        found = {}
+        for product, row in zip(self.products, message["rates"].tolist(), strict=True):
+            rate = Rate(*row)
+            if rate.false_alarms > rate.normal or rate.misses > rate.anomalous:
+                raise UserError(f"more decisions about {product or 'no product'} are wrong than there are")
+            if rate.normal or rate.anomalous:
+                found[product] = rate
+        return found
+
+
+def limit_of(limits: Mapping[str, float], product: str | None) -> float:
+    """Returns the score above which an image of a product is called anomalous.
+
+    Where anomalies belong to no product (None), limits do not depend on it.
+    """
+    return max(limits.values(), default=math.inf) if product is None else limits.get(product, math.inf)
+
+
+def rates_of(scores: Tensor, images: EvaluatedImages, limits: Mapping[str, float]) -> dict[str | None, Rate]:
+    """Counts decisions about images by product: those that score above the limit of their product are anomalous.
+
+    Args:
+        scores: Image scores [n].
+        images: The images.
+        limits: Limits by product.
+    """
+    rates = {}
+    for product in dict.fromkeys(images.products):
+        place = torch.tensor([i for i, other in enumerate(images.products) if other == product])
+        rates[product] = Rate.of(images.labels[place], scores[place].double() > limit_of(limits, product))
+    return rates
+
+
+def judged(
+    rates: Mapping[str | None, Rate], held: Mapping[str, float], limits: Mapping[str, float]
+) -> dict[str, Any]:
+    """Describes one client's decisions.
+
+    Its own products count as often as it holds them, however many test images they have: decisions are calibrated for
+    the images that the client has. Other products count alike.
+
+    Args:
+        rates: Decisions by product; under None those about anomalies that belong to no product.
+        held: Number of the client's images by product.
+        limits: Score above which an image is called anomalous, by product.
+
+    Returns:
+        ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; ``held``, the products of ``own``;
+        and ``without_promise``, the products about which no promise can be made.
+    """
+    products = {name: rate for name, rate in rates.items() if name is not None}
+    own = [name for name in products if held.get(name)]
+    return {
+        "own": Rate.mixed([(held[name], products[name]) for name in own]) + rates.get(None, Rate()),
+        "foreign": Rate.mixed([(1, rate) for name, rate in products.items() if not held.get(name)]),
+        "products": products,
+        "held": own,
+        "without_promise": [name for name in products if math.isinf(limits[name])],
+    }
+
+
 def decide(
     scores: Mapping[int, Tensor], images: EvaluatedImages, calibration: Calibration, alpha: float
 ) -> dict[int, dict[str, Any]]:
     """Judges every client's decisions about the test images.
-
-    Its own products count as often as it holds them, however many test images they have: decisions are calibrated for
-    the images that the client has. Other products count alike.
 
     Args:
         scores: Image scores by client [n].
@@ -111,31 +217,58 @@ def decide(
         alpha: Promised rate of false alarms.
 
     Returns:
-        By client: ``own`` and ``foreign``, a mixed `Rate` each; ``products``, one by product; ``held``, the products of
-        ``own``; and ``without_promise``, the products about which no promise can be made.
+        What `judged` returns, by client.
     """
-    judged: dict[int, dict[str, Any]] = {}
-    kinds = list(dict.fromkeys(images.products))
-    for client, own_scores in scores.items():
-        held, products, silent, nowhere = images.held[client], dict[str, Rate](), list[str](), Rate()
-        for product in kinds:
-            place = torch.tensor([i for i, other in enumerate(images.products) if other == product])
-            limit = calibration.threshold(client, alpha, product if images.known else None)
-            found = Rate.of(images.labels[place], own_scores[place].double() > limit)
-            if product is None:  # an anomaly that belongs to no product is one to every client
-                nowhere += found
-                continue
-            products[product] = found
-            if math.isinf(limit):
-                silent.append(product)
-        mixed = {
-            "own": Rate.mixed([(held[name], rate) for name, rate in products.items() if name in held]),
-            "foreign": Rate.mixed([(1, rate) for name, rate in products.items() if name not in held]),
-        }
-        mixed["own"] += nowhere
-        own_products = [name for name in products if name in held]
-        judged[client] = {**mixed, "products": products, "held": own_products, "without_promise": silent}
-    return judged
+    products = [name for name in dict.fromkeys(images.products) if name is not None]
+    found = {}
+    for client, own in scores.items():
+        limits = limits_of(client, calibration, products, alpha, images.known)
+        found[client] = judged(rates_of(own, images, limits), images.held[client], limits)
+    return found
+
+
+def decide_apart(
+    federation: QueriedFederation,
+    calibration: Calibration,
+    products: Sequence[str],
+    held: Mapping[int, Mapping[str, float]],
+    alpha: float,
+    by_product: bool,
+    shipped: bool,
+) -> dict[int, dict[str, Any]]:
+    """Has every client judge test images of its own at the limits that its calibration gives.
+
+    Args:
+        federation: The federation.
+        calibration: Calibration scores of all clients.
+        products: Names of all clients' products.
+        held: Number of each client's images by product.
+        alpha: Promised rate of false alarms.
+        by_product: Whether limits depend on the product.
+        shipped: Whether this is the rate that the detector is shipped with.
+
+    Returns:
+        What `judged` returns, by client.
+    """
+    groups: dict[tuple[float, ...], list[int]] = {}
+    for client in federation.clients:
+        limits = limits_of(client, calibration, products, alpha, by_product)
+        groups.setdefault(tuple(limits.values()), []).append(client)
+    found: dict[int, dict[str, Any]] = {}
+    # Clients of the same limits are asked at once, and see no others'.
+    for values, clients in groups.items():
+        limits = dict(zip(products, values, strict=True))
+        query = DecisionsQuery(products, limits, shipped=shipped)
+        answers = federation.ask(federation.rounds, query, clients)
+        found |= {client: judged(answers.get(client, {}), held[client], limits) for client in clients}
+    return found
+
+
+def limits_of(
+    client: int, calibration: Calibration, products: Sequence[str], alpha: float, by_product: bool
+) -> dict[str, float]:
+    """Returns a client's limits by product; the same for all where they do not depend on it."""
+    return {name: calibration.threshold(client, alpha, name if by_product else None) for name in products}
 
 
 def summarise_rates(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, Summary]:
@@ -192,27 +325,25 @@ def pooled_intervals(judged: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple
 
 
 def evaluated_scores(
-    interview: Interview, round: int, scores: Callable[[Client], Tensor]
+    federation: QueriedFederation, round: int, scores: Callable[[Client], Tensor]
 ) -> dict[int, Tensor]:
     """Scores all test images with every client; once where all predict with one model.
 
     Args:
-        interview: The federation.
+        federation: The federation.
         round: The last finished round.
         scores: Scores all test images with a client [n].
 
     Returns:
         Scores by client [n]; empty on all processes but the first.
     """
-    alike = interview.client.predictors.shared
+    alike = federation.client.predictors.shared
 
-    def answer(client: Client, number: int) -> Tensor:
-        return scores(client)
-
-    found = interview.ask(round, answer, interview.clients[:1] if alike else None)
+    query = LocalQuery("image scores", lambda client, number: scores(client))
+    found = federation.ask(round, query, federation.clients[:1] if alike else None)
     if not alike or not found:
         return found
-    return dict.fromkeys(interview.clients, next(iter(found.values())))
+    return dict.fromkeys(federation.clients, next(iter(found.values())))
 
 
 def _mean(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

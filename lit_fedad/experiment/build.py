@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
@@ -27,9 +28,9 @@ from lit_fedad.data.transform import ImageTransform
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
 from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
@@ -261,27 +262,39 @@ def build_data(
     return Data(images, partition, transform, module, scorer, data_digest(images, partition))
 
 
-def build_evaluator(config: Config, data: Data, client: Client, fabric: Fabric) -> Evaluator:
-    """Builds the evaluator for this kind of data."""
+def build_evaluator(
+    config: Config, data: Data, client: Client, fabric: Fabric, common: bool = True
+) -> Evaluator:
+    """Builds the evaluator for this kind of data.
+
+    Args:
+        config: The configuration.
+        data: The images.
+        client: The live client.
+        fabric: Device and processes.
+        common: Whether all clients are scored on the test images; otherwise these are one client's own.
+    """
     loader, pro_limit = data.module.test_dataloader(), config["evaluation"]["pro_limit"]
+    counts, sizes = data.partition.counts(data.images), data.module.sizes
     if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
-        counts, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
-        return StreamAccuracyEvaluator(loader, data.module, counts, client, fabric, client_test)
+        by_stage, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
+        return StreamAccuracyEvaluator(loader, data.module, by_stage, client, fabric, client_test)
     has_saturation = isinstance(data.images, ImageSet) and data.images.has_saturation
     spro_limit = config["evaluation"]["spro_limit"] if has_saturation else None
     if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
-        counts = data.partition.stage_counts(data.images)
-        return AnomalyStreamEvaluator(data.images, data.module, counts, fabric, pro_limit, spro_limit)
+        by_stage = data.partition.stage_counts(data.images)
+        judges = product_evaluators(data.images, data.module, by_stage, fabric, pro_limit, spro_limit)
+        return AnomalyStreamEvaluator(judges, data.module.timetable, by_stage, pro_limit, common)
     if isinstance(data.images, SemanticSet):
-        normal, anomalies = data.images.normal_classes, data.images.anomalies
-        calibration = calibration_scores(config, data.images, data.partition, data.module, fabric)
-        labels, alpha = data.images.test_labels, alphas(config)[0]
-        sizes = data.module.sizes
-        return SemanticEvaluator(data.scorer, labels, normal, anomalies, sizes, calibration, alpha)
+        scores = calibration_scores(config, data.images, data.partition, data.module, fabric)
+        labels, normal = data.images.test_labels, data.images.normal_classes
+        test = SemanticTest(data.scorer, labels, normal, scores, alphas(config)[0])
+        holders = [number for number, size in sizes.items() if size]
+        return SemanticEvaluator(data.images.anomalies, test, holders, common)
     if isinstance(data.images, LabelledSet):
-        return AccuracyEvaluator(loader, data.partition.counts(data.images), fabric)
+        return AccuracyEvaluator(loader, torch.from_numpy(counts), fabric, common=common)
     products = [sample.category for sample in data.images.test]
-    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit, spro_limit)
+    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit, spro_limit, common)
 
 
 def build_federation(

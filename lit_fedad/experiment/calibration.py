@@ -17,7 +17,7 @@ from lit_fedad.data.hold_out import hold_out
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.semantic import SemanticSet
-from lit_fedad.evaluation.calibration import CalibrationScores, calibrate
+from lit_fedad.evaluation.calibration import CalibrationQuery, CalibrationScores, calibrate
 from lit_fedad.evaluation.decisions import (
     EvaluatedImages,
     Rate,
@@ -83,7 +83,8 @@ def judge(run: Run) -> None:
     """
     federation, config, data = run.federation, run.config, run.data
     scores = calibration_scores(config, data.images, data.partition, data.module, run.fabric)
-    run.calibration = calibrate(federation, federation.rounds, scores)
+    query = CalibrationQuery(data.images.categories, scores)
+    run.calibration = calibrate(federation, federation.rounds, query)
     promised = alphas(config)
     run.scores = evaluated_scores(federation, federation.rounds, data.scorer)
     run.decisions = decisions(run.scores, config, data, run.calibration, {*promised, *_DRAWN})

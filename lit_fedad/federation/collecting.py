@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,10 @@ from lit_fedad.federation.turn import ClientResult
 
 @dataclass(frozen=True)
 class Outbox:
-    """The sender of the server's messages.
+    """The sender of the server's messages, which packs each once.
+
+    What is asked after a round comes with the message of the next round. Its bytes are kept until the server's state
+    changes (`forget`), so that evaluation, calibration, decisions, figures and the next round send the same.
 
     Attributes:
         server: The method's server, which sends from the first process.
@@ -36,6 +39,11 @@ class Outbox:
     client: Client
     link: Link
     fabric: Fabric
+    _packed: dict[tuple[Any, ...], dict[int, bytes]] = field(default_factory=dict, repr=False)
+
+    def forget(self) -> None:
+        """Forgets what was packed, as the server's state has changed."""
+        self._packed.clear()
 
     def messages(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client on the first process, for every process.
@@ -43,7 +51,14 @@ class Outbox:
         Raises:
             UserError: On every process, if a message differs from its declared form.
         """
-        return on_first(self.fabric, lambda: self.pack(exchange, clients, context))
+        return on_first(self.fabric, lambda: self._messages(exchange, list(clients), context))
+
+    def _messages(self, exchange: Exchange, clients: list[int], context: Context) -> dict[int, bytes]:
+        key = (context.round, context.exchange, type(exchange), exchange.name)
+        known = self._packed.setdefault(key, {})
+        if missing := [client for client in clients if client not in known]:
+            known |= self.pack(exchange, missing, context)
+        return {client: known[client] for client in clients}
 
     def pack(self, exchange: Exchange, clients: Iterable[int], context: Context) -> dict[int, bytes]:
         """Serialises the server's messages by client; equal messages are serialised once."""

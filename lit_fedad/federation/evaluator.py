@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Client, Exchanges
+from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.round_report import RoundReport
 
 T = TypeVar("T")
 
 
-class Interview(Protocol):
+class QueriedFederation(Protocol):
     """The part of a federation that evaluators and figures use.
 
     Attributes:
@@ -22,6 +23,7 @@ class Interview(Protocol):
         clients: All clients that hold images.
         exchanges: What clients and server exchange.
         fabric: Device, precision and processes.
+        rounds: Training rounds T.
         history: One report per round so far; complete on the first process only.
     """
 
@@ -29,6 +31,7 @@ class Interview(Protocol):
     clients: list[int]
     exchanges: Exchanges
     fabric: Fabric
+    rounds: int
 
     @property
     def history(self) -> Sequence[RoundReport]:
@@ -37,12 +40,12 @@ class Interview(Protocol):
     def ask(
         self,
         round: int,
-        question: Callable[[Client, int], T],
+        query: ClientQuery[T],
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
         sums: bool = False,
     ) -> dict[int, T]:
-        """Calls a function with every client as it predicts after a round; see `Federation.ask`."""
+        """Asks every client as it predicts after a round; see `Federation.ask`."""
 
 
 @dataclass(frozen=True)
@@ -58,41 +61,52 @@ class Evaluation:
     trained: dict[int, Any] | None = None
 
 
-class Evaluator:
-    """An evaluator that scores every client as it predicts after a round.
+class Evaluator(ClientQuery[Any]):
+    """An evaluator that scores every client as it predicts after a round; the query for a client's metric state.
 
-    Subclasses implement `score`, `spread` and `summarise`, or override `evaluate`.
+    Subclasses implement `score`, `spread` and `summarise`, or override `evaluate`. Those whose metric states cross to
+    other machines also implement `pack`, `spec` and `unpack`; the others are `local`.
 
     Attributes:
         metrics: Names of the metrics; the first selects the best round.
+        common: Whether all clients are scored on the same test images. Otherwise each has images of its own.
         after_fit: Whether clients are also scored with their weights directly after training; the value of `score` is
             then stored in `RoundReport.trained`.
     """
 
+    name = "scores"
     metrics: tuple[str, ...]
+    common: bool = True
     after_fit: bool = False
 
-    def asked(self, client: Client, clients: list[int]) -> list[int]:
-        """Lists the clients that an evaluation scores: one where all predict with the same model."""
-        return clients[:1] if client.predictors.shared else clients
+    def alike(self, client: Client) -> bool:
+        """Tells whether one client's metric state is that of all: one model, scored on the same images."""
+        return self.common and client.predictors.shared
 
-    def evaluate(self, interview: Interview, round: int) -> Evaluation | None:
+    def asked(self, client: Client, clients: list[int]) -> list[int]:
+        """Lists the clients that an evaluation scores: one where all metric states are the same."""
+        return clients[:1] if self.alike(client) else clients
+
+    def evaluate(self, federation: QueriedFederation, round: int) -> Evaluation | None:
         """Computes the metrics after a round.
 
         Args:
-            interview: The federation.
+            federation: The federation.
             round: The last finished round.
 
         Returns:
             The evaluation; None on all processes but the first.
         """
-        asked = self.asked(interview.client, interview.clients)
-        states = interview.ask(round, self.score, asked)
-        if not interview.fabric.is_global_zero:
+        states = federation.ask(round, self, self.asked(federation.client, federation.clients))
+        if not federation.fabric.is_global_zero:
             return None
-        if interview.client.predictors.shared:
-            states = self.spread(next(iter(states.values())), interview.clients)
+        if self.alike(federation.client):
+            states = self.spread(next(iter(states.values())), federation.clients)
         return Evaluation(self.summarise(states))
+
+    def __call__(self, client: Client, number: int) -> Any:
+        """Answers with the client's metric state."""
+        return self.score(client, number)
 
     def score(self, client: Client, number: int) -> Any:
         """Computes the metric state of one client, from which `summarise` computes metrics.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -27,6 +27,7 @@ from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
 from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.collecting import Collecting, Outbox
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
@@ -184,16 +185,16 @@ class Federation:
     def ask(
         self,
         round: int,
-        question: Callable[[Client, int], T],
+        query: ClientQuery[T],
         clients: list[int] | None = None,
         which: Literal["own", "server"] = "own",
         sums: bool = False,
     ) -> dict[int, T]:
-        """Calls a function with clients as they predict after a round, with the server's next message to them.
+        """Asks clients as they predict after a round, with the server's next message to them.
 
         Args:
             round: The last finished round.
-            question: The function, of the live client and its number.
+            query: The query.
             clients: Client numbers; None for all clients.
             which: Whether clients predict with their own model or with the server's.
             sums: Whether they receive the message of `Exchanges.sums` instead of that of the next round.
@@ -208,11 +209,12 @@ class Federation:
         lent = self._lent(round) if which == "server" else {}
         # Where no round follows, what predicts now, bank and all, is what the checkpoint keeps for new images.
         pose = Pose(round, which, lent, keep=round == self.rounds and which == "own", sums=sums)
-        values = self._ask(question, chosen, pose)
+        values = self._ask(query, chosen, pose)
         # Any client can answer for the others where all predict with one model.
-        spares = [number for number in self.clients if number not in chosen and self.client.predictors.shared]
+        alike = self.client.predictors.shared and self.evaluator.common
+        spares = [number for number in self.clients if alike and number not in chosen]
         while bool(spares) and on_first(self.fabric, partial(operator.not_, values)):
-            values = self._ask(question, [spares.pop(0)], pose)
+            values = self._ask(query, [spares.pop(0)], pose)
         on_first(self.fabric, lambda: self._check_answers(round, values))
         return values
 
@@ -241,6 +243,7 @@ class Federation:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
         write_kept(self.server, state["server"])
+        self.outbox.forget()
         self.history = state["history"]
         self.transport.restore(latest)
         if self.fabric.is_global_zero:
@@ -277,6 +280,7 @@ class Federation:
             lambda playing: self._scored(exchange, playing, context),
         )
         counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
+        self.outbox.forget()
         self.transport.settle(counted)
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
@@ -330,18 +334,18 @@ class Federation:
             return {name: state[name].detach().to("cpu", copy=True) for name in names}
 
         sizes = self.data.at(round).sizes
-        lent = self._ask(lend, self.clients, Pose(round))
+        lent = self._ask(LocalQuery("lent entries", lend), self.clients, Pose(round))
         mean = weighted_mean({c: Update(own, sizes[c]) for c, own in lent.items()}) if lent else {}
         return self.fabric.broadcast(mean)
 
-    def _ask(self, question: Callable[[Client, int], T], clients: list[int], pose: Pose) -> dict[int, T]:
+    def _ask(self, query: ClientQuery[T], clients: list[int], pose: Pose) -> dict[int, T]:
         """Asks clients that have just received the server's message to them."""
         context = Context(self.seed, pose.round + 1)
         self.server.begin(context)
         sums = self.exchanges.sums if pose.sums else None
         exchange = sums or self.exchanges.at(context)
         blobs = self.outbox.messages(exchange, clients, context)
-        outcome = self.transport.ask(question, exchange, context, blobs, pose)
+        outcome = self.transport.ask(query, exchange, context, blobs, pose)
         on_first(self.fabric, lambda: self._note(outcome.failures))
         return outcome.values
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Context, Exchange, Message
+from lit_fedad.contracts import Context, Exchange, Message
+from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.turn import ClientResult
 
 T = TypeVar("T")
@@ -132,7 +133,7 @@ class Transport(Protocol):
 
     def ask(
         self,
-        question: Callable[[Client, int], T],
+        query: ClientQuery[T],
         exchange: Exchange,
         context: Context,
         blobs: Mapping[int, bytes],
@@ -141,7 +142,7 @@ class Transport(Protocol):
         """Asks every client that a message is for, set up as it predicts.
 
         Args:
-            question: The function of the live client and its number.
+            query: The query.
             exchange: Exchange whose message they receive.
             context: Its round and index.
             blobs: The server's serialised messages by client.

@@ -18,6 +18,7 @@ from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
@@ -149,20 +150,20 @@ class Turns:
 
     def ask(
         self,
-        question: Callable[[Client, int], T],
+        query: ClientQuery[T],
         exchange: Exchange,
         context: Context,
         blobs: Mapping[int, bytes],
         pose: Pose,
     ) -> Outcome[T]:
-        """Calls a function with every client in its place, set up as it predicts; see `Transport.ask`."""
+        """Asks every client in its place, set up as it predicts; see `Transport.ask`."""
         data = self.data.at(pose.round)
 
         def answer(client: Client, number: int) -> T:
             pose_client(client, pose.which, pose.lent, data)
             if pose.keep:
                 self.pool.put(number, read_kept(client))
-            return question(client, number)
+            return query(client, number)
 
         return self._take(answer, exchange, context, data, blobs)
 

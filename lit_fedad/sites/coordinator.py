@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, build, identity, takes
 from lit_fedad.core.errors import UserError
-from lit_fedad.evaluation.anomaly_stream import StageMetrics
-from lit_fedad.evaluation.calibration import calibrate
-from lit_fedad.evaluation.decisions import Rate, summarise_rates
-from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
-from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions, OwnImagesEvaluator, OwnScores
-from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
-from lit_fedad.evaluation.own_stages import OwnStageScores, OwnStagesEvaluator
+from lit_fedad.evaluation.accuracy import AccuracyEvaluator
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
+from lit_fedad.evaluation.decisions import decide_apart, summarise_rates
+from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.build import Model, build_model, open_checkpoints
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.console import Console
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.summary import summarise_history
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, in_words, noise_key
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
@@ -209,7 +209,7 @@ def build_federation(
         server=model.server,
         client=model.client,
         data=sizes,
-        evaluator=_evaluator(config, sites.classes, facts, sizes),
+        evaluator=_evaluator(config, sites.progress.fabric, sites.classes, facts, sizes),
         fabric=sites.progress.fabric,
         rounds=config["rounds"],
         seed=config["seed"],
@@ -228,21 +228,21 @@ def build_federation(
 
 
 def _evaluator(
-    config: Config, classes: Sequence[str], facts: Mapping[int, Facts], sizes: SiteSizes
-) -> OwnImagesEvaluator:
+    config: Config, fabric: Fabric, classes: Sequence[str], facts: Mapping[int, Facts], sizes: SiteSizes
+) -> Evaluator:
     """Builds the evaluator of all sites on their own test images."""
     if classes:
         ordered = [own for _, own in sorted(facts.items())]
         counts = torch.tensor([[own.of_product(name) for name in classes] for own in ordered])
         tested = torch.tensor([[int(own.tested.get(name, 0)) for name in classes] for own in ordered])
-        return OwnClassesEvaluator(OwnAccuracy(len(classes)), counts, tested)
+        return AccuracyEvaluator(None, counts, fabric, tested, common=False)
     if anomalies := facts[min(facts)].anomalies:
-        return OwnSemanticEvaluator(OwnSemanticScores(anomalies))
+        return SemanticEvaluator(anomalies, common=False)
     pro_limit = config["evaluation"]["pro_limit"]
     if sizes.timetable is not None:
-        question = OwnStageScores(max(sizes.timetable.lengths), pro_limit=pro_limit)
-        return OwnStagesEvaluator(question, StageMetrics(sizes.timetable, list(sizes.by_stage.values())))
-    return OwnImagesEvaluator(OwnScores(pro_limit=pro_limit))
+        by_stage = [np.array([[size] for size in own]) for own in sizes.by_stage.values()]
+        return AnomalyStreamEvaluator({}, sizes.timetable, by_stage, pro_limit, common=False)
+    return AnomalyEvaluator(None, (), True, fabric, pro_limit, common=False)
 
 
 def _judge(
@@ -253,74 +253,21 @@ def _judge(
     facts: Mapping[int, Facts],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Calibrates all sites after the last round, and has each judge its own test images."""
-    calibration = calibrate(federation, federation.rounds, OwnCalibration(products))
+    calibration = calibrate(federation, federation.rounds, CalibrationQuery(products, None))
     folder.save_json("calibration.json", calibration.to_json())
     # Which class a semantic anomaly is taken for is not known.
     semantic = any(own.anomalies for own in facts.values())
-    found, by_product = {}, config["calibration"]["by"] == "product" and not semantic
-    shipped = alphas(config)[0]
-    for alpha in alphas(config):
-        judged = decisions(federation, calibration, products, facts, alpha, by_product, alpha == shipped)
-        found[alpha] = judged
-    rates = summarise_rates(found[shipped])
-    return rates, {"decisions": {f"{alpha:g}": summarise_rates(judged) for alpha, judged in found.items()}}
-
-
-def decisions(
-    federation: Federation,
-    calibration: Calibration,
-    products: Sequence[str],
-    facts: Mapping[int, Facts],
-    alpha: float,
-    by_product: bool,
-    shipped: bool,
-) -> dict[int, dict[str, Any]]:
-    """Has every site judge its own test images at the thresholds that its calibration gives.
-
-    Args:
-        federation: The federation.
-        calibration: Calibration scores of all sites.
-        products: Names of all sites' products.
-        facts: What sites said of themselves.
-        alpha: Promised rate of false alarms.
-        by_product: Whether thresholds depend on the product.
-        shipped: Whether this is the rate that the detector is shipped with.
-
-    Returns:
-        By client what `summarise_rates` takes: its rates on products that it holds, and on others.
-    """
-    judged: dict[int, dict[str, Any]] = {}
-    for limits, clients in _same_limits(federation.clients, calibration, products, alpha, by_product):
-        answers = federation.ask(federation.rounds, OwnDecisions(products, limits, shipped=shipped), clients)
-        for client in clients:
-            found = answers.get(client, {})
-            rates = {name: rate for name, rate in found.items() if name is not None}
-            nowhere = found.get(None, Rate())
-            held = facts[client].held
-            judged[client] = {
-                "own": Rate.mixed([(held[name], rate) for name, rate in rates.items() if held.get(name)])
-                + nowhere,
-                "foreign": Rate.mixed([(1, rate) for name, rate in rates.items() if not held.get(name)]),
-                "products": rates,
-                "held": [name for name in rates if held.get(name)],
-                "without_promise": [name for name in rates if math.isinf(limits[name])],
-            }
-    return judged
-
-
-def _same_limits(
-    clients: Collection[int],
-    calibration: Calibration,
-    products: Sequence[str],
-    alpha: float,
-    by_product: bool,
-) -> list[tuple[dict[str, float], list[int]]]:
-    """Groups clients by their thresholds: those of one group are asked at once, and see no others'."""
-    groups: dict[tuple[float, ...], list[int]] = {}
-    for client in clients:
-        limits = [calibration.threshold(client, alpha, name if by_product else None) for name in products]
-        groups.setdefault(tuple(limits), []).append(client)
-    return [(dict(zip(products, limits, strict=True)), group) for limits, group in groups.items()]
+    by_product = config["calibration"]["by"] == "product" and not semantic
+    held = {client: own.held for client, own in facts.items()}
+    promised = alphas(config)
+    found = {
+        alpha: decide_apart(
+            federation, calibration, products, held, alpha, by_product, shipped=alpha == promised[0]
+        )
+        for alpha in promised
+    }
+    decided = {f"{alpha:g}": summarise_rates(judged) for alpha, judged in found.items()}
+    return summarise_rates(found[promised[0]]), {"decisions": decided}
 
 
 def _describe(

@@ -17,8 +17,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.config import Config
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import ImageSet
-from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
-from lit_fedad.evaluation.own_images import limit_of
+from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import TrainedClient

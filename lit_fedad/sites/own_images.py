@@ -16,17 +16,7 @@ from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
-from lit_fedad.evaluation.accuracy import AccuracyEvaluator
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
-from lit_fedad.evaluation.own_classes import OwnAccuracy
-from lit_fedad.evaluation.own_images import OwnScores
-from lit_fedad.evaluation.own_semantic import OwnSemanticScores
-from lit_fedad.evaluation.own_stages import OwnStageScores
-from lit_fedad.evaluation.semantic import SemanticEvaluator
 from lit_fedad.experiment.build import build_images
-from lit_fedad.federation.evaluator import Evaluator
-from lit_fedad.federation.question import Question
 
 T = TypeVar("T", bound=LabelledSet)
 
@@ -123,23 +113,6 @@ def form_of(images: Images) -> str:
         return ""
     names = hashlib.sha256(json.dumps(images.categories).encode()).hexdigest()[:8]
     return f"{len(images.categories)} classes and sets of anomalies ({names})"
-
-
-def scores_question(judge: Evaluator) -> Question:
-    """Returns the question for a client's metric state that an evaluator of its own test images answers.
-
-    Raises:
-        UserError: If no metric state of it can cross.
-    """
-    if isinstance(judge, AnomalyEvaluator):
-        return OwnScores(judge)
-    if isinstance(judge, AnomalyStreamEvaluator):
-        return OwnStageScores(max(judge.summary.timetable.lengths), judge)
-    if isinstance(judge, SemanticEvaluator):
-        return OwnSemanticScores(judge.anomalies, judge)
-    if isinstance(judge, AccuracyEvaluator):
-        return OwnAccuracy(judge.counts.shape[1], judge)
-    raise UserError(f"{type(judge).__name__}: no metric state of it can cross")
 
 
 def _apart(images: ImageSet, name: str) -> ImageSet:

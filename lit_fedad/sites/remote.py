@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts import Client, Context, Exchange
+from lit_fedad.contracts import Context, Exchange
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
 from lit_fedad.federation.checkpoint import read_meta
-from lit_fedad.federation.question import Question
+from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 from lit_fedad.federation.turn import ClientResult
@@ -165,7 +165,7 @@ class Sites:
 
     def ask(
         self,
-        question: Callable[[Client, int], T],
+        query: ClientQuery[T],
         exchange: Exchange,
         context: Context,
         blobs: Mapping[int, bytes],
@@ -174,20 +174,19 @@ class Sites:
         """Asks every site that a message is for; see `Transport.ask`.
 
         Raises:
-            UserError: If it is no question that can cross, or clients are not to predict with their own model.
+            UserError: If the query is local, or clients are not to predict with their own model.
         """
-        if not isinstance(question, Question) or pose.which != "own" or pose.lent:
+        if query.local or pose.which != "own" or pose.lent:
             raise UserError(
-                f"{getattr(question, '__name__', type(question).__name__)}: sites answer declared questions alone, with"
-                " the model that predicts there"
+                f"{query.name}: sites answer queries of a declared form alone, with the model that predicts there"
             )
         answer = Link(Plain())
-        replies = self._send("ask", context, blobs, answer.largest(question.spec()), question, pose)
+        replies = self._send("ask", context, blobs, answer.largest(query.spec()), query, pose)
         outcome: Outcome[Any] = Outcome({}, dict(replies.failures))
         for client, reply in replies.values.items():
             try:
-                message = answer.unpack(reply.letter, question.spec(), "the client")
-                outcome.values[client] = question.unpack(message)
+                message = answer.unpack(reply.letter, query.spec(), "the client")
+                outcome.values[client] = query.unpack(message)
             except UserError as error:
                 outcome.failures[client] = str(error)
         if pose.keep:
@@ -215,7 +214,7 @@ class Sites:
         context: Context,
         blobs: Mapping[int, bytes],
         most: int,
-        question: Question | None = None,
+        query: ClientQuery[Any] | None = None,
         pose: Pose | None = None,
         envelopes: Mapping[int, bytes] | None = None,
     ) -> Outcome[Reply]:
@@ -223,8 +222,8 @@ class Sites:
         self.step += 1
         asked: dict[str, Any] = {}
         sealed = envelopes or {}
-        if question is not None and pose is not None:
-            asked = {"question": question.name, "numbers": dict(question.numbers), "names": self.products}
+        if query is not None and pose is not None:
+            asked = {"question": query.name, "numbers": dict(query.numbers), "names": self.products}
             asked |= {"keep": pose.keep, "sums": pose.sums}
 
         def order(client: int, **message: Any) -> Order:

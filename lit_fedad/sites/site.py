@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,16 +22,16 @@ from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
-from lit_fedad.evaluation.decisions import EvaluatedImages
-from lit_fedad.evaluation.own_images import OwnCalibration, OwnDecisions
+from lit_fedad.evaluation.calibration import CalibrationQuery
+from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import build_data, build_evaluator, build_model
 from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
+from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.federation.question import Question
 from lit_fedad.federation.turn import Turn, pose_client
 from lit_fedad.federation.turns import cause_of
 from lit_fedad.privacy.image_privacy import in_words
@@ -46,7 +47,6 @@ from lit_fedad.sites.own_images import (
     form_of,
     own_images,
     products_of,
-    scores_question,
     training_indices,
     training_stages,
 )
@@ -170,7 +170,9 @@ class _Seat:
         self.party: Party | None = None
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
-        self.scores = scores_question(build_evaluator(config, data, model.client, fabric))
+        self.evaluator = build_evaluator(config, data, model.client, fabric, common=False)
+        if self.evaluator.local:
+            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
         products = products_of(images)
         stages = [_by_product(images.train, products, own) for own in partition.by_stage[order.client]]
         sizes = _by_product(images.train, products, partition.clients[order.client])
@@ -227,18 +229,18 @@ class _Seat:
             result = self.turn.play(exchange, data, mask)
             self.states.put(order.step, read_kept(self.client))
             return Reply(scalars=result.scalars, letter=result.blob)
-        question = self._question(order)
+        query = self._query(order)
         pose_client(self.client, "own", {}, data)
         if order.keep:
             state = read_kept(self.client)
             self.states.put(order.step, state)
             trained = TrainedClient(order.round, order.exchange, blob, state)
             self._keep(lambda detector: detector.write(trained))
-        found = question(self.client, order.client)
+        found = query(self.client, order.client)
         if order.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
-        message = question.pack(found)
-        return Reply(letter=Link(Plain()).pack(message, question.spec(), context, "the client"))
+        message = query.pack(found)
+        return Reply(letter=Link(Plain()).pack(message, query.spec(), context, "the client"))
 
     def _message(self, order: Order) -> bytes:
         """Returns the server's message: that of the order, or of the one before where it is the same."""
@@ -291,11 +293,11 @@ class _Seat:
             raise UserError(f"the coordinator asked for exchange {order.exchange} of round {order.round}")
         return exchanges.at(context)
 
-    def _question(self, order: Order) -> Question:
+    def _query(self, order: Order) -> ClientQuery[Any]:
         if order.question not in ("scores", "calibration", "decisions", "further decisions"):
             raise UserError(f"the coordinator asked '{order.question}', which no site answers")
         if order.question == "scores":
-            return self.scores
+            return self.evaluator
         data = self.data
         if data.images.kind == "classification":
             raise UserError(f"the coordinator asked '{order.question}' about classes")
@@ -303,7 +305,7 @@ class _Seat:
             raise UserError(f"the coordinator does not know the site's product {unknown[0]}")
         if order.question == "calibration":
             scores = calibration_scores(self.config, data.images, data.partition, data.module, self.fabric)
-            return OwnCalibration(order.names, scores)
+            return CalibrationQuery(order.names, scores)
         loader, images = data.module.test_dataloader(), evaluated_images(self.config, data)
         shipped = order.question == "decisions"
 
@@ -313,7 +315,7 @@ class _Seat:
                 self._report(client, scores, order, images)
             return scores
 
-        return OwnDecisions(order.names, order.numbers, images, scored, shipped)
+        return DecisionsQuery(order.names, order.numbers, images, scored, shipped)
 
     def _keep(self, part: Callable[[OwnDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""

@@ -70,7 +70,7 @@ class Lab:
             "-W",
             "ignore",
             "-m",
-            "lit_fedad.cli",
+            "lit_fedad",
             "train",
             *self.overrides(out, *overrides),
         ]

@@ -25,6 +25,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import load_client
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.report.console import Display
 from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import Plan, coordinate
@@ -67,7 +68,7 @@ def check_own_detectors(folder, run):
         prediction = predict_batch(client, batch, run.fabric)
         return prediction.image_score if prediction.logits is None else prediction.logits
 
-    known = run.federation.ask(run.federation.rounds, predicted)
+    known = run.federation.ask(run.federation.rounds, LocalQuery("predictions", predicted))
     for number, name in enumerate(NAMES):
         (own,) = (folder / name / "detectors").iterdir()
         mark = RunFolder(own).result()["own_client"]

@@ -14,10 +14,11 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
 from lit_fedad.deployment.watch import WatchOptions, watch
-from lit_fedad.evaluation.calibration import calibrate
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.finished_run import reopen
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.papers.page import report_runs
 from lit_fedad.report.console import Display
@@ -51,7 +52,9 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
     assert differences(read_kept(there.server), read_kept(one.server)) == []
     assert told(there.history) == told(one.history)
     scores = calibration_scores(run.config, data.images, data.partition, data.module, run.fabric)
-    here = json.loads(json.dumps(calibrate(one, one.rounds, scores).to_json()))
+    here = json.loads(
+        json.dumps(calibrate(one, one.rounds, CalibrationQuery(data.images.categories, scores)).to_json())
+    )
     assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == here
     assert result["sites"] == {
         name: {"client": client, "products": {product: 8}}
@@ -80,7 +83,8 @@ def check_new_images(folder, run):
         found = {row["path"]: float(row["score"]) for row in csv.DictReader(file)}
     loader = run.data.module.test_dataloader()
     scores = run.federation.ask(
-        run.federation.rounds, lambda client, _: image_scores(client, loader, run.fabric)
+        run.federation.rounds,
+        LocalQuery("image scores", lambda client, _: image_scores(client, loader, run.fabric)),
     )
     known = {str(sample.path): float(score) for sample, score in zip(images, scores[1], strict=True)}
     assert found == pytest.approx({path: known[path] for path in found}, rel=1e-4)

@@ -15,8 +15,7 @@ from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
-from lit_fedad.evaluation.calibration import calibrate
-from lit_fedad.evaluation.own_stages import OwnStageScores, OwnStagesEvaluator
+from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.experiment.calibration import calibration_scores
 from lit_fedad.experiment.train import build_run
 from lit_fedad.report.console import Display
@@ -55,11 +54,11 @@ def stages_of(name, products):
     return stages if len(stages) > 1 else ()
 
 
-class OwnHere(OwnStageScores):
-    """The question for the test images of a client's stages, asked in one process; answers pass their form."""
+class OwnHere(AnomalyStreamEvaluator):
+    """The evaluator of stages of one process; answers pass their message's form."""
 
-    def __call__(self, client, number):
-        return self.unpack(self.pack(super().__call__(client, number)))
+    def score(self, client, number):
+        return self.unpack(self.pack(super().score(client, number)))
 
 
 def in_one_process(folder, words, products):
@@ -82,8 +81,9 @@ def in_one_process(folder, words, products):
     ]
     judge = run.federation.evaluator
     assert isinstance(judge, AnomalyStreamEvaluator)
-    question = OwnHere(2, judge, config["evaluation"]["pro_limit"])
-    run.federation.evaluator = OwnStagesEvaluator(question, judge.summary)
+    counts = run.data.partition.stage_counts(run.data.images)
+    run.federation.evaluator = OwnHere(judge.judges, judge.timetable, counts, judge.pro_limit, common=False)
+    run.federation.evaluator.metrics = judge.metrics
     run.federation.names = ClientNames(dict(enumerate(NAMES)))
     run.federation.run()
     return run
@@ -116,7 +116,9 @@ def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, diff
         kept = torch.load(states / f"{bases[client]:012d}.pt")
         assert differences(kept, one.pool.get(client)) == []
     scores = calibration_scores(run.config, data.images, data.partition, data.module, run.fabric)
-    here = json.loads(json.dumps(calibrate(one, one.rounds, scores).to_json()))
+    here = json.loads(
+        json.dumps(calibrate(one, one.rounds, CalibrationQuery(data.images.categories, scores)).to_json())
+    )
     assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == here
     assert [len(own) for own in result["partition"]["stage_sizes"]] == [2, 1, 2]
     # Sites in their second stage are judged on what they have met, the others on all that they will ever meet.

@@ -26,7 +26,7 @@ class Constant:
 
 def test_they_are_what_a_model_of_one_class_has():
     loader = DataLoader([{"label": label} for label in LABELS], batch_size=3)
-    evaluator = AccuracyEvaluator(loader, COUNTS, Fabric(accelerator="cpu", devices=1))
+    evaluator = AccuracyEvaluator(loader, torch.from_numpy(COUNTS), Fabric(accelerator="cpu", devices=1))
     found = evaluator.constants(1)
     for name, guesses in (("client_largest", (1, 0)), ("global_largest", (0, 0))):  # of 5, 5 and 5 the first
         judged = evaluator.summarise({c: evaluator.score(Constant(k), c) for c, k in enumerate(guesses)})

@@ -10,13 +10,13 @@ import torch
 from lightning.fabric import Fabric
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lit_fedad.contracts import Prediction, Predictors
+from lit_fedad.contracts import Context, Prediction, Predictors
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
 from lit_fedad.federation.round_report import RoundReport
 
 PRODUCTS = "abcd"
@@ -95,13 +95,16 @@ class Rounds:
         )
         counts = Partition.in_stages(stages).stage_counts(images)
         self.evaluator = AnomalyStreamEvaluator(
-            images, self.module, counts, self.fabric, spro_limit=spro_limit
+            product_evaluators(images, self.module, counts, self.fabric, spro_limit=spro_limit),
+            self.module.timetable,
+            counts,
         )
 
     def ask(self, round, question, clients):
         answers = {}
         for number in clients:
             self.client.number, self.client.round = number, round
+            self.client.context = Context(0, round + 1, number)
             self.asked.append((number, round))
             answers[number] = question(self.client, number)
         return answers

@@ -13,7 +13,7 @@ from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.semantic import SemanticDataset
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.evaluation.predict import image_scores
-from lit_fedad.evaluation.semantic import SemanticEvaluator, semantic_names
+from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest, semantic_names
 from lit_fedad.metrics.conformal import ScoreCounts
 
 NORMAL, SETS = 2, ("cats", "dogs")
@@ -58,7 +58,8 @@ def evaluator(module):
         scores = partial(image_scores, loader=module.test_dataloader(), fabric=fabric)
         labels, counted = torch.from_numpy(LABELS), training_scores(module, fabric)
         labels = labels.clamp(max=NORMAL + len(anomalies) - 1)
-        return SemanticEvaluator(scores, labels, NORMAL, anomalies, module.sizes, counted, alpha)
+        holders = [client for client, size in module.sizes.items() if size]
+        return SemanticEvaluator(anomalies, SemanticTest(scores, labels, NORMAL, counted, alpha), holders)
 
     return make
 

@@ -16,10 +16,8 @@ from helpers.small_tasks import small_tasks
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
-from lit_fedad.evaluation.own_classes import OwnAccuracy, OwnClassesEvaluator
-from lit_fedad.evaluation.own_semantic import OwnSemanticEvaluator, OwnSemanticScores
 from lit_fedad.evaluation.predict import image_scores
-from lit_fedad.evaluation.semantic import SemanticEvaluator
+from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.train import build_run
 from lit_fedad.report.console import Display
@@ -146,27 +144,16 @@ def in_one_process(folder, words, data, *own):
     judges = {client: _judge(run, client) for client in run.federation.clients}
     if data is class_data:
         tested = torch.stack([test_images(judge.loader, len(CLASSES)) for judge in judges.values()])
-        evaluator = OwnClassesEvaluator(_Here(OwnAccuracy(len(CLASSES)), judges), counts, tested)
+        evaluator = AccuracyEvaluator(None, counts, run.fabric, tested, common=False)
     else:
-        evaluator = OwnSemanticEvaluator(_Here(OwnSemanticScores(run.data.images.anomalies), judges))
+        evaluator = SemanticEvaluator(run.data.images.anomalies, common=False)
+    evaluator.score = lambda client, number: evaluator.unpack(
+        evaluator.pack(judges[number].score(client, number))
+    )
     run.federation.evaluator = evaluator
     run.federation.names = ClientNames(dict(enumerate(NAMES)))
     run.federation.run()
     return run
-
-
-class _Here:
-    """A question to clients of one process; answers pass their message's form."""
-
-    def __init__(self, question, judges):
-        self.question, self.judges = question, judges
-
-    def __getattr__(self, name):
-        return getattr(self.question, name)
-
-    def __call__(self, client, number):
-        state = self.judges[number].score(client, number)
-        return self.unpack(self.pack(state[number] if isinstance(state, dict) else state))
 
 
 def _judge(run, client):
@@ -180,17 +167,18 @@ def _judge(run, client):
     ]
     loader = module._loader(module.test, chosen, module.eval_batch_size, False, torch.Generator())
     if not odd:
-        return AccuracyEvaluator(loader, data.partition.counts(data.images), run.fabric)
+        return AccuracyEvaluator(
+            loader, torch.from_numpy(data.partition.counts(data.images)), run.fabric, common=False
+        )
     scores = calibration_scores(run.config, data.images, data.partition, module, run.fabric)
-    return SemanticEvaluator(
+    test = SemanticTest(
         partial(image_scores, loader=loader, fabric=run.fabric),
         data.images.test_labels[chosen],
         data.images.normal_classes,
-        data.images.anomalies,
-        module.sizes,
         scores,
         alphas(run.config)[0],
     )
+    return SemanticEvaluator(data.images.anomalies, test, common=False)
 
 
 def _shaded(draw, shades):

@@ -15,7 +15,6 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, build, compose
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.own_images import OwnImagesEvaluator, OwnScores
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.train import build_run
 from lit_fedad.federation.collecting import Outbox
@@ -99,12 +98,12 @@ def told(history):
     return [json.dumps({**asdict(report), "seconds": 0}) for report in history]
 
 
-class OwnHere(OwnScores):
-    """The question for a client's own test images, asked in one process; answers pass their message's form."""
+class OwnHere(AnomalyEvaluator):
+    """The evaluator of clients of one process on test images of their own; answers pass their message's form."""
 
     def __init__(self, run):
         module, images = run.data.module, run.data.images
-        self.pro_limit = run.config["evaluation"]["pro_limit"]
+        super().__init__(None, (), True, run.fabric, run.config["evaluation"]["pro_limit"], common=False)
         self.judges = {}
         for number, own in enumerate(run.data.partition.clients):
             product = images.train[own[0]].category
@@ -115,8 +114,8 @@ class OwnHere(OwnScores):
                 loader, products, images.has_masks, run.fabric, self.pro_limit
             )
 
-    def __call__(self, client, number):
-        return self.unpack(self.pack(self.judges[number].score(client, number).state))
+    def score(self, client, number):
+        return self.unpack(self.pack(self.judges[number].score(client, number)))
 
 
 def in_one_process(folder: Path, words, products, images: Path | None = None, own=HERE):
@@ -131,7 +130,7 @@ def in_one_process(folder: Path, words, products, images: Path | None = None, ow
         "partition.clients=null", "tracking=off", f"out={folder / 'one'}", f"cache.folder={folder / 'cache'}", *own,
     ])  # fmt: skip
     run = build_run(Fabric(accelerator="cpu", devices=1), config, Display(quiet=True))
-    run.federation.evaluator = OwnImagesEvaluator(OwnHere(run))
+    run.federation.evaluator = OwnHere(run)
     run.federation.names = ClientNames(dict(enumerate(NAMES)))
     run.federation.run()
     return run

@@ -289,7 +289,7 @@ def test_where_nothing_is_personal_one_client_is_scored_for_all(federate, make_c
 def test_clients_scored_as_one_do_predict_alike(federate, make_classifier, make_points, exactly):
     data = {client: make_points(4, seed=client) for client in range(3)}
     played = federate(FedAvgClient, task=make_classifier(), data=data)
-    answers = played.ask(3, played.evaluator.question)
+    answers = played.ask(3, played.evaluator)
     assert sorted(answers) == [0, 1, 2]
     for answer in answers.values():
         exactly(answer, answers[0])

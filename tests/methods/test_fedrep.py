@@ -202,7 +202,7 @@ def test_the_server_s_model_has_the_mean_head(fedrep, hand, points_by_hand, exac
     before = {client: played.pool.get(client) for client in points_by_hand}
     lent = played._lent(ROUNDS)
     np.testing.assert_allclose(side_by_side(lent, "head"), 3 / 5 * heads[0] + 2 / 5 * heads[1], rtol=1e-12)
-    found = played.ask(ROUNDS, played.evaluator.score, [0], "server")[0]
+    found = played.ask(ROUNDS, played.evaluator, [0], "server")[0]
     exactly(found, {**played.server.weights, **lent})
     assert played.client.predictors.server_shared
     exactly({client: played.pool.get(client) for client in points_by_hand}, before)

@@ -95,8 +95,8 @@ class Asker(Evaluator):
             prediction = client.predict_step(TEST)
         return {**prediction.others, "logits": prediction.logits}
 
-    def evaluate(self, interview, round):
-        return Evaluation(interview.ask(round, self.score, None, "server"))
+    def evaluate(self, federation, round):
+        return Evaluation(federation.ask(round, self, None, "server"))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from helpers.summed_bank import summed_bank
 from torch.utils.data import DataLoader, Subset
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.memory.merge import LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
 from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
@@ -30,7 +31,7 @@ def left_out(played, client, loader):
         live.exchanges.sums.leave_out(live, loader)
         return {name: getattr(live.task, name).clone() for name in live.task.local_buffers}
 
-    return played.ask(played.rounds, leave, [client], sums=True)[client]
+    return played.ask(played.rounds, LocalQuery("leave", leave), [client], sums=True)[client]
 
 
 def outside(buffers):
@@ -88,7 +89,7 @@ def test_the_model_is_whole_again_afterwards(federate, make_loader):
     data = {0: make_loader(4, 0), 1: make_loader(4, 1)}
     played = federate(FederatedSubspaceClient, FederatedSubspaceServer, task=subspace(), data=data, rounds=1)
     left_out(played, 0, some(data[0], [0]))
-    after = played.ask(played.rounds, lambda live, _: live.task.centre.clone(), [0])[0]
+    after = played.ask(played.rounds, LocalQuery("centre", lambda live, _: live.task.centre.clone()), [0])[0]
     assert torch.equal(after, played.server.broadcast(0)["centre"])
 
 

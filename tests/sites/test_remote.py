@@ -12,7 +12,7 @@ from safetensors.torch import save
 from lit_fedad.contracts import Context, Exchange, TensorSpec
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Channel
-from lit_fedad.federation.question import Question
+from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.state_file import sha256
 from lit_fedad.federation.transport import Pose
 from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
@@ -34,7 +34,7 @@ class Script:
             yield client, replace(found, step=step).to_bytes() if isinstance(found, Reply) else found
 
 
-class Count(Question[int]):
+class Count(ClientQuery[int]):
     name = "count"
     numbers = {"at": 0.5}
 
@@ -196,8 +196,8 @@ def test_what_cannot_cross_is_refused_before_anything_is_sent():
     def closure(client, number):
         return 1
 
-    with pytest.raises(UserError, match="closure: sites answer declared questions alone"):
-        transport.ask(closure, Exchange(), CONTEXT, {0: b""}, Pose(1))
+    with pytest.raises(UserError, match="closure: sites answer queries of a declared form alone"):
+        transport.ask(LocalQuery("closure", closure), Exchange(), CONTEXT, {0: b""}, Pose(1))
     with pytest.raises(UserError, match="with the model that predicts there"):
         transport.ask(Count(), Exchange(), CONTEXT, {0: b""}, Pose(1, "server"))
     with pytest.raises(UserError, match="not scored right after training"):

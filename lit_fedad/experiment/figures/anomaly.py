@@ -13,6 +13,7 @@ from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.run import Run
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.report.figures import save_figure
 from lit_fedad.report.heatmaps import Case, heatmap_sheet, pick_cases
 from lit_fedad.report.naming import p_value_text
@@ -43,7 +44,7 @@ def draw_heatmaps(run: Run) -> None:
         cases = {i: case_of(client, data, fabric, i) for i in pick_cases(scores, labels, each, each)}
         return [(i, float(scores[i]), case) for i, case in cases.items() if case is not None]
 
-    cases = federation.ask(federation.rounds, answer).get(largest)
+    cases = federation.ask(federation.rounds, LocalQuery("heatmaps", answer)).get(largest)
     if not cases:
         return
     alpha, by_product = alphas(run.config)[0], run.config["calibration"]["by"] == "product"

@@ -22,6 +22,7 @@ from lit_fedad.experiment.figures.embedding import (
     loader_of,
 )
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
 from lit_fedad.report.score_boxes import draw_score_boxes
@@ -84,7 +85,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
         found = client.task.estimate(z, last_exchange(client))
         return _Look(found.mean, found.covariance, normal, anomalous)
 
-    answers = federation.ask(federation.rounds, answer)
+    answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))
     if not fabric.is_global_zero:
         return
     scores: dict[str, list[tuple[Tensor, Tensor]]] = {}

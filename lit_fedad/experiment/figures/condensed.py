@@ -14,6 +14,7 @@ from lit_fedad.contracts import Client
 from lit_fedad.data.labelled import LabelledDataset, LabelledSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.parts.condensed_images import Knowledge
 from lit_fedad.methods.parts.condensed_server import CondensedServer
@@ -64,7 +65,7 @@ def draw_condensed(federation: Federation, data: Data, fabric: Fabric, folder: P
         return torch.cat(parts)
 
     first = federation.clients[0]
-    features = federation.ask(federation.rounds, answer, [first]).get(first)
+    features = federation.ask(federation.rounds, LocalQuery("features of images", answer), [first]).get(first)
     if features is None:
         return
     sheet = {round: (own.numpy(), kinds.numpy()) for round, (own, kinds) in shared.items()}

@@ -22,6 +22,7 @@ from lit_fedad.experiment.figures.embedding import (
     loader_of,
 )
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.metrics.conformal import ScoreCounts
 from lit_fedad.report.decision_figures import ClientScores, calibration_figure, client_scores_figure
 from lit_fedad.report.figures import save_figure
@@ -107,7 +108,7 @@ def show_representations(run: Run) -> None:
         z = embed_images(client.task, loader)
         return z, image_scores(client, loader, fabric), _judge_alone(client, number, data, z, alpha)
 
-    answered = federation.ask(federation.rounds, answer, [first]).get(first)
+    answered = federation.ask(federation.rounds, LocalQuery("representations", answer), [first]).get(first)
     if answered is None:
         return
     features, scores, alone = answered

@@ -38,6 +38,7 @@ from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.train import train
 from lit_fedad.experiment.trained_client import load_client
+from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.methods.fadngs import LastMerge
 from lit_fedad.report.console import Display
@@ -218,7 +219,7 @@ def test_owners_decisions_and_those_of_one_client_alone(played_fadngs, drawn, tm
     labels = data.images.test_labels[laid_out(data)]
     assert 24 < len(labels) < 74
     assert owners.tolist() == [-1 if label >= 10 else int(holding[:, label].argmax()) for label in labels]
-    federation.ask(federation.rounds, lambda client, _: client, [0])
+    federation.ask(federation.rounds, LocalQuery("client", lambda client, _: client), [0])
     task = federation.client.task
     torch.testing.assert_close(
         features, embed(task, data.images.test_images[laid_out(data)]), rtol=1e-4, atol=1e-5
@@ -272,7 +273,7 @@ def test_every_model_is_judged_by_densities_of_its_own_kind(played_fadngs, drawn
             )
         return found
 
-    found = federation.ask(federation.rounds, by_hand, [0])[0]
+    found = federation.ask(federation.rounds, LocalQuery("by hand", by_hand), [0])[0]
     for client in range(3):
         for name, model, judges in (
             ("averaged", "averaged", range(3)),
@@ -308,7 +309,7 @@ def test_images_stand_behind_the_density_they_are_nearest_to(played_fadngs, draw
     monkeypatch.setattr(density_privacy, "_RAW_EACH", 10)
     report = density_privacy.report_privacy(federation, data, fabric, tmp_path)
     means, covariances, raw, _ = given[0]
-    federation.ask(federation.rounds, lambda client, _: client, [0])
+    federation.ask(federation.rounds, LocalQuery("client", lambda client, _: client), [0])
     assert len(means) == len(raw) == 6
     assert [len(raw[2 * c]) + len(raw[2 * c + 1]) for c in range(3)] == [10, 10, 10]
     for place, images in enumerate(raw):
@@ -372,7 +373,7 @@ def test_two_processes_draw_what_one_draws(tmp_path):
             f"out={tmp_path / devices}",
         ]
         subprocess.run(
-            [sys.executable, "-m", "lit_fedad.cli", "train", *overrides],
+            [sys.executable, "-m", "lit_fedad", "train", *overrides],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             timeout=240,

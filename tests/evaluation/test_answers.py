@@ -6,15 +6,10 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.evaluation.decisions import EvaluatedImages, Rate
-from lit_fedad.evaluation.own_images import (
-    IMAGE_BINS,
-    MOST_IMAGES,
-    OwnCalibration,
-    OwnDecisions,
-    OwnImagesEvaluator,
-    OwnScores,
-)
+from lit_fedad.evaluation.anomaly import AnomalyEvaluator, Scored
+from lit_fedad.evaluation.calibration import CalibrationQuery
+from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages, Rate
+from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
 from lit_fedad.federation.message_check import check
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 from lit_fedad.metrics.conformal import ScoreCounts
@@ -31,6 +26,9 @@ def state(seed, pixel=True, images=40):
     return metrics
 
 
+SERVER = AnomalyEvaluator(None, (), True, None, common=False)
+
+
 def crossed(question, answer):
     message = question.pack(answer)
     check(message, question.spec(), "a site")
@@ -40,7 +38,7 @@ def crossed(question, answer):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_metric_state_crosses_as_counts(seed):
     own = state(seed)
-    found = crossed(OwnScores(), own)
+    found = crossed(SERVER, Scored(own, {})).state
     # Pixels to the last count; images as if every score were the largest of its bin.
     binned = AnomalyMetrics()
     scores, labels = torch.cat(own.image_scores), torch.cat(own.image_labels)
@@ -64,12 +62,12 @@ def test_a_metric_state_crosses_as_counts(seed):
     ],
 )
 def test_more_images_than_memory_holds_are_refused(bins, count, said):
-    message = OwnScores().pack(state(1))
+    message = SERVER.pack(Scored(state(1), {}))
     message |= {"images.normal.bins": torch.arange(bins), "images.normal.counts": torch.full((bins,), count)}
 
     def received():
-        check(message, OwnScores().spec(), "a site")
-        OwnScores().unpack(message)
+        check(message, SERVER.spec(), "a site")
+        SERVER.unpack(message)
 
     with pytest.raises(UserError, match=said):
         received()
@@ -82,27 +80,27 @@ def test_a_message_does_not_say_which_image_scored_what():
     other.image_scores, other.image_labels = [scores[order]], [labels[order]]
     for name in ("normal", "anomalous", "region", "normal_images", "image"):
         setattr(other, name, getattr(own, name))
-    one, two = OwnScores().pack(own), OwnScores().pack(other)
+    one, two = SERVER.pack(Scored(own, {})), SERVER.pack(Scored(other, {}))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert sum(entry.numel() for name, entry in one.items() if name.endswith("counts")) < 2 * 64 * 40
     assert all(entry.dtype == torch.int64 for entry in one.values())
 
 
 def test_states_of_two_sites_add_up():
-    states = {0: crossed(OwnScores(), state(1)), 1: crossed(OwnScores(), state(3))}
-    found = OwnImagesEvaluator(OwnScores()).summarise(states)
+    states = {0: crossed(SERVER, Scored(state(1), {})), 1: crossed(SERVER, Scored(state(3), {}))}
+    found = SERVER.summarise(states)
     both = AnomalyMetrics()
     both.merge_state(state(1))
     both.merge_state(state(3))
     assert found["p_auroc"]["pooled"] == float(both.compute_local()["p_auroc"])
     # A site without masks leaves the image metrics of all.
-    states[2] = crossed(OwnScores(), state(5, pixel=False))
-    assert set(OwnImagesEvaluator(OwnScores()).summarise(states)) == {"i_auroc", "aupr", "f1_max"}
+    states[2] = crossed(SERVER, Scored(state(5, pixel=False), {}))
+    assert set(SERVER.summarise(states)) == {"i_auroc", "aupr", "f1_max"}
 
 
 def test_calibration_crosses_by_place_of_the_product():
     own = {"nut": ScoreCounts.of(torch.tensor([1.0, 2.0, 2.0])), "bolt": ScoreCounts.of(torch.tensor([5.0]))}
-    question = OwnCalibration(["bolt", "pin", "nut"])
+    question = CalibrationQuery(["bolt", "pin", "nut"], None)
     found = crossed(question, own)
     assert {p: counts.to_json() for p, counts in found.items()} == {
         p: counts.to_json() for p, counts in own.items()
@@ -126,7 +124,7 @@ def test_decisions_are_counted_where_the_images_are():
     labels = torch.tensor([int(defect != "good") for _, defect, _ in rows])
     images = EvaluatedImages(labels, [product for product, *_ in rows], {}, known=True)
     limits = {"nut": 0.5, "bolt": 0.0, "pin": math.inf}
-    question = OwnDecisions(list(limits), limits, images, lambda _: torch.tensor([s for *_, s in rows]))
+    question = DecisionsQuery(list(limits), limits, images, lambda _: torch.tensor([s for *_, s in rows]))
     found = crossed(question, question(None, 0))
     assert found == {"nut": Rate(2, 1, 1, 0), "pin": Rate(1, 0, 1, 1)}
     with pytest.raises(UserError, match="more decisions about nut are wrong than there are"):
@@ -136,6 +134,6 @@ def test_decisions_are_counted_where_the_images_are():
 def test_anomalies_of_no_product_are_counted_apart():
     labels, limits = torch.tensor([0, 0, 1, 1, 1]), {"cat": 2.0, "dog": 2.0}
     images = EvaluatedImages(labels, ["cat", "dog", None, None, None], {}, known=False)
-    question = OwnDecisions(list(limits), limits, images, lambda _: torch.tensor([1.0, 3.0, 1.0, 5.0, 1.5]))
+    question = DecisionsQuery(list(limits), limits, images, lambda _: torch.tensor([1.0, 3.0, 1.0, 5.0, 1.5]))
     found = crossed(question, question(None, 0))
     assert found == {"cat": Rate(1, 0), "dog": Rate(1, 1), None: Rate(0, 0, 3, 2)}

@@ -1,10 +1,12 @@
 """Metric states of stages, as they cross."""
 
+import numpy as np
 import torch
 
 from lit_fedad.contracts import Context
-from lit_fedad.evaluation.own_images import IMAGE_BINS
-from lit_fedad.evaluation.own_stages import OwnStageScores
+from lit_fedad.data.stream import Timetable
+from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, Judged
+from lit_fedad.evaluation.state_messages import IMAGE_BINS
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.metrics.anomaly import AnomalyMetrics
 
@@ -16,10 +18,16 @@ def state(scores, labels, maps=None, masks=None):
     return metrics
 
 
+def server(stages):
+    return AnomalyStreamEvaluator({}, Timetable([stages], stages), [np.ones((stages, 1))], common=False)
+
+
 def crossed(answer, stages):
-    link, question = Link(Plain()), OwnStageScores(stages)
-    blob = link.pack(question.pack(answer), question.spec(), Context(0, 1), "a site")
-    return question.unpack(link.unpack(blob, question.spec(), "a site"))
+    link, question = Link(Plain()), server(stages)
+    blob = link.pack(
+        question.pack(Judged(answer[0], [], {}, answer)), question.spec(), Context(0, 1), "a site"
+    )
+    return question.unpack(link.unpack(blob, question.spec(), "a site")).stages
 
 
 def test_each_stage_arrives_as_it_was_and_stages_to_come_are_empty():

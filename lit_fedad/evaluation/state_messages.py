@@ -1,0 +1,96 @@
+"""Metric states of anomaly detectors as messages: counts that add up over clients, nothing about a single image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec
+from lit_fedad.core.errors import UserError
+from lit_fedad.metrics.anomaly import AnomalyMetrics
+from lit_fedad.metrics.base import concatenated
+from lit_fedad.metrics.functional.bins import DEFAULT_BINS, LogBins
+
+IMAGE_BINS = LogBins(mantissa_bits=7)
+"""Bins of image scores: two scores of one bin differ by less than 1/128."""
+
+MOST = 1 << 56
+"""Largest count of a bin: those of a hundred clients still add up in int64."""
+
+MOST_IMAGES = 10_000_000
+"""Most test images of a client: each takes eight bytes where its bins are read."""
+
+PIXELS = ("normal", "anomalous", "region", "normal_images", "image")
+"""Histograms of pixels in `AnomalyMetrics`."""
+
+
+def packed_states(states: Sequence[AnomalyMetrics]) -> Message:
+    """Returns bins and counts of one or more metric states; the bins of a state follow those of the one before."""
+    whole: dict[str, list[Tensor]] = {}
+    for state in states:
+        index = IMAGE_BINS.index(concatenated(state.image_scores)).long()
+        anomalous = concatenated(state.image_labels) != 0
+        for label, chosen in (("normal", ~anomalous), ("anomalous", anomalous)):
+            counts = torch.bincount(index[chosen], minlength=IMAGE_BINS.count)
+            whole.setdefault(f"images.{label}", []).append(counts)
+        empty = torch.zeros(0, dtype=torch.int64)
+        for name in PIXELS:
+            whole.setdefault(f"pixels.{name}", []).append(getattr(state, name) if state.pixel else empty)
+    return {key: part for name, own in whole.items() for key, part in _sparse(name, torch.cat(own)).items()}
+
+
+def states_spec(states: int) -> MessageSpec:
+    """Declares what `packed_states` returns of at most so many states."""
+    images = [
+        (f"images.{label}", states * IMAGE_BINS.count, MOST_IMAGES) for label in ("normal", "anomalous")
+    ]
+    pixels = [(f"pixels.{name}", states * DEFAULT_BINS.count, MOST) for name in PIXELS]
+    return {key: form for part in (*images, *pixels) for key, form in _sparse_spec(*part).items()}
+
+
+def unpacked_states(message: Message, states: int, pro_limit: float) -> list[AnomalyMetrics]:
+    """Builds so many metric states of what `packed_states` returned; those that it lacks are empty.
+
+    Raises:
+        UserError: If there are more images than a client may have.
+    """
+    pixel = any(len(message[f"pixels.{name}.bins"]) for name in PIXELS)
+    found = [AnomalyMetrics(pixel=pixel, limit=pro_limit) for _ in range(states)]
+    for label, name in enumerate(("images.normal", "images.anomalous")):
+        bins, counts = message[f"{name}.bins"], message[f"{name}.counts"]
+        if int(counts.sum()) > MOST_IMAGES:
+            raise UserError(f"the client scored more than {MOST_IMAGES} images")
+        for place, metrics in enumerate(found):
+            own = bins // IMAGE_BINS.count == place
+            scores = IMAGE_BINS.upper(bins[own] % IMAGE_BINS.count).repeat_interleave(counts[own])
+            metrics.image_scores.append(scores)
+            metrics.image_labels.append(torch.full((len(scores),), float(label)))
+    for name in PIXELS if pixel else ():
+        whole = torch.zeros(states * DEFAULT_BINS.count, dtype=torch.int64)
+        whole[message[f"pixels.{name}.bins"]] = message[f"pixels.{name}.counts"]
+        for metrics, own in zip(found, whole.split(DEFAULT_BINS.count), strict=True):
+            setattr(metrics, name, own)
+    return found
+
+
+def of_images(state: AnomalyMetrics) -> AnomalyMetrics:
+    """Returns a metric state without its pixels."""
+    metrics = AnomalyMetrics(pixel=False, limit=state.limit)
+    metrics.image_scores, metrics.image_labels = state.image_scores, state.image_labels
+    return metrics
+
+
+def _sparse(name: str, histogram: Tensor) -> Message:
+    """Returns the bins of a histogram that are not empty, and their counts."""
+    bins = histogram.nonzero().flatten()
+    return {f"{name}.bins": bins, f"{name}.counts": histogram[bins]}
+
+
+def _sparse_spec(name: str, count: int, most: int) -> MessageSpec:
+    held = Free(name, count)
+    return {
+        f"{name}.bins": TensorSpec((held,), torch.int64, low=0, high=count - 1, distinct=True),
+        f"{name}.counts": TensorSpec((held,), torch.int64, low=1, high=most, counted=True),
+    }
