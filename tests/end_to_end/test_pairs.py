@@ -45,7 +45,9 @@ REFUSED = {
 
 def marked(pairs, quick):
     return [
-        pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow) for pair in PAIRS if pair in pairs
+        pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow)
+        for pair in PAIRS
+        if pair in pairs
     ]
 
 
