@@ -1,4 +1,4 @@
-"""``python -m lit_fedad.cli``: the command line without its installed script."""
+"""``python -m lit_fedad``: the command line without its installed script."""
 
 import sys
 

@@ -87,7 +87,7 @@ def free_ports(count: int) -> list[int]:
 def start(log: Path, *words: str) -> subprocess.Popen:
     """Starts a command of this package."""
     with log.open("ab") as file:
-        command = [sys.executable, "-m", "lit_fedad.cli", *words]
+        command = [sys.executable, "-m", "lit_fedad", *words]
         return subprocess.Popen(command, stdout=file, stderr=file)  # noqa: S603
 
 

@@ -67,7 +67,7 @@ def main(options: Options, display: Display) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     if options.ui:
-        with served("lit_fedad.cli", "ui", f"run={options.ui}", "port={port}") as page:
+        with served("lit_fedad", "ui", f"run={options.ui}", "port={port}") as page:
             shoot(browser, page, out / "ui.png", 1400, 980)
         display.note(f"written: {out / 'ui.png'}")
         return

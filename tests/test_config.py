@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_fedad.core.config import build, choices, compose, conf_folder, flatten, identity, judgement
+from lit_fedad.core.config import Config, build, choices, compose, conf_folder, flatten, identity, judgement
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.experiment.build import build_model
@@ -100,12 +101,22 @@ def test_all_groups_are_known():
     assert {"feddymem", "local"} <= set(choices("method"))
 
 
+@functools.cache
+def composed(group: str, option: str, *overrides: str) -> Config:
+    """A file's configuration, on which every check of the file looks."""
+    return compose([f"{group}={option}", *needs(group, option), *overrides])
+
+
+# Methods, experiments and backbones are built besides, below.
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "option"), EVERY)
-def test_every_file_composes(group, option):
-    config = compose([f"{group}={option}", *needs(group, option)])
-    json.dumps(config)  # plain dictionaries, lists and scalars
-    assert config["method"]["name"]
+@pytest.mark.parametrize(
+    "group", sorted({group for group, _ in EVERY} - {"method", "experiment", "backbone"})
+)
+def test_every_file_of_a_group_composes(group):
+    for option in [option for folder, option in EVERY if folder == group]:
+        config = composed(group, option)
+        json.dumps(config)  # plain dictionaries, lists and scalars
+        assert config["method"]["name"], option
 
 
 # Their own presets bring a task that takes classes, or frozen features.
@@ -116,17 +127,26 @@ BROUGHT = {
 }
 
 
-@pytest.mark.parametrize("method", choices("method"))
-@pytest.mark.parametrize("preset", ["experiment=small", "debug=seconds"])
-@pytest.mark.slow
-def test_every_method_builds_in_small(method, preset):
-    overrides = [f"method={method}", preset, "backbone.weights=random", *needs("method", method)]
-    if preset == "experiment=small":
-        overrides += BROUGHT.get(method, [])
-    model = build_model(compose(overrides), ["a", "b"])
+def assert_builds(config: Config) -> None:
+    json.dumps(config)
+    assert config["method"]["name"]
+    model = build_model(config, ["a", "b"])
     assert model.client.task is model.task
     if model.backbone is not None:
         assert not any(p.requires_grad for p in model.backbone.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", choices("method"))
+def test_every_method_builds(method):
+    """As its file has it, and under the smallest preset where its file brings another one."""
+    own = composed("method", method, "backbone.weights=random")
+    assert_builds(own)
+    small = composed(
+        "method", method, "experiment=small", "backbone.weights=random", *BROUGHT.get(method, [])
+    )
+    if small != own:
+        assert_builds(small)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +192,8 @@ def test_every_experiment_and_backbone_builds_its_model(experiment, backbone):
     """The paper's included: WRN-50-2, a memory of 56 x 56 slots of 1792 channels."""
     chosen = [f"backbone={backbone}"] if backbone else []
     chosen += ["method=feddymem_trained"] if experiment == "paper" else []  # as many slots as patches
-    config = compose(
-        [f"experiment={experiment}", *chosen, "backbone.weights=random", *needs("experiment", experiment)]
-    )
+    config = composed("experiment", experiment, *chosen, "backbone.weights=random")
+    json.dumps(config)
     task = build_model(config, ["a", "b"]).task
     if isinstance(task, Classifier):
         assert task.classifier.out_features == 2
@@ -280,24 +299,31 @@ def test_every_federation_builds(federation):
     assert isinstance(build(section["channel"]), Channel)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [["out=x"], ["tracking=off"], ["tracking.uri=http://x"], ["fabric.devices=2"], ["fabric.accelerator=cpu"],
-     ["cache.folder=x"], ["fresh=true"]],
-)  # fmt: skip
-def test_identity_ignores_circumstances(overrides):
-    assert identity(compose(overrides)) == identity(compose())
+def changed(config: Config, key: str) -> Config:
+    """The same configuration with another value of a key."""
+    first, _, rest = key.partition(".")
+    return {**config, first: changed(config[first], rest) if rest else "another"}
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [["seed=1"], ["rounds=7"], ["batch_size=3"], ["method=local"], ["task.sigma=1"], ["data.seed=1"],
-     ["partition.alpha=1"], ["backbone.weights=random"], ["federation=half"], ["image.size=64"],
-     ["evaluation.every=2"], ["start=x"], ["distillation=small"], ["fabric.precision=bf16-mixed"],
-     ["cache.enabled=false"]],
-)  # fmt: skip
-def test_identity_changes_with_anything_else(overrides):
-    assert identity(compose(overrides)) != identity(compose())
+# Where and how a run happens, and keys that no default run reads.
+CIRCUMSTANCES = {"out", "tracking", "fabric", "simulation", "cache", "fresh", "callbacks"}
+DECISIVE = {"fabric.precision", "cache.enabled"}
+JUDGING = {"evaluation.alpha", "evaluation.pictures", "evaluation.batch_size"}
+UNREAD = {"image.overlap", "evaluation.spro_limit"}
+
+
+def test_identity_changes_with_every_key_that_decides_a_result_and_no_other():
+    config = compose()
+    keys = flatten(config).keys()
+    alike = {key for key in keys if identity(changed(config, key)) == identity(config)}
+    circumstances = {key for key in keys if key.partition(".")[0] in CIRCUMSTANCES} - DECISIVE
+    assert alike == circumstances | JUDGING | UNREAD
+
+
+def test_only_keys_of_decisions_and_pictures_change_the_judgement():
+    config = compose()
+    others = {key for key in flatten(config) if judgement(changed(config, key)) != judgement(config)}
+    assert others == JUDGING - {"evaluation.batch_size"}
 
 
 @pytest.mark.slow
@@ -330,14 +356,3 @@ def test_wheel_carries_the_configuration(tmp_path):
     assert file.startswith(str(unpacked))
     assert folder == str(unpacked / "lit_fedad" / "conf")
     assert method == "feddymem_literal"
-
-
-@pytest.mark.parametrize("key", ["alpha=0.5", "pictures=2", "batch_size=3"])
-def test_what_only_judges_a_run_is_no_part_of_what_it_trains(key):
-    before, after = compose(["debug=seconds"]), compose(["debug=seconds", f"evaluation.{key}"])
-    assert identity(before) == identity(after)
-    assert (judgement(before) == judgement(after)) == key.startswith("batch_size")
-
-
-def test_how_often_a_run_is_evaluated_is_part_of_it():
-    assert identity(compose(["debug=seconds"])) != identity(compose(["debug=seconds", "evaluation.every=2"]))

@@ -59,7 +59,7 @@ def launch(
         command: Returns the command line of a run; ``lit-fedad train`` by default.
         verb: Word that announces a run; ``runs`` or ``resumes`` by default.
     """
-    command = command or (lambda run: [sys.executable, "-m", "lit_fedad.cli", "train", *run.overrides])
+    command = command or (lambda run: [sys.executable, "-m", "lit_fedad", "train", *run.overrides])
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
     waiting, running = list(runs), dict[subprocess.Popen[bytes], tuple[PlannedRun, Path, float]]()
     logs.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def report_table(options: Sequence[str], display: Display) -> None:
 
 def _attack(options: Sequence[str], run: PlannedRun) -> list[str]:
     """Returns the command line of an attack on a complete run."""
-    return [sys.executable, "-m", "lit_fedad.cli", "privacy", f"run={run.folder.path}", *options]
+    return [sys.executable, "-m", "lit_fedad", "privacy", f"run={run.folder.path}", *options]
 
 
 def _deliver(name: str, files: Sequence[Path], config: Config, out: Path, display: Display) -> None:

@@ -1,47 +1,37 @@
 """The tables of ``conf/table``: their rows and columns compose, and their numbers are the papers'."""
 
+import functools
 import itertools
 import os
 from pathlib import Path
 
 import pytest
 
-from lit_fedad.core.config import compose
 from lit_fedad.papers.plan import page_tables, paper_columns, plan_runs, read_table, table_names
 from lit_fedad.report.tables import Setting
 
-ROWS = sorted(
-    {tuple(r.overrides) for n in table_names() for t in [read_table(n)[1]] for r in (*t.rows, *t.beyond)}
-)
 
-
-@pytest.mark.parametrize("overrides", ROWS, ids=" ".join)
-@pytest.mark.slow
-def test_every_row_composes(overrides):
-    assert compose(overrides)["method"]["name"]
-
-
-def columns_of(kind, of=""):
-    """Protocol, label and column of all tables, or of a paper's, each once."""
-    return {
-        (tuple(table.protocol), label): column
-        for table in (read_table(name)[1] for name in table_names() if name.startswith(of))
-        for label, column in table.columns.items()
-        if isinstance(column, kind)
-    }
+@functools.cache
+def planned(name):
+    """Each row in some column, each column in some row: table, row, column and the configuration of their run."""
+    table = read_table(name)[1]
+    rows, columns = [*table.rows, *table.beyond], paper_columns(table)
+    number = max(len(rows), len(columns))
+    pairs = itertools.islice(zip(itertools.cycle(rows), itertools.cycle(columns)), number)
+    return [
+        (table, row, column, plan_runs([row], [column], ["data.root=x"], [0])[0].config)
+        for row, column in pairs
+    ]
 
 
 @pytest.mark.slow
-def test_every_column_composes():
-    found = columns_of(str)
-    detection, semantic = (
-        {"Wafer", "PCB", "MVTec", "MPDD", "Brain", "X-ray"},
-        {"CIFAR-100", "SVHN", "Places365"},
-    )
-    assert {label for _, label in found} == detection | semantic
-    for (protocol, _), name in found.items():
-        config = compose([*protocol, f"data={name}", "data.root=images"])
-        assert config["data"]["name"] == name  # by which the paper's numbers are found
+@pytest.mark.parametrize("name", table_names())
+def test_every_row_and_every_column_composes(name):
+    for table, _, column, config in planned(name):
+        assert config["method"]["name"]
+        data = table.columns[column.label]
+        if isinstance(data, str):
+            assert config["data"]["name"] == data  # by which the paper's numbers are found
 
 
 def reader(config):
@@ -50,26 +40,26 @@ def reader(config):
     return f"cifar{config['data']['classes']}" if function == "cifar" else function
 
 
+# Columns of frozen features are of settings of this library, beside the papers'.
+GLDP_TABLES = [name for name in table_names() if name.startswith("gldp") and name != "gldp_frozen"]
+
+
 @pytest.mark.slow
-def test_every_column_of_settings_is_what_its_label_says():
-    found = columns_of(Setting, "gldp")
-    # Columns of frozen features are of settings of this library, beside the papers'.
-    found = {
-        place: setting for place, setting in found.items() if not any("_frozen" in key for key in place[0])
-    }
-    assert len(found) == 13 + 9 + 4
-    for (protocol, label), column in found.items():
-        overrides = [*protocol, f"data={column.data}", *column.overrides, "data.root=images"]
-        config = compose(["method=gldp", *overrides])
-        partition = config["partition"]
+@pytest.mark.parametrize("name", GLDP_TABLES)
+def test_every_column_of_gldp_is_what_its_label_says_and_every_row_trains_the_papers_epochs(name):
+    for table, _, column, config in planned(name):
+        data, partition = table.columns[column.label].data, config["partition"]
         numbers = [partition[key] for key in ("clients", "classes", "stages")]
-        name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}[column.data]
-        assert label == f"{name} {numbers}, IF {partition['imbalance']}"
-        assert reader(config) == column.data
+        written = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny_imagenet": "Tiny-ImageNet"}[data]
+        assert column.label == f"{written} {numbers}, IF {partition['imbalance']}"
+        assert reader(config) == data
         picked = config["federation"]["sampler"]["fraction"] * partition["clients"]
         assert (config["rounds"], picked) == (50, 10)
-        tiny = name == "Tiny-ImageNet"
-        assert (config["batch_size"], config["image"]["size"]) == ((128, 64) if tiny else (32, 32))
+        side = (128, 64) if data == "tiny_imagenet" else (32, 32)
+        assert (config["batch_size"], config["image"]["size"]) == side
+        # A method's own example does not take the place of the table's protocol.
+        client = config["method"]["client"]
+        assert sum(client.get(key, 0) for key in ("local_epochs", "base_epochs", "head_epochs")) == 30
 
 
 FEDVCK = {  # data set, side, channels, synthetic images over real ones (FedVCK appendix)
@@ -88,13 +78,8 @@ FEDVCK_TABLES = [name for name in page_tables() if name.startswith("fedvck")]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEDVCK_TABLES)
 def test_every_column_of_fedvck_is_what_its_label_says(name):
-    """Each row in some column, each column in some row."""
-    table = read_table(name)[1]
-    rows, columns = [*table.rows, *table.beyond], paper_columns(table)
-    number = max(len(rows), len(columns))
-    for row, column in itertools.islice(zip(itertools.cycle(rows), itertools.cycle(columns)), number):
-        (run,) = plan_runs([row], [column], ["data.root=x"], [0])
-        config, (short, _, setting) = run.config, column.label.partition(", ")
+    for table, row, column, config in planned(name):
+        short, _, setting = column.label.partition(", ")
         data, side, channels, share = FEDVCK[short]
         limited = (
             name in ("fedvck_3", "fedvck_6", "fedvck_11", "fedvck_12", "fedvck_13") or setting == "10 rounds"
@@ -116,24 +101,6 @@ def test_every_column_of_fedvck_is_what_its_label_says(name):
             assert (client["init"] == "real") == (row.label == "FedDM (real start)")
         else:
             assert client["local_epochs"] == 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted({name for name in table_names() if name.startswith("gldp")} - {"gldp_frozen"})
-)
-def test_every_row_trains_the_papers_epochs(name):
-    table = read_table(name)[1]
-    column = next(iter(table.columns.values()))
-    for row in (*table.rows, *table.beyond):
-        config = compose(
-            [*table.protocol, f"data={column.data}", *column.overrides, "data.root=x", *row.overrides]
-        )
-        client = config["method"]["client"]
-        assert sum(client.get(key, 0) for key in ("local_epochs", "base_epochs", "head_epochs")) == 30
-        # A method's own example does not take the place of the table's protocol.
-        assert (config["rounds"], config["data"]["_target_"]) == (50, "lit_fedad.data.torchvision_sets.cifar")
-        assert config["partition"]["imbalance"] == int(next(iter(table.columns)).rpartition(" ")[2])
 
 
 @pytest.mark.parametrize("name", page_tables())

@@ -34,10 +34,9 @@ class Lab:
     shared: Path
     _finished: dict[tuple[str, ...], tuple[Path, dict[str, Any]]] = field(default_factory=dict)
 
-    def overrides(self, out: Path, *own: str) -> list[str]:
+    def overrides(self, *own: str) -> list[str]:
         return [
             "debug=seconds",
-            f"out={out}",
             f"cache.folder={self.shared}",
             *([] if {"data=motifs", "data=motif_classes"} & {*own} else [f"data.root={self.shared}"]),
             *(["data.size=64"] if not any(o.startswith("data=") for o in own) else []),
@@ -48,7 +47,8 @@ class Lab:
         ]
 
     def config(self, out: Path, *overrides: str) -> Config:
-        return compose(self.overrides(out, *overrides))
+        """Composed once for all runs that differ in their folder alone."""
+        return {**compose(self.overrides(*overrides)), "out": str(out)}
 
     def train(self, out: Path, *overrides: str) -> dict[str, Any]:
         return train(self.config(out, *overrides), quiet=True)
@@ -72,7 +72,8 @@ class Lab:
             "-m",
             "lit_fedad",
             "train",
-            *self.overrides(out, *overrides),
+            *self.overrides(*overrides),
+            f"out={out}",
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         return subprocess.Popen(

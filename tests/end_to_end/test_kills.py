@@ -32,7 +32,9 @@ def test_killed_runs_end_like_undisturbed_ones(
     given = [*pair_overrides(method, METHODS[method]), "rounds=4"]
 
     def start(name):
-        return forking.start(["train", *lab.overrides(tmp_path / name, *given)], tmp_path / f"{name}.log")
+        return forking.start(
+            ["train", *lab.overrides(f"out={tmp_path / name}", *given)], tmp_path / f"{name}.log"
+        )
 
     began = time.monotonic()
     assert forking.wait(start("straight")) == 0, (tmp_path / "straight.log").read_text()

@@ -1,4 +1,4 @@
-"""Every method on every task: half of the clients a round, one that fails, an interruption, and a use of the result."""
+"""Every method on two tasks, every task under a method: clients that fail, an interruption, a use of the result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,43 @@ from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.turn import Turn
 
-# All pairs in the slow tests.
+# The others in the slow tests.
 QUICK = {("moon", "classifier")}
+QUICKLY_REFUSED = {("feddymem", "classifier"), ("fedrep", "memory_bank"), ("fedavg", "subspace")}
+
+
+def tasks_of(method, refused=False):
+    return [task for task in TASKS if bool(PAIRS[method, task]) == refused]
+
+
+# Of each method its own task and one other, dealt in turn; each task under FedAvg, or alone if it has no weights.
+PLAYED = {
+    *QUICK,
+    *((method, tasks_of(method)[0]) for method in choices("method")),
+    *(
+        (method, others[turn % len(others)])
+        for turn, method in enumerate(choices("method"))
+        if (others := tasks_of(method)[1:])
+    ),
+    *(("local" if PAIRS["fedavg", task] else "fedavg", task) for task in TASKS),
+}
+# Of each method one task, dealt in turn.
+REFUSED = {
+    *QUICKLY_REFUSED,
+    *(
+        (method, tasks[turn % len(tasks)])
+        for turn, method in enumerate(choices("method"))
+        if (tasks := tasks_of(method, refused=True))
+    ),
+}
+
+
+def marked(pairs, quick):
+    return [
+        pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow)
+        for pair in PAIRS
+        if pair in pairs
+    ]
 
 
 def test_pairs_are_what_methods_and_tasks_declare():
@@ -32,14 +67,12 @@ def test_pairs_are_what_methods_and_tasks_declare():
     assert all(None in {PAIRS[method, task] for task in TASKS} for method in choices("method"))
 
 
-@pytest.mark.parametrize(
-    ("method", "task"),
-    [
-        pytest.param(method, task, marks=[] if (method, task) in QUICK else pytest.mark.slow)
-        for (method, task), why in PAIRS.items()
-        if why is None
-    ],
-)
+def test_the_played_pairs_hold_every_method_and_every_task():
+    assert {method for method, _ in PLAYED} == {*choices("method")}
+    assert {task for _, task in PLAYED} == {*TASKS}
+
+
+@pytest.mark.parametrize(("method", "task"), marked(PLAYED, QUICK))
 def test_pair(play_pair, method, task):
     play_pair(method, task)
 
@@ -62,15 +95,7 @@ def test_a_failed_client_is_left_out_of_its_round(lab, pair_overrides, tmp_path,
     assert all(torch.isfinite(torch.tensor(s["loss"])) for s in result["scalars"][-2:])
 
 
-# Of every task one; all in the slow tests.
-REFUSED = [pair for pair, why in PAIRS.items() if why]
-ONE = {task: (method, task) for method, task in REFUSED}.values()
-
-
-@pytest.mark.parametrize(
-    ("method", "task"),
-    [pytest.param(*pair, marks=[] if pair in ONE else pytest.mark.slow) for pair in REFUSED],
-)
+@pytest.mark.parametrize(("method", "task"), marked(REFUSED, QUICKLY_REFUSED))
 def test_a_pair_that_makes_no_sense_says_why_in_one_line(lab, small_tasks, method, task, tmp_path):
     # Sizes of the small tasks meet no key where the method comes with the settings of its own.
     data = [

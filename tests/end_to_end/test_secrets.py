@@ -34,7 +34,7 @@ def test_the_address_of_mlflow(lab, tmp_path, monkeypatch, screen, given):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
     else:
         own.append(f"tracking.uri={ADDRESS}")
-    overrides = lab.overrides(tmp_path / "run", *own, "method=nearest_neighbour", "rounds=1")
+    overrides = lab.overrides(f"out={tmp_path / 'run'}", *own, "method=nearest_neighbour", "rounds=1")
     shown = ""
     for command in (
         ["train", "--cfg", *overrides],

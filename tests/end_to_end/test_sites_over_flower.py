@@ -48,7 +48,7 @@ if ALL:
 def command(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     return {
-        "args": [sys.executable, "-W", "ignore", "-m", "lit_fedad.cli", *map(str, words)],
+        "args": [sys.executable, "-W", "ignore", "-m", "lit_fedad", *map(str, words)],
         "env": environment,
     }
 

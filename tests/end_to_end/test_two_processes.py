@@ -66,7 +66,7 @@ def test_of_two_commands_at_once_one_runs(lab, forking, tmp_path, outcome, diffe
     for pair in range(PAIRS):
         out, logs = tmp_path / str(pair), [tmp_path / f"{pair}_{number}.log" for number in range(2)]
         processes = [
-            forking.start(["train", *lab.overrides(out, f"seed={seed}")], log)
+            forking.start(["train", *lab.overrides(f"out={out}", f"seed={seed}")], log)
             for seed, log in zip(seeds, logs, strict=True)
         ]
         ends = [forking.wait(process) for process in processes]

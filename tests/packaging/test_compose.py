@@ -45,7 +45,7 @@ def start(services, tmp_path):
     """Starts a service's command in a folder of its own, again and again until it succeeds, as compose does."""
     program = tmp_path / "bin" / "lit-fedad"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore -m lit_fedad.cli "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore -m lit_fedad "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "enrol").mkdir()
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]

@@ -29,7 +29,7 @@ def test_forty_trials_four_workers_ten_kills(study_file, tmp_path):
     """No trial is lost, none is played twice, and those of killed workers are continued."""
     out, kills, draw = tmp_path / "study", 10, random.Random(0)
     command = [
-        *(sys.executable, "-W", "ignore", "-m", "lit_fedad.cli", "sweep", f"study={study_file}"),
+        *(sys.executable, "-W", "ignore", "-m", "lit_fedad", "sweep", f"study={study_file}"),
         *(f"out={out}", "n_trials=40", "patience=20", "data.size=64", f"data.root={tmp_path / 'data'}"),
         *(f"cache.folder={tmp_path / 'cache'}", "fabric.accelerator=cpu"),
     ]

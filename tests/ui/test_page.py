@@ -34,7 +34,7 @@ def page_of(run, reviews):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "lit_fedad.cli", "ui", f"run={run}", f"out={reviews}", f"port={port}"]
+    command = [sys.executable, "-m", "lit_fedad", "ui", f"run={run}", f"out={reviews}", f"port={port}"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(lit_fedad.__file__).parents[1]),
