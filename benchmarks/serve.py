@@ -46,7 +46,7 @@ def _exported(folder: Path) -> str:
 
 
 def _measure(run: str, requests: int, at_a_time: int) -> None:
-    command = [sys.executable, "-m", "lit_fedad.cli", "serve", f"run={run}", f"port={_PORT}", "patience=2"]
+    command = [sys.executable, "-m", "lit_fedad", "serve", f"run={run}", f"port={_PORT}", "patience=2"]
     server = subprocess.Popen(
         [*command, "max_bytes=4000000", "max_pixels=4000000"], stdout=subprocess.DEVNULL
     )

@@ -40,13 +40,14 @@ suppress_warnings = ["ref.python"]
 
 def links_into_package(app: Sphinx, page: str, source: list[str]) -> None:
     """Leads links to the package's modules to their pages of the reference; its other files can be downloaded."""
+    up = "../" * page.count("/")  # pages of docs/lab lie a folder deeper
     source[0] = re.sub(
-        r"\]\(\.\./(lit_fedad(?:/\w+)*)(?:\.py)?\)",
-        lambda link: f"](reference/{link[1].replace('/', '.')}.rst)",
+        rf"\]\({up}\.\./(lit_fedad(?:/\w+)*)(?:\.py)?\)",
+        lambda link: f"]({up}reference/{link[1].replace('/', '.')}.rst)",
         source[0],
     )
     for folder in ("lit_fedad", "containers"):
-        source[0] = source[0].replace(f"](../{folder}/", f"](path:../{folder}/")
+        source[0] = source[0].replace(f"]({up}../{folder}/", f"](path:{up}../{folder}/")
 
 
 def setup(app: Sphinx) -> None:

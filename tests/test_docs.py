@@ -14,6 +14,7 @@ from lit_fedad.core.config import choices, compose, conf_folder
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+LAB = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "lab").glob("*.md"))
 FOLDERS = ("benchmarks", "conf", "docs", "lit_fedad", "scripts", "sweeps", "tests")
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.M | re.S)
 OF_MAKE = {"METHOD": "method", "DATA": "data", "TABLE": "table"}
@@ -59,7 +60,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *LAB])
 def test_links_lead_to_files_and_headings(page):
     links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", read(page)))
     for link in links:

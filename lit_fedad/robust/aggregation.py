@@ -65,7 +65,7 @@ class StatisticsCheck:
 
     A client is compared with the medians over all clients, channel by channel: its means in units of the median
     deviation, its deviations by the logarithm of their ratio; of both the root mean square over channels counts.
-    Honest clients, each with its own kinds of normal, reached 1.5 deviations and a ratio of 2.2 (docs/robust.md).
+    Honest clients, each with its own kinds of normal, reached 1.5 deviations and a ratio of 2.2 (docs/lab/robust.md).
 
     Attributes:
         means: Deviations by which a client's means may lie off.
