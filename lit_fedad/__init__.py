@@ -2,4 +2,4 @@
 
 from lit_fedad import _compat as _compat  # must run before anything imports torchvision
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

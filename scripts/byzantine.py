@@ -93,7 +93,7 @@ def flipped_change(run: Run, received: Message, honest: Message) -> Message:
 
 
 LIES: dict[str, dict[str, Lie | None]] = {
-    "feddymem": {
+    "federated_bank": {
         "honest": None,
         "anomalous patches": anomalous,
         "noise x 1000": noise,

@@ -37,7 +37,7 @@ ALPHAS = (0.01, 0.05, 0.1)
 AUTOENCODER = ["task=autoencoder", "features=frozen"]
 DETECTORS = {
     "federated_subspace": ["method=federated_subspace"],
-    "feddymem": ["method=feddymem"],
+    "federated_bank": ["method=federated_bank"],
     "federated_patchcore": ["method=federated_patchcore"],
     "fedavg, autoencoder": ["method=fedavg", *AUTOENCODER],
     "local, autoencoder": ["method=local", *AUTOENCODER],

@@ -1,6 +1,6 @@
 """Measures a federation of three sites over Flower against the same federation in one process.
 
-    python scripts/measure_sites.py --root DIR --weights FILE --methods feddymem,federated_subspace --rounds 3
+    python scripts/measure_sites.py --root DIR --weights FILE --methods federated_bank,federated_subspace --rounds 3
 
 Coordinator and sites are processes of their own on this machine, each site with one product of `real_mixture`. Between
 sites and coordinator stand relays, which count the bytes on the wire: with those of TLS, HTTP, Flower's polls and
@@ -173,7 +173,7 @@ if __name__ == "__main__":
     parser.add_argument("--root", type=Path, required=True, help="folder of the data")
     parser.add_argument("--weights", type=Path, required=True, help="ImageNet weights of ResNet-18")
     parser.add_argument(
-        "--methods", default="feddymem,federated_subspace", help="names with commas between them"
+        "--methods", default="federated_bank,federated_subspace", help="names with commas between them"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="Markdown file for the table")

@@ -103,7 +103,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
     [
         (["+task.learning_rat=1"], "MemoryBank has no key 'learning_rat'; did you mean 'learning_rate'"),
         (
-            ["method=feddymem_trained", "+task.head.hiden=1"],
+            ["method=feddymem", "+task.head.hiden=1"],
             "MemoryGenerator has no key 'hiden'; did you mean 'hidden'",
         ),
         (["task.learning_rate=high"], "MemoryBank.learning_rate='high' must be float"),
@@ -120,7 +120,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["task.slots=0"], "task.slots=0 must be at least 1"),
         (["task.slots=3"], "task.slots=3: a bank of 3 slots, but loss and score look at 6"),
         (
-            ["method=feddymem_trained", "task.grid=2"],
+            ["method=feddymem", "task.grid=2"],
             "task.grid=2: a bank of 4 slots, but loss and score look at 6",
         ),
         (["task.image_size=0"], "task.image_size=0 must be at least 1"),
@@ -134,8 +134,8 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["task.loss.threshold=high"], "task.loss.threshold='high' must be a number or 'median'"),
         (["task.loss.repulsion=-1"], "task.loss.repulsion=-1 must be at least 0"),
         (["task.image_score.exponent=-1"], "task.image_score.exponent=-1 must be at least 0"),
-        (["method=feddymem_trained", "task.head.hidden=0"], "task.head.hidden=0 must be at least 1"),
-        (["method=feddymem_trained", "task.head.grid_size=0"], "task.head.grid_size=0 must be at least 1"),
+        (["method=feddymem", "task.head.hidden=0"], "task.head.hidden=0 must be at least 1"),
+        (["method=feddymem", "task.head.grid_size=0"], "task.head.grid_size=0 must be at least 1"),
         (["task.loss=3"], "MemoryBank.loss=3 must be a section with _target_"),
         (["task.head=3"], "MemoryBank.head=3 must be a section with _target_"),
         (["method=gldp", "task.encoder=null"], "Classifier.encoder=null must be a section with _target_"),
@@ -143,7 +143,7 @@ def test_mistake_is_refused_when_composing(overrides, said):
         (["method=fedvck_sums", "+method.server.descent.section=here"], "Descent has no key 'section'"),
         (["backbone.layers=[2,x]"], "backbone.layers=[2, 'x']: give whole numbers"),
         (
-            ["method=feddymem_trained", "+method.server.aggregation.max_steps=0"],
+            ["method=feddymem", "+method.server.aggregation.max_steps=0"],
             "method.server.aggregation.max_steps=0 must be at least 1",
         ),
         (["+method.server.collapse=-1"], "method.server.collapse=-1 must be at least 0"),

@@ -103,7 +103,7 @@ def _leaving(run: FinishedRun) -> Grid:
         exchanges = federation.exchanges.of_round(number)
         for place, exchange in enumerate(exchanges):
             spec = exchange.upload_spec(federation.client)
-            summed = federation.summing is not None and exchange.additive(federation.client) is not None
+            summed = federation.summing is not None and exchange.sums is not None
             counted = bytes_of.get("rounds" if number == 1 else str(number))
             cells = [
                 exchange.name,

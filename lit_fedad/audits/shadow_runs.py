@@ -14,10 +14,9 @@ from torch.utils.data import Dataset
 
 from lit_fedad.audits.shadow_splits import draw_cells, draw_training_cells, split, trained_on
 from lit_fedad.audits.statistics import received_statistics, sent_statistics
-from lit_fedad.contracts import SUM, Client, Context, Update
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
+from lit_fedad.contracts import SUM, Client, Context, Update, nothing_to_attack
 from lit_fedad.contracts.randomness import derive_seed
-from lit_fedad.contracts.server import nothing_to_attack
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from lit_fedad.audits.lira import confidence
-from lit_fedad.contracts import AttackableServer, Client, ImageSums, Message, Update, nothing_to_attack
+from lit_fedad.contracts import (
+    Client,
+    Exchange,
+    ImageSums,
+    Message,
+    Update,
+    nothing_to_attack,
+)
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.evaluation.predict import predict_batch
@@ -51,7 +58,7 @@ def observe(federation: Federation, client: int) -> Message:
 
 
 def adversary_view(federation: Federation, client: int, update: Update) -> Client:
-    """Turns the live client into the predictor that an observer of an upload can build (`AttackableServer`).
+    """Turns the live client into the predictor that an observer of an upload can build (`Evidence`).
 
     Args:
         federation: The federation, within an exchange.
@@ -64,10 +71,11 @@ def adversary_view(federation: Federation, client: int, update: Update) -> Clien
     Raises:
         UserError: If uploads of this method cannot score images.
     """
-    if not isinstance(federation.server, AttackableServer):
+    evidence = federation.exchanges.evidence
+    if evidence is None:
         raise nothing_to_attack(federation.client)
     observe(federation, client)
-    federation.server.adversary_view(update, federation.client)
+    evidence(federation.server, federation.client, update)
     federation.client.eval()
     return federation.client
 
@@ -114,10 +122,11 @@ def sent_statistics(
     each = _Each(federation, examples, load, size)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
-        sums, clip = exchange.image_sums(federation.client), exchange.plan.settings.clip
+        sums, clip = _by_image(exchange, federation.client), exchange.plan.settings.clip
+        assert sums is not None
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     found = {}
-    plain = exchange.image_sums(federation.client)
+    plain = _by_image(exchange, federation.client)
     if message and plain is not None and plain.form().keys() == message.keys():
         found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
     if isinstance(task, MemoryBank) and len(message.get("memory", ())):
@@ -300,6 +309,10 @@ def update_directions(
     return (wanted * (features.double() @ weight.double().T + bias.double())).sum(1) / length
 
 
+def _by_image(exchange: Exchange, client: Client) -> ImageSums | None:
+    return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
+
+
 class _Each:
     """Computes a statistic of examples, batch by batch."""
 
@@ -348,7 +361,7 @@ def _predicts(federation: Federation, message: Message) -> bool:
     server, task = federation.server, federation.client.task
     shown = IMAGES in message or not dict(task.named_parameters()).keys().isdisjoint(message)
     trains = federation.exchanges.at(server.context).trains
-    return shown and trains and isinstance(server, AttackableServer) and not isinstance(task, MemoryBank)
+    return shown and trains and federation.exchanges.evidence is not None and not isinstance(task, MemoryBank)
 
 
 def _predicted(federation: Federation, batch: Batch) -> Tensor:

@@ -4,11 +4,18 @@ A task defines what a client learns and how it scores images. A method (a client
 the messages between clients and the server. The federation runs rounds and depends on neither.
 """
 
-from lit_fedad.contracts.additive import Additive, Crowd, SumSpec
-from lit_fedad.contracts.client import AdditiveClient, Client, Predictors
+from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.exchange import Exchange, Exchanges, SumsExchange
-from lit_fedad.contracts.image_sums import ImageSums, NothingNew
+from lit_fedad.contracts.exchange import (
+    Evidence,
+    Exchange,
+    Exchanges,
+    Idle,
+    LeaveOut,
+    Method,
+    merges_sums,
+    nothing_to_attack,
+)
 from lit_fedad.contracts.message import (
     SUM,
     Free,
@@ -20,35 +27,49 @@ from lit_fedad.contracts.message import (
     senders,
     spec_of,
 )
-from lit_fedad.contracts.server import AdditiveServer, AttackableServer, Server, nothing_to_attack
+from lit_fedad.contracts.server import Server
+from lit_fedad.contracts.sums import (
+    Additive,
+    BoundedSums,
+    Cohort,
+    ImageSums,
+    NothingNew,
+    Sums,
+    SumSpec,
+    WeightedMeans,
+)
 from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
 
 __all__ = [
     "SUM",
     "Additive",
-    "AdditiveClient",
-    "AdditiveServer",
-    "AttackableServer",
+    "BoundedSums",
     "Client",
+    "Cohort",
     "Context",
-    "Crowd",
+    "Evidence",
     "Exchange",
     "Exchanges",
     "Free",
+    "Idle",
     "ImageSums",
+    "LeaveOut",
     "Message",
     "MessageSpec",
+    "Method",
     "NothingNew",
     "Prediction",
     "Predictors",
     "Server",
     "StandardisedTask",
     "SumSpec",
-    "SumsExchange",
+    "Sums",
     "Task",
     "TensorSpec",
     "Update",
+    "WeightedMeans",
     "class_list",
+    "merges_sums",
     "nothing_to_attack",
     "senders",
     "spec_of",

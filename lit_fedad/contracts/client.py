@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts.additive import Additive
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.exchange import Exchanges
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.core.errors import UserError
@@ -95,11 +93,6 @@ class Client(L.LightningModule):
             )
 
     @property
-    def exchanges(self) -> Exchanges:
-        """The method's exchanges, before round 1 and in every round."""
-        raise NotImplementedError
-
-    @property
     def predictors(self) -> Predictors:
         """The models that predict; by default each client has its own."""
         return Predictors()
@@ -161,11 +154,3 @@ class Client(L.LightningModule):
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Prediction:
         """Predicts a batch; by default with the task's prediction."""
         return self.task.predict_step(batch, batch_idx)
-
-
-class AdditiveClient(Client):
-    """A client whose messages after training may add up, so that a server need not see them one by one."""
-
-    def additive(self) -> Additive | None:
-        """Declares how the messages that `send` returns add up; None if the server needs each."""
-        raise NotImplementedError

@@ -7,17 +7,19 @@ they check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts.additive import Additive
+from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
-from lit_fedad.contracts.image_sums import ImageSums
 from lit_fedad.contracts.message import Message, MessageSpec, Update
+from lit_fedad.contracts.server import Server
+from lit_fedad.contracts.sums import Sums
+from lit_fedad.core.errors import UserError
 
 C = TypeVar("C", contravariant=True)  # the method's client
 S = TypeVar("S", contravariant=True)  # its server
@@ -26,26 +28,36 @@ S = TypeVar("S", contravariant=True)  # its server
 class Exchange(Generic[C, S]):
     """One message to each client, the client's computation, its answer, and the merging of the answers.
 
-    The default sends nothing in either direction.
+    By default all of it is what client and server of the method do: `Server.broadcast`, `Client.receive`,
+    `Client.send`, `Server.validate`, `Server.aggregate`. An exchange of other messages overrides these.
 
     Attributes:
         name: Name in reports and errors.
         trains: Whether clients refresh (`Client.refresh`) and train between `receive` and `send`.
+        down: Whether the server sends its message.
+        up: Whether clients answer with theirs.
+        sums: How messages add up, where their sum is all that `aggregate` needs; None where it needs each. Where it is
+            given, `aggregate` may receive one update that stands for all clients (`SUM`).
     """
 
-    name: str = "nothing"
+    name: str = "answer"
     trains: bool = False
+    down: bool = True
+    up: bool = True
+    sums: Sums | None = None
 
     def broadcast(self, server: S, client_id: int) -> Message:
         """Returns the message to a client. Runs on the server."""
-        return {}
+        return cast("Server", server).broadcast(client_id) if self.down else {}
 
     def broadcast_spec(self, client: C) -> MessageSpec:
         """Declares the form of `broadcast`, from sizes that are the same for every client of the method."""
-        return {}
+        return cast("Client", client).broadcast_spec() if self.down else {}
 
     def receive(self, client: C, message: Message) -> None:
         """Loads the server's message. Runs on the client."""
+        if self.down:
+            cast("Client", client).receive(message)
 
     def train(self, client: C, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains the client, where the exchange includes training. Runs on the client.
@@ -67,26 +79,11 @@ class Exchange(Generic[C, S]):
             client: The live client.
             loader: Its training batches in a fixed order.
         """
-        return {}
+        return cast("Client", client).send(loader) if self.up else {}
 
     def upload_spec(self, client: C) -> MessageSpec:
         """Declares the form of `send`, from sizes that are the same for every client of the method."""
-        return {}
-
-    def additive(self, client: C) -> Additive | None:
-        """Declares how messages add up, if their sum is all that `aggregate` needs; None if it needs each.
-
-        Where it is declared, `aggregate` may receive one update that stands for all clients (`SUM`).
-        """
-        return None
-
-    def image_sums(self, client: C) -> ImageSums | None:
-        """Declares the sums over images that `aggregate` needs, if each image's part can be bounded; else None."""
-        return None
-
-    def takes_sums(self, server: S) -> bool:
-        """Returns whether this server merges a sum to the same as the single messages. Runs on the server."""
-        return True
+        return cast("Client", client).upload_spec() if self.up else {}
 
     def validate(self, server: S, client_id: int, update: Update) -> None:
         """Checks what the declared form of a client's message cannot say. Runs on the server.
@@ -99,6 +96,8 @@ class Exchange(Generic[C, S]):
         Raises:
             UserError: If the message cannot be that of a client with so many images.
         """
+        if self.up:
+            cast("Server", server).validate(client_id, update)
 
     def aggregate(self, server: S, updates: Mapping[int, Update]) -> None:
         """Merges the clients' messages. Runs on the server.
@@ -107,10 +106,27 @@ class Exchange(Generic[C, S]):
             server: The server.
             updates: By client, in client order; never empty.
         """
+        if self.up:
+            cast("Server", server).aggregate(updates)
 
 
-class SumsExchange(Exchange[C, S]):
+def merges_sums(exchange: Exchange, server: Server) -> bool:
+    """Returns whether an exchange's server comes to the same from the sum of messages as from each."""
+    forwards = type(exchange).aggregate is Exchange.aggregate
+    return exchange.sums is not None and (server.merges_sums if forwards else True)
+
+
+class Idle(Exchange[Any, Any]):
+    """An exchange without messages: the round of a method that does all before round 1."""
+
+    name = "nothing"
+    down = up = False
+
+
+class LeaveOut(Exchange[C, S]):
     """An exchange whose message lets clients take images of their own out of the model again."""
+
+    up = False
 
     def leave_out(self, client: C, loader: DataLoader) -> None:
         """Takes images out of the model in the task's buffers, as if nobody had seen them. Runs on the client.
@@ -125,6 +141,19 @@ class SumsExchange(Exchange[C, S]):
         raise NotImplementedError
 
 
+Evidence = Callable[[Any, Any, Update], None]
+"""What audits ask of a method: it turns the live client (second), which has just received the round's message, into the
+best predictor that an observer of an upload (third) can build before the server (first) merges it. It raises
+`UserError` where uploads score no image."""
+
+
+def nothing_to_attack(client: Client) -> UserError:
+    """Builds the error for methods whose uploads score no image."""
+    return UserError(
+        f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
+    )
+
+
 @dataclass(frozen=True)
 class Exchanges:
     """The exchanges of a method.
@@ -132,15 +161,17 @@ class Exchanges:
     Attributes:
         setup: Exchanges before round 1, each run once with every client; the last is round 0, the one before it -1.
         rounds: Exchanges of every round from 1, in order.
-        sums: The exchange by which clients take images of their own out of the model again; only its message down is
-            sent, after rounds. None where that takes new training.
+        leave_out: The exchange by which clients take images of their own out of the model again; only its message down
+            is sent, after rounds. None where that takes new training.
         noised: The exchanges under differential privacy, each of which is noised; None where they are the same.
+        evidence: What an observer of an upload can predict with; None where uploads score no image.
     """
 
     setup: tuple[Exchange, ...] = ()
-    rounds: tuple[Exchange, ...] = (Exchange(),)
-    sums: SumsExchange | None = None
+    rounds: tuple[Exchange, ...] = (Idle(),)
+    leave_out: LeaveOut | None = None
     noised: Exchanges | None = None
+    evidence: Evidence | None = None
 
     @property
     def under_noise(self) -> Exchanges:
@@ -165,3 +196,18 @@ class Exchanges:
     def at(self, context: Context) -> Exchange:
         """Returns the exchange of a context's round and exchange index."""
         return self.of_round(context.round)[context.exchange]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: what its clients do, what its server does, and the messages between them.
+
+    Attributes:
+        client: The client side; one live object for all clients of a process.
+        server: The server side.
+        exchanges: Before round 1 and in every round.
+    """
+
+    client: Client
+    server: Server
+    exchanges: Exchanges

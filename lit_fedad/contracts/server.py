@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import Any, ClassVar
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, Update
-from lit_fedad.core.errors import UserError
 
 
 class Server:
@@ -21,10 +19,22 @@ class Server:
         context: The round, and the exchange, that is running.
         kept: Names of all attributes that a later round depends on, beside those of base classes; checkpoints hold
             them.
+        merges_sums: Whether `aggregate` comes to the same from one message that stands for several clients as from
+            theirs. A class that overrides `aggregate` says it anew.
     """
 
     fabric: Fabric | None = None
     kept: ClassVar[tuple[str, ...]] = ()
+    merges_sums: bool = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuses a server that merges in a way of its own, and does not say whether sums suffice."""
+        super().__init_subclass__(**arguments)
+        if "aggregate" in vars(cls) and "merges_sums" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides aggregate: say merges_sums = True beside it, if the sum of the clients'"
+                " messages is all that it needs, or merges_sums = False"
+            )
 
     def __init__(self) -> None:
         self.context = Context(seed=0, round=0)
@@ -70,52 +80,3 @@ class Server:
     def warnings(self) -> list[str]:
         """Returns warnings for the user after a round, one line each."""
         return []
-
-
-class AdditiveServer(Server):
-    """A server that may merge a sum of messages, where its clients are `AdditiveClient`.
-
-    Attributes:
-        adds_up: Whether `aggregate` comes to the same from one message that stands for several clients as from theirs.
-            A class that overrides `aggregate` declares it anew.
-    """
-
-    adds_up: bool
-
-
-class AttackableServer(Server):
-    """A server whose single uploads can be turned into predictors, which privacy attacks evaluate."""
-
-    def adversary_view(self, update: Update, client: Client) -> None:
-        """Turns a client into the best predictor that an observer of its upload can build before the upload is merged.
-
-        The observer has the round's broadcast and the clients' initial state, but no personal state.
-
-        Args:
-            update: The client's upload.
-            client: The live client, which has just received this round's broadcast.
-
-        Raises:
-            UserError: If no predictor for single images can be built from the upload.
-        """
-        raise NotImplementedError
-
-
-def takes_sums(server: Server) -> bool:
-    """Returns `AdditiveServer.adds_up`, as far as it was declared for the server's own `aggregate`.
-
-    A class that merges in another way than its base, and says nothing, is taken to need every message.
-    """
-    for cls in type(server).__mro__:
-        if "adds_up" in vars(cls):
-            return cast("AdditiveServer", server).adds_up
-        if "aggregate" in vars(cls):
-            return False
-    return False
-
-
-def nothing_to_attack(client: Client) -> UserError:
-    """Builds the error for methods whose uploads cannot score images."""
-    return UserError(
-        f"{type(client).__name__}: what its clients send scores no image: there is nothing to attack"
-    )

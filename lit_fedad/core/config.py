@@ -25,7 +25,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, pair
@@ -66,6 +66,14 @@ _TYPES: dict[str, Any] = {
     "calibration.share": float | None,
     "calibration.by": typing.Literal["product", "client"],
 }
+
+RENAMED = {
+    "feddymem_trained": "method=feddymem",
+    "feddymem_drawn": "method=federated_bank federation=secure",
+    "feddymem_noised": "method=federated_bank federation/privacy=central federation.privacy.epsilon=8",
+    "feddymem_close": "method=feddymem with the settings of docs/lab/feddymem.md",
+}
+"""Methods of version 0.2 by what is given in their place."""
 
 _NO_PRESET = "the method's YAML brings no preset: its defaults need '- _self_' and '- /experiment: small'"
 
@@ -126,6 +134,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
             composed = hydra_compose("config", overrides, return_hydra_config=True)
             with open_dict(composed):
                 chosen = composed.pop("hydra").runtime.choices
+            composed = _fit_protection(composed, overrides, debug=bool(chosen.get("debug")))
             if chosen.get("debug"):
                 fit_preset(composed, hydra_compose("config", plain), locate(composed.data._target_))
             missing = sorted(OmegaConf.missing_keys(composed))
@@ -141,6 +150,23 @@ def compose(overrides: Sequence[str] = ()) -> Config:
         _refuse_unused_encoder(overrides)
     _check_root(config)
     return config
+
+
+def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool) -> DictConfig:
+    """Composes anew with what the method brings for secure sums or noise (``method.under``), where there is some."""
+    brought = composed.method.get("under")
+    if brought is None:
+        return composed
+    privacy = composed.federation.get("privacy")
+    noised = privacy is not None and privacy.get("epsilon") is not None
+    kind = "noised" if noised else "secure" if composed.federation.get("secure_sum") is not None else None
+    # The debug preset has fewer rounds than these.
+    settings = [one for one in brought.get(kind, []) if not (debug and one.startswith("rounds="))]
+    if settings:
+        composed = hydra_compose("config", [*settings, *overrides])
+    with open_dict(composed):
+        composed.method.under = f"{kind}: {' '.join(settings)}" if settings else None
+    return composed
 
 
 def _refuse_unused_encoder(overrides: Sequence[str]) -> None:
@@ -384,6 +410,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         return f"{found[2]} is that of '{found[1]}', which this configuration lacks; give one, or {found[2]}"
     if found := re.search(r"Could not find '([^']+)'", text):
         group, _, name = found[1].rpartition("/")
+        if group == "method" and name in RENAMED:
+            return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
         return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
     return text
 

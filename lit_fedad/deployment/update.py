@@ -79,7 +79,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
         model, images = same_model(config, result), build_images(config)
         _check(folder, config, model, images)
         assert isinstance(images, ImageSet)
-        partition = with_calibration(config, images, build_partition(config, images), model.client)
+        partition = with_calibration(config, images, build_partition(config, images), model.method)
         additions, display = folder.additions(), Display()
         clients = sorted(folder.calibration().clients)
         new = _NewImages(options, clients, *grow(images, partition, additions), display).find()
@@ -97,7 +97,7 @@ def update(options: UpdateOptions, overrides: Mapping[str, str] | None = None) -
 
 
 def _check(folder: RunFolder, config: Config, model: Model, images: Images) -> None:
-    if model.client.exchanges.sums is None:
+    if model.method.exchanges.leave_out is None:
         raise UserError(
             f"{folder.path}: a detector of {config['method']['name']} with these settings is not made of sums that"
             " images can be added to; train again with all images"

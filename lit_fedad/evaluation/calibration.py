@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client, Free, Message, MessageSpec, SumsExchange, TensorSpec
+from lit_fedad.contracts import Client, Free, LeaveOut, Message, MessageSpec, TensorSpec
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
@@ -54,27 +54,26 @@ class CalibrationScores:
         folds: int = 5,
         seed: int = 0,
         group: str | None = None,
-        exact: bool = True,
+        leave_out: LeaveOut | None = None,
     ) -> None:
         self.groups = image_groups(images.train, group)
         self.images, self.partition, self.module, self.fabric = images, partition, module, fabric
-        self.folds, self.seed, self.exact = folds, seed, exact
+        self.folds, self.seed, self.leave_out = folds, seed, leave_out
 
     def __call__(self, client: Client, number: int) -> dict[str, ScoreCounts]:
         """Counts the scores of one client's images by product; none of a client that holds no image out."""
         if self.partition.calibration:
             indices = list(self.partition.calibration[number])
             return self._by_product(indices, self._scores(client, indices)) if indices else {}
-        sums = client.exchanges.sums
-        if sums is None or not self.exact:
+        if self.leave_out is None:
             return {}
         indices = list(self.partition.clients[number])
-        return self._by_product(indices, self._scores_by_fold(client, sums, number, indices))
+        return self._by_product(indices, self._scores_by_fold(client, self.leave_out, number, indices))
 
     def _scores(self, client: Client, indices: Sequence[int]) -> Tensor:
         return image_scores(client, self.module.normal_loader(indices), self.fabric)
 
-    def _scores_by_fold(self, client: Client, sums: SumsExchange, number: int, indices: list[int]) -> Tensor:
+    def _scores_by_fold(self, client: Client, sums: LeaveOut, number: int, indices: list[int]) -> Tensor:
         scores = torch.full((len(indices),), torch.nan)
         members: dict[str, list[int]] = {}
         for place, index in enumerate(indices):
@@ -160,5 +159,5 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
 
 def calibrate(federation: QueriedFederation, round: int, query: CalibrationQuery) -> Calibration:
     """Asks all clients for their calibration scores after a round; empty on all processes but the first."""
-    counted = federation.ask(round, query, sums=federation.exchanges.sums is not None)
+    counted = federation.ask(round, query, sums=federation.exchanges.leave_out is not None)
     return Calibration(counted, federation.client.predictors.shared)

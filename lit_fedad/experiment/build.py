@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client, Server, Task
+from lit_fedad.contracts import Client, Method, Server, Task
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.config import Config, build, call, identity, locate, takes
@@ -46,6 +46,7 @@ from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
+from lit_fedad.privacy.protection import protect
 from lit_fedad.report.console import Display
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -59,14 +60,22 @@ class Model:
     Attributes:
         backbone: Frozen feature extractor; None for tasks that train from pixels.
         task: What a client learns.
-        client: The method's client side.
-        server: The method's server side.
+        method: The method.
     """
 
     backbone: Backbone | None
     task: Task
-    client: Client
-    server: Server
+    method: Method
+
+    @property
+    def client(self) -> Client:
+        """The method's client side."""
+        return self.method.client
+
+    @property
+    def server(self) -> Server:
+        """The method's server side."""
+        return self.method.server
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -211,9 +220,12 @@ def build_model(
             client=client,
             **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
         )
+        exchanges = build(config["method"]["exchanges"], client=client)
     client.eval()
     frozen = frozen_encoder(task)
-    return Model(frozen.backbone if frozen else given.get("backbone"), task, client, server)
+    return Model(
+        frozen.backbone if frozen else given.get("backbone"), task, Method(client, server, exchanges)
+    )
 
 
 def start_from(task: Task, run: str) -> None:
@@ -263,22 +275,22 @@ def build_data(
 
 
 def build_evaluator(
-    config: Config, data: Data, client: Client, fabric: Fabric, common: bool = True
+    config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
 ) -> Evaluator:
     """Builds the evaluator for this kind of data.
 
     Args:
         config: The configuration.
         data: The images.
-        client: The live client.
+        method: The method.
         fabric: Device and processes.
         common: Whether all clients are scored on the test images; otherwise these are one client's own.
     """
     loader, pro_limit = data.module.test_dataloader(), config["evaluation"]["pro_limit"]
     counts, sizes = data.partition.counts(data.images), data.module.sizes
-    if isinstance(data.module, StreamDataModule) and client.task.kind == "classification":
+    if isinstance(data.module, StreamDataModule) and method.client.task.kind == "classification":
         by_stage, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
-        return StreamAccuracyEvaluator(loader, data.module, by_stage, client, fabric, client_test)
+        return StreamAccuracyEvaluator(loader, data.module, by_stage, method.client, fabric, client_test)
     has_saturation = isinstance(data.images, ImageSet) and data.images.has_saturation
     spro_limit = config["evaluation"]["spro_limit"] if has_saturation else None
     if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
@@ -286,7 +298,7 @@ def build_evaluator(
         judges = product_evaluators(data.images, data.module, by_stage, fabric, pro_limit, spro_limit)
         return AnomalyStreamEvaluator(judges, data.module.timetable, by_stage, pro_limit, common)
     if isinstance(data.images, SemanticSet):
-        scores = calibration_scores(config, data.images, data.partition, data.module, fabric)
+        scores = calibration_scores(config, data.images, data.partition, data.module, fabric, method)
         labels, normal = data.images.test_labels, data.images.normal_classes
         test = SemanticTest(data.scorer, labels, normal, scores, alphas(config)[0])
         holders = [number for number, size in sizes.items() if size]
@@ -311,15 +323,14 @@ def build_federation(
         finished: Whether no round is to come: no secret is then made to draw noise from.
     """
     privacy = build(config["federation"].get("privacy"))
-    evaluator = build_evaluator(config, data, model.client, fabric)
+    evaluator = build_evaluator(config, data, model.method, fabric)
     pool = ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"])
     sampler, channel = build(config["federation"]["sampler"]), build(config["federation"]["channel"])
     clients = {client for client, size in data.module.sizes.items() if size}
     turns = (Turn(model.client, channel, fabric), data.module, pool, clients, evaluator)
     simulation = None if finished else build_simulation(config, fabric)
-    return Federation(
-        server=model.server,
-        client=model.client,
+    federation = Federation(
+        method=model.method,
         data=data.module,
         evaluator=evaluator,
         fabric=fabric,
@@ -334,10 +345,10 @@ def build_federation(
         transport=None
         if simulation is None
         else RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
-        secure_sum=build(config["federation"].get("secure_sum")),
-        privacy=privacy,
-        noise_key=b"" if finished else shared_key(folder, privacy, data.digest, fabric),
     )
+    secure_sum = build(config["federation"].get("secure_sum"))
+    key = b"" if finished else shared_key(folder, privacy, data.digest, fabric)
+    return protect(federation, secure_sum, privacy, key)
 
 
 def build_simulation(config: Config, fabric: Fabric) -> Simulation | None:

@@ -10,7 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Method
 from lit_fedad.core.config import Config
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.hold_out import hold_out
@@ -51,7 +51,7 @@ def noised_run(config: Config) -> bool:
     return privacy is not None and privacy["epsilon"] is not None
 
 
-def with_calibration(config: Config, images: Images, partition: Partition, client: Client) -> Partition:
+def with_calibration(config: Config, images: Images, partition: Partition, method: Method) -> Partition:
     """Holds images out for calibration, unless the method needs none or classifies.
 
     Raises:
@@ -60,19 +60,24 @@ def with_calibration(config: Config, images: Images, partition: Partition, clien
     settings = config["calibration"]
     share = settings["share"]
     if share is None:
-        share = 0.0 if client.exchanges.sums is not None and not noised_run(config) else HELD_OUT
-    if client.task.kind == "classification":
+        share = 0.0 if method.exchanges.leave_out is not None and not noised_run(config) else HELD_OUT
+    if method.client.task.kind == "classification":
         share = 0.0
     return hold_out(partition, images, share, config["seed"], settings["group"])
 
 
 def calibration_scores(
-    config: Config, images: Images, partition: Partition, module: FederatedDataModule, fabric: Fabric
+    config: Config,
+    images: Images,
+    partition: Partition,
+    module: FederatedDataModule,
+    fabric: Fabric,
+    method: Method,
 ) -> CalibrationScores:
     """Builds the function that counts a client's calibration scores."""
     folds, group = config["calibration"]["folds"], config["calibration"]["group"]
-    exact = not noised_run(config)
-    return CalibrationScores(images, partition, module, fabric, folds, config["seed"], group, exact)
+    leave_out = None if noised_run(config) else method.exchanges.leave_out
+    return CalibrationScores(images, partition, module, fabric, folds, config["seed"], group, leave_out)
 
 
 def judge(run: Run) -> None:
@@ -82,7 +87,9 @@ def judge(run: Run) -> None:
     `Run.rates` and ``decisions`` to ``result.json``, on the first process.
     """
     federation, config, data = run.federation, run.config, run.data
-    scores = calibration_scores(config, data.images, data.partition, data.module, run.fabric)
+    scores = calibration_scores(
+        config, data.images, data.partition, data.module, run.fabric, run.federation.method
+    )
     query = CalibrationQuery(data.images.categories, scores)
     run.calibration = calibrate(federation, federation.rounds, query)
     promised = alphas(config)

@@ -86,7 +86,7 @@ def reopen(
     display, fabric = Display(), one_process(config, callbacks)
     model = same_model(config, result)
     images = build_images(config)
-    partition = with_calibration(config, images, build_partition(config, images), model.client)
+    partition = with_calibration(config, images, build_partition(config, images), model.method)
     additions = folder.additions()
     data = (
         build_grown_data(config, images, partition, additions, model, fabric, display)

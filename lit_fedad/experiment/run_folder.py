@@ -42,7 +42,8 @@ _LISTED = ("config.yaml", "calibration.json", "additions.json", "result.json")  
 _FILES = ("result.json", "calibration.json", "evaluation.json", "partition.json", MANIFEST, "config.yaml")
 
 # Written to config.yaml. Raise it when a version cannot open the files of the one before; 0.1 wrote none.
-_FORMAT = 4
+_FORMAT = 5
+_MAKERS = {None: "lit_fedad 0.1", 4: "lit_fedad 0.2"}
 
 _ANEW = "remove result.json and calibration.json, and the command that began the run writes them anew"
 _ATTACK = "remove it, and attack the run again"
@@ -144,7 +145,7 @@ class RunFolder:
             raise UserError(f"{path}: not the configuration of a run; name another folder")
         version = config.pop("format", None)
         if version != _FORMAT:
-            maker = "lit_fedad 0.1" if version is None else f"another version of lit_fedad (format {version})"
+            maker = _MAKERS.get(version, f"another version of lit_fedad (format {version})")
             raise UserError(
                 f"{self.path}: a run of {maker}, which this version cannot open; use that version, or train again"
                 " (another out=DIR, or fresh=true)"

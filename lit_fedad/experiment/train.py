@@ -111,7 +111,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     public = build_public(config, images)
     server_labelled = build_server_labelled(config, images, partition)
     model = build_model(config, images.categories, public, server_labelled)
-    partition = with_calibration(config, images, partition, model.client)
+    partition = with_calibration(config, images, partition, model.method)
     data = build_data(config, images, partition, model, fabric, display)
     folder = RunFolder.of(config)
     federation = build_federation(config, folder.path, model, data, fabric)

@@ -80,7 +80,7 @@ def load_client(
     try:
         found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
         context = Context(config["seed"], found.round, number, found.exchange)
-        exchange = model.client.exchanges.at(context)
+        exchange = model.method.exchanges.at(context)
         # What clients did not keep yet when an earlier version wrote this is as before their first turn.
         state = {**read_kept(model.client), **found.state}
         Turn(model.client, channel, fabric).activate(exchange, context, state, found.blob)
@@ -102,7 +102,7 @@ def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Ch
     context = Context(config["seed"], round + 1, number)
     write_kept(model.server, state["server"])
     model.server.begin(context)
-    exchange = model.client.exchanges.at(context)
+    exchange = model.method.exchanges.at(context)
     message, spec = exchange.broadcast(model.server, number), exchange.broadcast_spec(model.client)
     blob = channel.down.pack(message, spec, context, "the server")
     return TrainedClient(round + 1, 0, blob, pool.get(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.fabric import Fabric
 
@@ -78,6 +78,21 @@ class Outbox:
 
 Collected = tuple[dict[int, Update], dict[int, ClientResult]]
 """Updates to merge, and the results of the clients behind them, on the first process."""
+
+
+class Collector(Protocol):
+    """A way of collecting the uploads of an exchange: one by one (`Collecting`), or as a sum alone."""
+
+    def collect(
+        self,
+        exchange: Exchange,
+        context: Context,
+        report: RoundReport,
+        sizes: Mapping[int, int],
+        spares: list[int],
+        scored: Callable[[list[int]], set[int]],
+    ) -> Collected:
+        """Plays an exchange with the round's clients; see `Collecting.collect`."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -13,17 +13,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import (
-    Additive,
-    AdditiveClient,
-    Client,
-    Exchange,
-    Message,
-    MessageSpec,
-    Server,
-    Update,
-)
-from lit_fedad.contracts.server import takes_sums
+from lit_fedad.contracts import Client, Exchange, Server, Sums
 from lit_fedad.core.errors import UserError
 
 Scale = dict[str, Any]
@@ -135,53 +125,18 @@ def _unscaled(optimizer: torch.optim.Optimizer, fabric: Fabric) -> bool:
     return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-class Answer(Exchange[Client, Server]):
-    """An exchange made of client and server: clients receive `Server.broadcast`, and answer with `Client.send`."""
+class Train(Exchange[Client, Server]):
+    """The exchange of most methods: clients receive the server's message, train, and answer with theirs.
 
-    name = "answer"
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        """Returns the server's message to a client."""
-        return server.broadcast(client_id)
-
-    def broadcast_spec(self, client: Client) -> MessageSpec:
-        """Declares the form of the server's message."""
-        return client.broadcast_spec()
-
-    def receive(self, client: Client, message: Message) -> None:
-        """Passes the server's message to the client."""
-        client.receive(message)
-
-    def send(self, client: Client, loader: DataLoader) -> Message:
-        """Returns the client's message."""
-        return client.send(loader)
-
-    def upload_spec(self, client: Client) -> MessageSpec:
-        """Declares the form of the client's message."""
-        return client.upload_spec()
-
-    def additive(self, client: Client) -> Additive | None:
-        """Declares how the clients' messages add up, if they do."""
-        return client.additive() if isinstance(client, AdditiveClient) else None
-
-    def takes_sums(self, server: Server) -> bool:
-        """Returns whether the server merges sums."""
-        return takes_sums(server)
-
-    def validate(self, server: Server, client_id: int, update: Update) -> None:
-        """Passes a client's update to the server's check."""
-        server.validate(client_id, update)
-
-    def aggregate(self, server: Server, updates: Mapping[int, Update]) -> None:
-        """Passes the clients' updates to the server."""
-        server.aggregate(updates)
-
-
-class Train(Answer):
-    """The exchange of most methods: an `Answer` before which clients train."""
+    Args:
+        sums: See `Exchange`.
+    """
 
     name = "train"
     trains = True
+
+    def __init__(self, sums: Sums | None = None) -> None:
+        self.sums = sums
 
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains the client by `fit`."""

@@ -16,7 +16,7 @@ from lit_fedad.contracts import (
     Context,
     Exchange,
     Message,
-    Server,
+    Method,
     Update,
     senders,
 )
@@ -28,19 +28,15 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
-from lit_fedad.federation.collecting import Collecting, Outbox
+from lit_fedad.federation.collecting import Collecting, Collector, Outbox
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
-from lit_fedad.federation.round_report import RoundReport, add_counts
+from lit_fedad.federation.round_report import Budget, RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Pose, Transport
 from lit_fedad.federation.turn import ClientData, ClientResult, Turn
 from lit_fedad.federation.turns import Turns
-from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan
-from lit_fedad.privacy.secure_aggregation import SecureSum
-from lit_fedad.privacy.secure_collecting import Parties, Summing
 
 T = TypeVar("T")
 
@@ -49,8 +45,7 @@ class Federation:
     """A federation of clients, in the processes of one Fabric or elsewhere, which runs the rounds of any method.
 
     Args:
-        server: The method's server side.
-        client: The method's client side; one live object for all clients of this process.
+        method: The method; its client is one live object for all clients of this process.
         data: Training data by client.
         evaluator: Scores clients.
         fabric: A launched Fabric; its callbacks may implement the hooks of `FederationCallback`.
@@ -63,12 +58,12 @@ class Federation:
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
         transport: The way to clients on other machines; None where they live in this Fabric's processes.
-        secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
-        privacy: Settings of differential privacy; None for none.
-        noise_key: The secret that its noise is drawn from.
         names: What clients are called.
 
     Attributes:
+        exchanges: The method's, or what `lit_fedad.privacy.protection` puts in their place.
+        summing: Collects uploads as a sum alone; None where the server receives each.
+        plan: The budget of differential privacy; None for none.
         clients: Clients that take part: all that hold images, without those that failed before round 1.
 
     Raises:
@@ -77,8 +72,7 @@ class Federation:
 
     def __init__(
         self,
-        server: Server,
-        client: Client,
+        method: Method,
         data: ClientData,
         evaluator: Evaluator,
         fabric: Fabric,
@@ -91,16 +85,15 @@ class Federation:
         evaluate_every: int = 1,
         robust: Robust | None = None,
         transport: Transport | None = None,
-        secure_sum: SecureSum | None = None,
-        privacy: ImagePrivacy | TrainingPrivacy | None = None,
-        noise_key: bytes = b"",
         names: ClientNames = NUMBERS,
     ) -> None:
-        self.server, self.client, self.data, self.evaluator = server, client, data, evaluator
+        client, server = method.client, method.server
+        self.method, self.server, self.client = method, server, client
+        self.data, self.evaluator = data, evaluator
         self.fabric, self.rounds, self.seed = fabric, rounds, seed
         self.checkpoints, self.pool = checkpoints, pool
         self.sampler, self.channel, self.evaluate_every = sampler, channel, evaluate_every
-        self.exchanges = client.exchanges
+        self.exchanges = method.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
         self.turn = Turn(client, channel, fabric)
@@ -112,23 +105,12 @@ class Federation:
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.outbox = Outbox(server, client, channel.down, fabric)
-        parties = None
-        if secure_sum is not None:
-            secure_sum.check(server, client, channel, robust, len(self.clients))
-            parties = Parties(fabric, self.mine) if transport is None else None
         self.transport = transport or Turns(
-            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline, parties
+            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
         )
         self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, names, fabric)
-        self.plan: Plan | TrainingPlan | None = None
-        if privacy is not None and privacy.epsilon is not None:
-            stages = {client: data.at(rounds).stages[client] for client in self.clients}
-            sizes = {client: data.at(rounds).sizes[client] for client in self.clients}
-            self.plan = privacy.plan(client, server, rounds, stages, sizes, sampler, secure_sum)
-            self.exchanges = self.plan.noised(self.exchanges, client, noise_key)
-        self.summing = secure_sum and Summing(
-            secure_sum, client, self.outbox, self.transport, sampler, names, fabric
-        )
+        self.summing: Collector | None = None
+        self.plan: Budget | None = None
         self.history: list[RoundReport] = []
 
     def run(self) -> list[RoundReport]:
@@ -342,7 +324,7 @@ class Federation:
         """Asks clients that have just received the server's message to them."""
         context = Context(self.seed, pose.round + 1)
         self.server.begin(context)
-        sums = self.exchanges.sums if pose.sums else None
+        sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
         blobs = self.outbox.messages(exchange, clients, context)
         outcome = self.transport.ask(query, exchange, context, blobs, pose)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lit_fedad.contracts import Context, Update
+from lit_fedad.contracts import Client, Context, Exchange, Update
 from lit_fedad.core.client_names import ClientNames
 
 if TYPE_CHECKING:
@@ -90,6 +90,23 @@ def add_counts(totals: dict[int, int], counts: dict[int, int]) -> None:
     """Adds counts by client to totals by client, in place."""
     for client, count in counts.items():
         totals[client] = totals.get(client, 0) + count
+
+
+class Budget(Protocol):
+    """The budget of differential privacy of a run."""
+
+    @property
+    def releases(self) -> int:
+        """Noised sums, or rounds of training, of the whole run."""
+
+    def check(self, releases: int, what: str) -> None:
+        """Refuses what would overdraw the budget."""
+
+    def released_in(self, exchanges: Sequence[Exchange], client: Client) -> int:
+        """Counts the exchanges in which something of images is released."""
+
+    def summary(self, releases: int) -> dict[str, float | int | str | bool]:
+        """Describes what so many releases spend."""
 
 
 class FederationCallback:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning.fabric import Fabric
@@ -15,9 +15,6 @@ from lit_fedad.contracts.kept_state import write_kept
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import State
 from lit_fedad.federation.local_training import own_scale
-
-if TYPE_CHECKING:
-    from lit_fedad.privacy.secure_aggregation import Mask
 
 
 class ClientData(Protocol):
@@ -46,6 +43,13 @@ class ClientData(Protocol):
 
     def at(self, round: int) -> ClientData:
         """Returns what the clients hold in a round."""
+
+
+class Mask(Protocol):
+    """What a client hides its message with, where uploads are summed securely."""
+
+    def pack(self, message: Message, exchange: Exchange, client: Client) -> bytes:
+        """Turns a message into a masked one, serialised."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
@@ -22,11 +22,7 @@ from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
-from lit_fedad.federation.turn import ClientData, ClientResult, Turn, pose_client
-
-if TYPE_CHECKING:
-    from lit_fedad.privacy.secure_collecting import Parties
-
+from lit_fedad.federation.turn import ClientData, ClientResult, Mask, Turn, pose_client
 
 GRACE_S = 5.0
 """Seconds that a turn has to stop at its deadline before its process is ended."""
@@ -82,6 +78,16 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class Parties(Protocol):
+    """The parts of this process's clients in secure sums."""
+
+    def confer(self, step: SumStep, client: int, blob: bytes) -> bytes:
+        """Answers a message of the server; see `Transport.confer`."""
+
+    def mask(self, client: int, envelopes: bytes) -> Mask:
+        """Returns what a client masks its message with."""
+
+
 class Turns:
     """The transport to clients that one live object plays, their states in a pool.
 
@@ -93,6 +99,8 @@ class Turns:
         evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
         limit: Longest turn in seconds; None for no limit.
+
+    Attributes:
         parties: The clients' parts in secure sums; None where there are none.
     """
 
@@ -105,10 +113,10 @@ class Turns:
         evaluator: Evaluator,
         skips: bool,
         limit: float | None,
-        parties: Parties | None = None,
     ) -> None:
         self.turn, self.data, self.pool, self.mine = turn, data, pool, mine
-        self.evaluator, self.skips, self.limit, self.parties = evaluator, skips, limit, parties
+        self.evaluator, self.skips, self.limit = evaluator, skips, limit
+        self.parties: Parties | None = None
         self.progress = Progress(turn.fabric, mine)
 
     def play(

@@ -147,6 +147,7 @@ class AppleServer(FedAvgServer):
         client: A client, for the initial core model.
     """
 
+    merges_sums = False
     kept = ("known",)
 
     def __init__(self, client: AppleClient) -> None:

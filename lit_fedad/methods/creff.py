@@ -138,6 +138,7 @@ class CReFFServer(FedAvgServer):
         UserError: If the number of features, steps or epochs, or the batch size, is below 1.
     """
 
+    merges_sums = False
     kept = ("retrained", "features", "seen")
 
     def __init__(

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Additive, Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import at_least, within
-from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import pooled
 
 MEAN = "mean of features"
@@ -66,12 +66,6 @@ class DBEClient(FedAvgClient):
         task.offset = self.offset = PersonalBias(task.num_features)
         task.register_forward_hook(shift_features)
         self.common = self.running = torch.zeros(task.num_features)
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """FedAvg's exchanges, with the mean of all clients' features as the last before round 1."""
-        common = super().exchanges
-        return replace(common, setup=(*common.setup, FeatureMean()))
 
     def shared_keys(self) -> list[str]:
         """Lists the entries that FedAvg shares, without the bias."""
@@ -135,6 +129,8 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
     """The set-up exchange in which clients send the mean of their features, which the server averages to g."""
 
     name = "feature mean"
+    down = False
+    sums = MEANS
 
     def send(self, client: DBEClient, loader: DataLoader) -> Message:
         """Returns the mean of the client's features."""
@@ -144,10 +140,12 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
         """Declares one vector [num_features]."""
         return {MEAN: TensorSpec((client.task.num_features,))}
 
-    def additive(self, client: DBEClient) -> Additive:
-        """Declares a mean weighted by data size."""
-        return WeightedMeans()
-
     def aggregate(self, server: DBEServer, updates: Mapping[int, Update]) -> None:
         """Averages the means to g, weighted by data size."""
         server.common = weighted_mean(updates)[MEAN]
+
+
+def exchanges(client: DBEClient) -> Exchanges:
+    """FedAvg's exchanges, with the mean of all clients' features as the last before round 1."""
+    common = fedavg.exchanges(client)
+    return replace(common, setup=(*common.setup, FeatureMean()))

@@ -16,7 +16,7 @@ from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Tenso
 from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train, fit
-from lit_fedad.methods.fedavg import FedAvgServer, OneModelClient
+from lit_fedad.methods.fedavg import MEANS, FedAvgServer, OneModelClient, predict_with_weights
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 CENTRE = "centre"
@@ -38,11 +38,6 @@ class DeepSVDDClient(OneModelClient):
         super().__init__(task, local_epochs)
         at_least("method.client", 0, pretraining=pretraining)
         self.pretraining = pretraining
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Pre-training and the centre, before round 1; then training."""
-        return Exchanges((*(Pretrain() for _ in range(self.pretraining)), Centre()), (Train(),))
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and centre."""
@@ -106,3 +101,12 @@ class Centre(Exchange[DeepSVDDClient, DeepSVDDServer]):
     def aggregate(self, server: DeepSVDDServer, updates: Mapping[int, Update]) -> None:
         """Averages the means, weighted by data size, and keeps the centre off 0."""
         server.centre = off_zero(weighted_mean(updates)[CENTRE], server.margin)
+
+
+def exchanges(client: DeepSVDDClient) -> Exchanges:
+    """Pre-training and the centre, before round 1; then training."""
+    return Exchanges(
+        (*(Pretrain(MEANS) for _ in range(client.pretraining)), Centre()),
+        (Train(MEANS),),
+        evidence=predict_with_weights,
+    )

@@ -25,6 +25,7 @@ from lit_fedad.condensation.kernels import class_mmd
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.feddm import FedDMClient
 from lit_fedad.methods.parts.condensed_images import COUNTS, IMAGES, joined
@@ -147,12 +148,6 @@ class DESAClient(FedAvgClient):
         self.logits = torch.empty(0, task.classes)
         """The other clients' mean logits of the anchors, of the last round; empty before round 2."""
 
-    @property
-    def exchanges(self) -> Exchanges:
-        """FedAvg's; before round 1 anchors go up, and their means over clients down."""
-        common = super().exchanges
-        return replace(common, setup=(*common.setup, SendAnchors(), ReceiveAnchors()))
-
     def receive(self, message: Message) -> None:
         """Loads weights, and the other clients' logits of the anchors."""
         self.logits = message[LOGITS]
@@ -210,6 +205,7 @@ class DESAServer(FedAvgServer):
         client: A client, for the initial weights and the form of anchors.
     """
 
+    merges_sums = False
     kept = ("anchors", "labels", "logits")
 
     def __init__(self, client: DESAClient) -> None:
@@ -263,6 +259,7 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
     """The set-up exchange in which clients condense anchors, whose means over clients the server keeps."""
 
     name = "anchors"
+    down = False
     trains = True
 
     def train(self, client: DESAClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
@@ -297,6 +294,7 @@ class ReceiveAnchors(Exchange[DESAClient, DESAServer]):
     """The set-up exchange in which clients receive the mean anchors, and keep them."""
 
     name = "mean anchors"
+    up = False
 
     def broadcast(self, server: DESAServer, client_id: int) -> Message:
         """Returns the anchors, the same to every client."""
@@ -329,3 +327,9 @@ def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) ->
     positives = (labels[:, None] == labels) & ~itself
     own = (likelihood * positives).sum(1) / positives.sum(1).clamp(min=1)
     return -own.mean()
+
+
+def exchanges(client: DESAClient) -> Exchanges:
+    """FedAvg's; before round 1 anchors go up, and their means over clients down."""
+    common = fedavg.exchanges(client)
+    return replace(common, setup=(*common.setup, SendAnchors(), ReceiveAnchors()))

@@ -95,6 +95,7 @@ class DFRDServer(FedAvgServer):
         UserError: If a setting is out of range.
     """
 
+    merges_sums = False
     kept = ("generator", "average")
 
     def __init__(

@@ -18,7 +18,7 @@ from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Tenso
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.spherical import spherical_kmeans
-from lit_fedad.methods.fedavg import FedAvgServer, OneModelClient
+from lit_fedad.methods.fedavg import MEANS, FedAvgServer, OneModelClient, predict_with_weights
 from lit_fedad.tasks.elsa import Elsa
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
@@ -39,11 +39,6 @@ class ElsaClient(OneModelClient):
 
     def __init__(self, task: Elsa, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Centres under the initial weights; then training, and centres under the merged weights."""
-        return Exchanges((Centres(initial=True),), (Train(), Centres()))
 
     def broadcast_spec(self) -> MessageSpec:
         """Declares weights and prototypes."""
@@ -130,3 +125,8 @@ class Centres(Exchange[ElsaClient, ElsaServer]):
             weights=torch.cat([message[COUNTS] for message in messages]).double(),
         )
         server.prototypes = found.centroids.float()
+
+
+def exchanges(client: ElsaClient) -> Exchanges:
+    """Centres under the initial weights; then training, and centres under the merged weights."""
+    return Exchanges((Centres(initial=True),), (Train(MEANS), Centres()), evidence=predict_with_weights)

@@ -34,7 +34,8 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.fedavg import Buffers, FedAvgClient, FedAvgServer
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import MEANS, Buffers, FedAvgClient, FedAvgServer, predict_with_weights
 from lit_fedad.methods.parts.ensemble_distillation import EnsembleDistillation, InstanceQueues
 from lit_fedad.tasks.contrastive import Contrastive
 
@@ -68,13 +69,6 @@ class FADngsClient(FedAvgClient):
         super().__init__(task, local_epochs, aggregate_buffers=aggregate_buffers)
         self.share_densities = share_densities
         self.embedded: tuple[int, Tensor, Tensor] | None = None
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Densities under the initial weights; then, in every round, training and densities under merged weights."""
-        if not self.share_densities:
-            return super().exchanges
-        return Exchanges((ShareDensities(initial=True),), (Train(), ShareDensities()))
 
     @property
     def predictors(self) -> Predictors:
@@ -158,6 +152,7 @@ class FADngsServer(FedAvgServer):
         last_merge: The models merged in the last round, after it; not part of the state.
     """
 
+    merges_sums = False
     kept = ("densities",)
 
     def __init__(
@@ -285,3 +280,12 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
             **server.densities,
             **{client: update.message for client, update in updates.items()},
         }
+
+
+def exchanges(client: FADngsClient) -> Exchanges:
+    """Densities under the initial weights; then, in every round, training and densities under merged weights."""
+    if not client.share_densities:
+        return fedavg.exchanges(client)
+    return Exchanges(
+        (ShareDensities(initial=True),), (Train(MEANS), ShareDensities()), evidence=predict_with_weights
+    )

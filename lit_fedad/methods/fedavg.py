@@ -13,31 +13,32 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Additive,
-    AdditiveClient,
-    AdditiveServer,
-    AttackableServer,
     Client,
     Exchange,
     Exchanges,
     Message,
     MessageSpec,
     Predictors,
+    Server,
+    Sums,
     Task,
     Update,
+    WeightedMeans,
     nothing_to_attack,
     spec_of,
 )
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
 
 Buffers = Literal["mean", "local"]
 
+MEANS = Sums(lambda client: WeightedMeans())
+"""Weights add up to their mean, weighted by data size."""
 
-class FedAvgClient(AdditiveClient):
+
+class FedAvgClient(Client):
     """A client that trains the received weights, on any task, and sends them back.
 
     What the task prepares from local data (a memory bank) stays personal. It is recomputed whenever received weights
@@ -76,14 +77,6 @@ class FedAvgClient(AdditiveClient):
             raise UserError(
                 f"task {task.__name__} has no weights to share; give METHOD=federated_subspace or METHOD=local"
             )
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Pooled statistics and local preparation where the task requires them; then training."""
-        pooled = standardised(self.task)
-        statistics: tuple[Exchange, ...] = (pool_channels(self.task),) if pooled else ()
-        prepare = (Prepare(pooled),) if pooled or self.task.prepares else ()
-        return Exchanges((*statistics, *prepare), (Train(),))
 
     @property
     def predictors(self) -> Predictors:
@@ -144,10 +137,6 @@ class FedAvgClient(AdditiveClient):
         """Declares the shared entries."""
         return self.shared_spec()
 
-    def additive(self) -> Additive | None:
-        """Declares means weighted by data size."""
-        return WeightedMeans()
-
 
 class OneModelClient(FedAvgClient):
     """A FedAvg client with nothing of its own: what predicts beside the weights comes from the server, too."""
@@ -170,7 +159,7 @@ class OneModelClient(FedAvgClient):
         """Does nothing: there is no bank of local images."""
 
 
-class FedAvgServer(AttackableServer, AdditiveServer):
+class FedAvgServer(Server):
     """The server, which averages weights by data size.
 
     Args:
@@ -182,7 +171,7 @@ class FedAvgServer(AttackableServer, AdditiveServer):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("weights", "statistics")
-    adds_up = True
+    merges_sums = True
 
     def __init__(self, client: FedAvgClient) -> None:
         super().__init__()
@@ -197,13 +186,22 @@ class FedAvgServer(AttackableServer, AdditiveServer):
         """Averages the clients' weights: ``W = sum_n z_n W_n``."""
         self.weights = weighted_mean(updates)
 
-    def adversary_view(self, update: Update, client: Client) -> None:
-        """Loads the uploaded weights.
 
-        Raises:
-            UserError: If no weights are sent, or prediction requires state that is never sent (a bank, densities).
-        """
-        task, known = client.task, self.broadcast(client.context.client or 0)
-        if not update.message or (task.prepares and known.keys().isdisjoint(task.local_buffers)):
-            raise nothing_to_attack(client)
-        task.load_state_dict(update.message, strict=False)
+def exchanges(client: FedAvgClient) -> Exchanges:
+    """Pooled statistics and local preparation where the task requires them; then training."""
+    pooled = standardised(client.task)
+    statistics: tuple[Exchange, ...] = (pool_channels(client.task),) if pooled else ()
+    prepare = (Prepare(pooled),) if pooled or client.task.prepares else ()
+    return Exchanges((*statistics, *prepare), (Train(MEANS),), evidence=predict_with_weights)
+
+
+def predict_with_weights(server: FedAvgServer, client: Client, update: Update) -> None:
+    """Loads the uploaded weights; see `Evidence`.
+
+    Raises:
+        UserError: If no weights are sent, or prediction requires state that is never sent (a bank, densities).
+    """
+    task, sent = client.task, server.broadcast(client.context.client or 0)
+    if not update.message or (task.prepares and sent.keys().isdisjoint(task.local_buffers)):
+        raise nothing_to_attack(client)
+    task.load_state_dict(update.message, strict=False)

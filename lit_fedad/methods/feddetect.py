@@ -32,7 +32,8 @@ from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_moments
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.pooled_statistics import check_count
 from lit_fedad.tasks.autoencoder import Autoencoder, FeatureAutoencoder
 
@@ -64,12 +65,6 @@ class FedDetectClient(FedAvgClient):
                 f"method feddetect takes its threshold from an autoencoder's errors, and task {task.__name__} is"
                 " none; give task=autoencoder"
             )
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """FedAvg's, and errors under the weights of each merger, the initial ones first."""
-        common = super().exchanges
-        return replace(common, setup=(*common.setup, Errors(initial=True)), rounds=(Train(), Errors()))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds the task's optimiser, its learning rate times ``(1 + cos(pi (t - 1) / T)) / 2`` in round t of T."""
@@ -180,3 +175,9 @@ class Errors(Exchange[FedDetectClient, FedDetectServer]):
         mean, variance = pool_moments(counts, means, variances)
         found = mean + server.deviations * (variance / server.batch_size).sqrt()
         server.threshold = found[0].clamp(min=_SMALLEST)
+
+
+def exchanges(client: FedDetectClient) -> Exchanges:
+    """FedAvg's, and errors under the weights of each merger, the initial ones first."""
+    common = fedavg.exchanges(client)
+    return replace(common, setup=(*common.setup, Errors(initial=True)), rounds=(Train(MEANS), Errors()))

@@ -31,6 +31,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
+from lit_fedad.methods import fedavg
 from lit_fedad.methods.parts.condensed_images import (
     CLASSES,
     COUNTS,
@@ -40,7 +41,7 @@ from lit_fedad.methods.parts.condensed_images import (
     joined,
     synthetic_images,
 )
-from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer
+from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer, predict_with_images
 from lit_fedad.methods.parts.functional import frozen, with_weights
 from lit_fedad.tasks.classifier import Classifier
 
@@ -110,11 +111,6 @@ class FedDMClient(CondensedClient):
         self.synthetic = torch.empty(0)
         """The images of the last condensation, normalised and not clipped."""
         self._upload: Message = {}
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """One exchange a round: weights to the clients, condensed images to the server."""
-        return replace(super().exchanges, rounds=(Condense(),))
 
     def condense(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Condenses the client's images of each owned class.
@@ -228,6 +224,8 @@ class FedDMServer(CondensedServer):
 
     advice = "no client of round 1 owns class {}: the model learns nothing of it; lower method.client.least"
 
+    merges_sums = False
+
     def __init__(self, client: FedDMClient, training: CondensedTraining) -> None:
         super().__init__(client, training)
         self.least, self.share, self.minimum = client.least, client.share, client.minimum
@@ -273,3 +271,8 @@ class Condense(Train):
     def train(self, client: FedDMClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
         """Condenses the client's images by `FedDMClient.condense`."""
         return client.condense(loader, fabric)
+
+
+def exchanges(client: FedDMClient) -> Exchanges:
+    """One exchange a round: weights to the clients, condensed images to the server."""
+    return replace(fedavg.exchanges(client), rounds=(Condense(),), evidence=predict_with_images)

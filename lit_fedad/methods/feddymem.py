@@ -15,10 +15,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Additive,
-    AdditiveClient,
-    AdditiveServer,
-    AttackableServer,
     Client,
     Exchange,
     Exchanges,
@@ -26,6 +22,8 @@ from lit_fedad.contracts import (
     Message,
     MessageSpec,
     Predictors,
+    Server,
+    Sums,
     TensorSpec,
     Update,
     senders,
@@ -65,7 +63,7 @@ from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
 from lit_fedad.tasks.memory_bank import MemoryBank
 
 
-class FedDyMemClient(AdditiveClient):
+class FedDyMemClient(Client):
     """A client that uploads its patches compressed to a memory, and trains a head, if any, against the shared one.
 
     Head and optimiser are personal: they are never averaged (FedDyMem Alg. 5).
@@ -114,18 +112,6 @@ class FedDyMemClient(AdditiveClient):
         self.send_counts = send_counts
         self.independent_init = independent_init
         self.drew_head = False
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
-        task, statistics = self.task, list[Exchange]()
-        if task.measures:
-            statistics = [PooledMoments(self.sets, task.vectors_per_image)]
-        elif task.standardise:
-            statistics = [pool_channels(task)]
-        threshold = (PooledThreshold(task.loss.neighbours),) if self.pools_threshold else ()
-        sums = BankSums() if made_of_sums(task) else None
-        return Exchanges((*statistics, FirstMemory(), *threshold), (Train(),), sums)
 
     @property
     def pools_threshold(self) -> bool:
@@ -201,10 +187,6 @@ class FedDyMemClient(AdditiveClient):
         moments = moments_spec(self) if self.task.measures else {}
         return {**self.memory_spec(*self._sent_per_slot()), **moments}
 
-    def additive(self) -> Additive | None:
-        """Declares sums over the patches of each slot, where slots are plain means of patches."""
-        return slot_means(self.task) if self.send_counts else None
-
     def first_memory(self, loader: DataLoader) -> Message:
         """Returns the first memory of the client's patches; its radii are distances to its own vectors."""
         reduced = self.task.reduce_memory(loader, self.context, None, self.first_vectors)
@@ -227,7 +209,7 @@ class FedDyMemClient(AdditiveClient):
         return {"memory": TensorSpec((rows, self.task.num_features), unordered=True), **own}
 
 
-class FedDyMemServer(AttackableServer, AdditiveServer):
+class FedDyMemServer(Server):
     """The server, which merges the uploaded memories to the next one (FedDyMem Alg. 3).
 
     Args:
@@ -271,7 +253,7 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
         self.latest: dict[str, float] = {}
 
     @property
-    def adds_up(self) -> bool:  # type: ignore[override]
+    def merges_sums(self) -> bool:  # type: ignore[override]
         """Whether memories are merged by adding their patches up."""
         return self.aggregation.adds_up
 
@@ -361,11 +343,6 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
         merged = pooled_radii(counts, radii.double().square(), place.repeat(len(messages)), self.slots)
         return merged[place]
 
-    def adversary_view(self, update: Update, client: Client) -> None:
-        """Loads the uploaded bank with the initial head of clients: trained heads are never sent."""
-        assert isinstance(client, FedDyMemClient)
-        client.task.load_memory(update.message["memory"], update.message.get("radii"))
-
     def diagnostics(self) -> dict[str, float]:
         """Returns the memory's spread (root of the summed slot variance) and the agreement of the clients."""
         return dict(self.latest)
@@ -379,3 +356,26 @@ class FedDyMemServer(AttackableServer, AdditiveServer):
         return [
             f"round {self.context.round}: the memory is collapsing: its spread is {share:.0%} of what it was at first"
         ]
+
+
+def exchanges(client: FedDyMemClient) -> Exchanges:
+    """The first memory, features' statistics and a pooled threshold where the task requires them; then training."""
+    task, statistics = client.task, list[Exchange]()
+    if task.measures:
+        statistics = [PooledMoments(client.sets, task.vectors_per_image)]
+    elif task.standardise:
+        statistics = [pool_channels(task)]
+    threshold = (PooledThreshold(task.loss.neighbours),) if client.pools_threshold else ()
+    means = slot_means(task) if client.send_counts else None
+    return Exchanges(
+        (*statistics, FirstMemory(), *threshold),
+        (Train(Sums(lambda client: means) if means else None),),
+        BankSums() if made_of_sums(task) else None,
+        evidence=predict_with_bank,
+    )
+
+
+def predict_with_bank(server: FedDyMemServer, client: Client, update: Update) -> None:
+    """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
+    assert isinstance(client, FedDyMemClient)
+    client.task.load_memory(update.message["memory"], update.message.get("radii"))

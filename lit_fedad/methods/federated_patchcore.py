@@ -49,11 +49,6 @@ class FederatedPatchCoreClient(Client):
         self.projection = projection
 
     @property
-    def exchanges(self) -> Exchanges:
-        """Coresets to the server and the bank to the clients, before round 1; nothing in rounds."""
-        return Exchanges((Coreset(), Bank()))
-
-    @property
     def bank(self) -> Tensor:
         """The received bank [slots, C]."""
         return self.task.memory
@@ -99,6 +94,7 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
     """The set-up exchange in which clients send coresets, and the server unites them."""
 
     name = "coreset"
+    down = False
 
     def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:
         """Returns the coreset."""
@@ -117,6 +113,7 @@ class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
     """The set-up exchange in which clients receive the bank."""
 
     name = "bank"
+    up = False
 
     def broadcast(self, server: FederatedPatchCoreServer, client_id: int) -> Message:
         """Returns the bank, the same to every client."""
@@ -133,3 +130,8 @@ class Bank(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
 def _bank(vectors: int, client: FederatedPatchCoreClient) -> TensorSpec:
     return TensorSpec((Free("vectors", vectors), client.task.num_features), unordered=True)
+
+
+def exchanges(client: FederatedPatchCoreClient) -> Exchanges:
+    """Coresets to the server and the bank to the clients, before round 1; nothing in rounds."""
+    return Exchanges((Coreset(), Bank()))

@@ -14,16 +14,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Additive,
     Client,
     Exchange,
     Exchanges,
-    ImageSums,
     Message,
     MessageSpec,
     NothingNew,
     Predictors,
     Server,
+    Sums,
     TensorSpec,
     Update,
 )
@@ -31,7 +30,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.memory.merge import root_mean_squares
-from lit_fedad.methods.parts.feature_sums import ClusterSums
+from lit_fedad.methods.parts.feature_sums import ClusterSums, MomentSums
 from lit_fedad.methods.parts.model_sums import (
     ModelSums,
     pack_moments,
@@ -40,7 +39,6 @@ from lit_fedad.methods.parts.model_sums import (
 )
 from lit_fedad.methods.parts.noised_subspace import NOISED_SUBSPACE
 from lit_fedad.methods.parts.pooled_moments import (
-    MeasuresOnce,
     PooledMoments,
     held_moments,
     no_moments,
@@ -75,18 +73,6 @@ class FederatedSubspaceClient(Client):
         self.directions, self.noised_share = min(noised_directions, task.num_features), noised_share
         self.sums: Message = {}
         self.frame: Message = {}
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
-        clusters = (Centres(), Residuals()) if self.task.clusters else ()
-        sizes = self.sets, self.task.vectors_per_image
-        # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
-        known = isinstance(self.task.share, float) and not self.task.clusters
-        setup, rounds = (PooledMoments(*sizes), *clusters), (NewMoments(*sizes),)
-        if not known:
-            return Exchanges(setup, rounds)
-        return Exchanges(setup, rounds, SubspaceSums(), noised=Exchanges(NOISED_SUBSPACE, rounds))
 
     @property
     def predictors(self) -> Predictors:
@@ -176,18 +162,11 @@ class _SendState(Exchange[FederatedSubspaceClient, FederatedSubspaceServer]):
     """
 
     clusters: tuple[str, ...] = ()
-
-    def broadcast(self, server: FederatedSubspaceServer, client_id: int) -> Message:
-        """Returns the server's message."""
-        return server.broadcast(client_id)
+    down = True
 
     def broadcast_spec(self, client: FederatedSubspaceClient) -> MessageSpec:
         """Declares the server's message."""
         return client.broadcast_spec(self.clusters)
-
-    def receive(self, client: FederatedSubspaceClient, message: Message) -> None:
-        """Loads the message."""
-        client.receive(message)
 
 
 class Centres(_SendState):
@@ -233,6 +212,7 @@ class Residuals(_SendState):
 
     name = "residuals"
     clusters = ("memory",)
+    sums = Sums(lambda client: ClusterSums(client.task.vectors_per_image))
 
     def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
         """Returns ``squares`` and ``counts`` [K]."""
@@ -249,10 +229,6 @@ class Residuals(_SendState):
         total = float(update.message["counts"].double().sum())
         check_count(total, update.num_samples * server.vectors_per_image)
 
-    def additive(self, client: FederatedSubspaceClient) -> Additive:
-        """Declares sums over the patches of each cluster."""
-        return ClusterSums(client.task.vectors_per_image)
-
     def aggregate(self, server: FederatedSubspaceServer, updates: Mapping[int, Update]) -> None:
         """Computes the usual residual of each cluster."""
 
@@ -266,7 +242,20 @@ class NewMoments(_SendState, PooledMoments):
     """The exchange of a round, in which clients send the moments of a stage that has begun, if any."""
 
     clusters = ("memory", "radii")
+    sums = Sums(
+        lambda client: MomentSums(client.task.vectors_per_image),
+        # Without stages, rounds bring no image that was not measured before.
+        lambda client: NothingNew(no_moments(client.task.num_features)),
+    )
 
-    def image_sums(self, client: MeasuresOnce) -> ImageSums:
-        """Declares nothing: without stages, rounds bring no image that was not measured before."""
-        return NothingNew(no_moments(client.task.num_features))
+
+def exchanges(client: FederatedSubspaceClient) -> Exchanges:
+    """Moments, and clusters where the task has some, before round 1; in rounds the moments of new data."""
+    clusters = (Centres(), Residuals()) if client.task.clusters else ()
+    sizes = client.sets, client.task.vectors_per_image
+    # No sum takes an image out of the radii of clusters; folds are of all images of a client together.
+    known = isinstance(client.task.share, float) and not client.task.clusters
+    setup, rounds = (PooledMoments(*sizes), *clusters), (NewMoments(*sizes),)
+    if not known:
+        return Exchanges(setup, rounds)
+    return Exchanges(setup, rounds, SubspaceSums(), noised=Exchanges(NOISED_SUBSPACE, rounds))

@@ -22,7 +22,8 @@ from lit_fedad.contracts import Exchanges, Message, MessageSpec, spec_of
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient
 from lit_fedad.models.conditional_gan import ConditionalDiscriminator, ConditionalGenerator
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
@@ -76,11 +77,6 @@ class FedGANClient(FedAvgClient):
         self.share, self.learning_rate = share, learning_rate
         self.generator = ConditionalGenerator(task.classes, image_size, channels, latent, width, mean, std)
         self.discriminator = ConditionalDiscriminator(task.classes, image_size, channels, width)
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """FedAvg's, with the training of all three networks."""
-        return replace(super().exchanges, rounds=(TrainAll(),))
 
     def shared_state(self) -> Message:
         """Returns copies of the weights of model, generator and discriminator."""
@@ -193,3 +189,8 @@ class TrainAll(Train):
     def train(self, client: FedGANClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:  # type: ignore[override]
         """Trains the model by `fit`, so that it sees what FedAvg's would, then `FedGANClient.train_gan`."""
         return {**super().train(client, loader, fabric), **client.train_gan(loader, fabric)}
+
+
+def exchanges(client: FedGANClient) -> Exchanges:
+    """FedAvg's, with the training of all three networks."""
+    return replace(fedavg.exchanges(client), rounds=(TrainAll(MEANS),))

@@ -162,6 +162,7 @@ class FedGenServer(FedAvgServer):
         spread: Weight of the diversity.
     """
 
+    merges_sums = False
     kept = ("generator", "optimizer_state", "counts")
 
     def __init__(

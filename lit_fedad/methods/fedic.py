@@ -70,6 +70,7 @@ class FEDICServer(FedAvgServer):
         UserError: If a setting is out of range.
     """
 
+    merges_sums = False
     kept = ("calibration",)
 
     def __init__(

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.models.encoders import refuse_frozen
 from lit_fedad.tasks.classifier import Classifier
@@ -55,12 +56,6 @@ class FedMixClient(FedAvgClient):
         refuse_frozen(task.encoder, "method fedmix averages images")
         self.weight, self.group = weight, group
         self.mixed: Message = {}
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """FedAvg's; before round 1 averages go up, and those of all clients down."""
-        common = super().exchanges
-        return replace(common, setup=(*common.setup, SendAverages(), ReceiveAverages()))
 
     def averages(self, loader: DataLoader) -> Message:
         """Computes ``mean_images`` [g, C, H, W] and ``mean_labels`` [g, K] of g groups, drawn at random.
@@ -130,6 +125,7 @@ class SendAverages(Exchange[FedMixClient, FedMixServer]):
     """The set-up exchange in which clients send averages of their images, which the server joins."""
 
     name = "averages"
+    down = False
 
     def send(self, client: FedMixClient, loader: DataLoader) -> Message:
         """Returns the averages."""
@@ -164,6 +160,7 @@ class ReceiveAverages(Exchange[FedMixClient, FedMixServer]):
     """The set-up exchange in which clients receive the averages of all clients, and keep them."""
 
     name = "all averages"
+    up = False
 
     def broadcast(self, server: FedMixServer, client_id: int) -> Message:
         """Returns the averages, the same to every client."""
@@ -176,3 +173,9 @@ class ReceiveAverages(Exchange[FedMixClient, FedMixServer]):
     def receive(self, client: FedMixClient, message: Message) -> None:
         """Keeps the averages."""
         client.mixed = dict(message)
+
+
+def exchanges(client: FedMixClient) -> Exchanges:
+    """FedAvg's; before round 1 averages go up, and those of all clients down."""
+    common = fedavg.exchanges(client)
+    return replace(common, setup=(*common.setup, SendAverages(), ReceiveAverages()))

@@ -23,15 +23,14 @@ from lit_fedad.condensation.batch_statistics import check_encoder
 from lit_fedad.condensation.condense import Descent
 from lit_fedad.condensation.selection import importance
 from lit_fedad.condensation.training import CondensedTraining
-from lit_fedad.contracts import Additive, Client, Exchanges, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
+from lit_fedad.contracts.sums import BoundedSums, HiddenByNoiseError
 from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.additive import BoundedSums
-from lit_fedad.federation.local_training import Answer
+from lit_fedad.methods import fedavg
 from lit_fedad.methods.parts.condensed_images import Knowledge
-from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer
+from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer, predict_with_images
 from lit_fedad.methods.parts.functional import evaluating, frozen, with_weights
 from lit_fedad.privacy.noised_sums import clipped_sum
 from lit_fedad.tasks.classifier import Classifier
@@ -151,15 +150,12 @@ def longest_embedding(sums: Message) -> float:
 _TOLERANCE = 1e-3  # of lengths that went through float32, or through fixed point
 
 
-class Embeddings(Answer):
+class Embeddings(Exchange[Any, Any]):
     """The exchange of a round: weights to the clients, sums of their embeddings to the server."""
 
     name = "embeddings"
 
-    def image_sums(self, client: Client) -> ClassEmbeddings:
-        """Declares the sums over images."""
-        assert isinstance(client, FedVCKSumsClient)
-        return ClassEmbeddings(client)
+    sums = Sums(lambda client: BoundedSums(ClassEmbeddings(client).form(), LONGEST), ClassEmbeddings)
 
 
 class FedVCKSumsClient(CondensedClient):
@@ -192,11 +188,6 @@ class FedVCKSumsClient(CondensedClient):
         self.alpha, self.bias = alpha, bias
         self.previous: Message = {}
 
-    @property
-    def exchanges(self) -> Exchanges:
-        """One exchange a round."""
-        return replace(super().exchanges, rounds=(Embeddings(),))
-
     def send(self, loader: DataLoader) -> Message:
         """Returns ``total`` [K, D] and ``mass`` [K] of the client's images."""
         sums = clipped_sum(ClassEmbeddings(self), loader, clip=LONGEST)
@@ -209,10 +200,6 @@ class FedVCKSumsClient(CondensedClient):
             TOTAL: TensorSpec(form[TOTAL], counted=True),
             MASS: TensorSpec(form[MASS], low=0, counted=True),
         }
-
-    def additive(self) -> Additive:
-        """Declares sums of parts of bounded length."""
-        return BoundedSums(ClassEmbeddings(self).form(), LONGEST)
 
 
 class FedVCKSumsServer(CondensedServer):
@@ -235,7 +222,7 @@ class FedVCKSumsServer(CondensedServer):
         UserError: If a setting is out of range, or the model takes no images of this form.
     """
 
-    adds_up = True
+    merges_sums = True
     advice = "no image of class {} showed in round 1: the model learns nothing of it"
 
     def __init__(
@@ -311,3 +298,8 @@ class FedVCKSumsServer(CondensedServer):
         task.to("cpu")
         pixels = images.cpu() * self.std + self.mean
         return Knowledge(pixels, classes.repeat_interleave(self.images)), losses[-1] if losses else 0.0
+
+
+def exchanges(client: FedVCKSumsClient) -> Exchanges:
+    """One exchange a round."""
+    return replace(fedavg.exchanges(client), rounds=(Embeddings(),), evidence=predict_with_images)

@@ -212,6 +212,7 @@ class GLDPServer(FedAvgServer):
         weighted: Whether the average is weighted by data size; in GLDP Eq. 5 clients have equal weights.
     """
 
+    merges_sums = False
     kept = ("prototypes",)
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:

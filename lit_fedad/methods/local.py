@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_fedad.contracts import Exchanges, Task
 from lit_fedad.federation.local_training import Train
-from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.fedavg import FedAvgClient, predict_with_weights
 from lit_fedad.methods.parts.pooled_statistics import Prepare, standardised
 from lit_fedad.tasks.memory_bank import MemoryBank
 
@@ -23,12 +23,6 @@ class LocalClient(FedAvgClient):
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = True) -> None:
         super().__init__(task, local_epochs, keep_optimizer)
 
-    @property
-    def exchanges(self) -> Exchanges:
-        """Local preparation, then training."""
-        prepare = (Prepare(pooled=False),) if self.task.prepares or standardised(self.task) else ()
-        return Exchanges(prepare, (Train(),))
-
     def shared_keys(self) -> list[str]:
         """Returns an empty list: no entry is shared."""
         return []
@@ -38,3 +32,9 @@ class NearestNeighbourClient(LocalClient):
     """A client that holds all data and builds a bank without training: the centralised bound of a memory bank."""
 
     needs = MemoryBank
+
+
+def exchanges(client: LocalClient) -> Exchanges:
+    """Local preparation, then training."""
+    prepare = (Prepare(pooled=False),) if client.task.prepares or standardised(client.task) else ()
+    return Exchanges(prepare, (Train(),), evidence=predict_with_weights)

@@ -31,7 +31,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.kmeans import kmeans
-from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer, predict_with_weights
 from lit_fedad.tasks.panda import Panda
 
 BANK, CENTRE, FISHER = "bank", "centre", "fisher."
@@ -67,11 +67,6 @@ class PandaClient(FedAvgClient):
         at_least("method.client", 1, vectors=vectors)
         above("method.client", 0, clip=clip)
         self.vectors, self.shared, self.clip = vectors, bank == "shared", clip
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Centre and banks of pretrained features; then training and, where banks are shared, banks anew."""
-        return Exchanges((Banks(initial=True),), (Train(), Banks()) if self.shared else (Train(),))
 
     @property
     def predictors(self) -> Predictors:
@@ -222,3 +217,12 @@ class Banks(Exchange[PandaClient, PandaServer]):
                 for client, update in updates.items()
             }
             server.facts = weighted_mean(facts)
+
+
+def exchanges(client: PandaClient) -> Exchanges:
+    """Centre and banks of pretrained features; then training and, where banks are shared, banks anew."""
+    return Exchanges(
+        (Banks(initial=True),),
+        (Train(MEANS), Banks()) if client.shared else (Train(MEANS),),
+        evidence=predict_with_weights,
+    )

@@ -16,25 +16,23 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Additive,
-    AdditiveClient,
-    AdditiveServer,
     Client,
+    Exchange,
     Exchanges,
     Free,
-    ImageSums,
     Message,
     MessageSpec,
     NothingNew,
     Prediction,
     Predictors,
+    Server,
+    Sums,
     TensorSpec,
     Update,
 )
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.local_training import Answer
 from lit_fedad.memory.moments import check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import PrototypeSums
 from lit_fedad.methods.parts.image_moments import without_negative
@@ -122,7 +120,7 @@ _ABSENT = -1e6
 """Bias of classes that no image has shown."""
 
 
-class Statistics(Answer):
+class Statistics(Exchange[Any, Any]):
     """The exchange in which clients send the statistics of a stage that has begun, if any.
 
     Args:
@@ -132,17 +130,11 @@ class Statistics(Answer):
     name = "statistics"
 
     def __init__(self, first: bool = False) -> None:
-        self.first = first
-
-    def image_sums(self, client: Client) -> ImageSums:
-        """Declares the sums over images; later nothing, since privacy knows no stages."""
-        assert isinstance(client, PrototypeStatisticsClient)
-        if self.first:
-            return ImagePrototypes(client)
-        return NothingNew(_empty(client.task.classes, client.task.num_features))
+        by_image = ImagePrototypes if first else _nothing_new  # privacy knows no stages
+        self.sums = Sums(lambda client: PrototypeSums(), by_image)
 
 
-class PrototypeStatisticsClient(AdditiveClient):
+class PrototypeStatisticsClient(Client):
     """A client that sends statistics of its features by class, and predicts with the classifier of all clients.
 
     Args:
@@ -168,11 +160,6 @@ class PrototypeStatisticsClient(AdditiveClient):
         self.length = encoder.length
         self.prior, self.measured = prior, 0
         self.own_counts = torch.zeros(task.classes, dtype=torch.float64)
-
-    @property
-    def exchanges(self) -> Exchanges:
-        """Statistics before round 1; in rounds those of new images."""
-        return Exchanges((Statistics(first=True),), (Statistics(),))
 
     @property
     def predictors(self) -> Predictors:
@@ -236,12 +223,8 @@ class PrototypeStatisticsClient(AdditiveClient):
             "within": TensorSpec((sent, channels * (channels + 1) // 2), low=-1, high=1),
         }
 
-    def additive(self) -> Additive:
-        """Declares sums over all images."""
-        return PrototypeSums()
 
-
-class PrototypeStatisticsServer(AdditiveServer):
+class PrototypeStatisticsServer(Server):
     """The server, which adds statistics up and computes the classifier.
 
     Args:
@@ -250,7 +233,7 @@ class PrototypeStatisticsServer(AdditiveServer):
     """
 
     kept = ("count", "mean", "scatter", "classifier")
-    adds_up = True
+    merges_sums = True
 
     def __init__(self, client: PrototypeStatisticsClient, shrinkage: float = 0.1) -> None:
         super().__init__()
@@ -326,9 +309,18 @@ def _parts(message: Message) -> list[tuple[Tensor, Tensor, Tensor]]:
     ]
 
 
+def _nothing_new(client: PrototypeStatisticsClient) -> NothingNew:
+    return NothingNew(_empty(client.task.classes, client.task.num_features))
+
+
 def _empty(classes: int, channels: int) -> Message:
     return {
         "count": torch.zeros(0, classes, dtype=torch.int64),
         "mean": torch.zeros(0, classes, channels),
         "within": torch.zeros(0, channels * (channels + 1) // 2),
     }
+
+
+def exchanges(client: PrototypeStatisticsClient) -> Exchanges:
+    """Statistics before round 1; in rounds those of new images."""
+    return Exchanges((Statistics(first=True),), (Statistics(),))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Additive, Message, MessageSpec, Task, Update, senders, spec_of
+from lit_fedad.contracts import Exchanges, Message, MessageSpec, Sums, Task, Update, senders, spec_of
+from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.core.bounds import above
-from lit_fedad.federation.additive import WeightedMeans
 from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.local_training import Train
+from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable
 
@@ -87,10 +90,6 @@ class ScaffoldClient(FedAvgClient):
         """Declares weights and changes of controls: twice the bytes of FedAvg."""
         return self.broadcast_spec()
 
-    def additive(self) -> Additive:
-        """Declares means in which all clients have equal weights."""
-        return WeightedMeans(equal=True)
-
 
 class ScaffoldServer(FedAvgServer):
     """The server, with ``x += eta_g mean(y - x)`` and ``c += 1/N sum (c_i+ - c_i)``; clients have equal weights.
@@ -101,7 +100,7 @@ class ScaffoldServer(FedAvgServer):
     """
 
     kept = ("control",)
-    adds_up = True
+    merges_sums = True
 
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:
         super().__init__(client)
@@ -126,3 +125,9 @@ class ScaffoldServer(FedAvgServer):
             self.weights[name] = torch.lerp(self.weights[name], mean.pop(name), self.learning_rate)
             self.control[name] = control + share * mean.pop(CONTROL + name)
         self.weights.update(mean)
+
+
+def exchanges(client: ScaffoldClient) -> Exchanges:
+    """FedAvg's; in their sum all clients have equal weights."""
+    equal = Sums(lambda client: WeightedMeans(equal=True))
+    return replace(fedavg.exchanges(client), rounds=(Train(equal),))

@@ -51,7 +51,7 @@ def upload_mib(config: Config, setting: Setting) -> float:
         "width": image["size"],
     }
     tensors = chain.from_iterable(
-        exchange.upload_spec(model.client).items() for exchange in model.client.exchanges.rounds
+        exchange.upload_spec(model.client).items() for exchange in model.method.exchanges.rounds
     )
     of_client = sum(_bytes(name, tensor, sizes, config["method"]["name"]) for name, tensor in tensors)
     return clients * of_client / _MIB
@@ -70,8 +70,8 @@ def messages(config: Config, setting: Setting) -> dict[str, str]:
     model = _model(config, setting)
     found = {}
     for when, exchanges in (
-        ("before round 1", model.client.exchanges.setup),
-        ("a round", model.client.exchanges.rounds),
+        ("before round 1", model.method.exchanges.setup),
+        ("a round", model.method.exchanges.rounds),
     ):
         for way in ("up", "down"):
             specs = [

@@ -16,7 +16,7 @@ from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Server
+from lit_fedad.contracts import Client, Context, Exchange, Exchanges, Method, Sums
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import require
@@ -46,9 +46,11 @@ class TrainPrivately(Train):
     Args:
         plan: The noise.
         key: The secret that draws and noise follow from; empty where nothing is trained.
+        sums: How weights add up.
     """
 
-    def __init__(self, plan: TrainingPlan, key: bytes) -> None:
+    def __init__(self, plan: TrainingPlan, key: bytes, sums: Sums | None) -> None:
+        super().__init__(sums)
         self.plan, self._key = plan, key
 
     def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
@@ -190,8 +192,7 @@ class TrainingPrivacy:
 
     def plan(
         self,
-        client: Client,
-        server: Server,
+        method: Method,
         rounds: int,
         stages: Mapping[int, int],
         sizes: Mapping[int, int],
@@ -201,8 +202,7 @@ class TrainingPrivacy:
         """Plans the noise of each client's steps, before anything runs.
 
         Args:
-            client: The method's client.
-            server: Its server.
+            method: The method.
             rounds: Training rounds; a client counts as if it trained in all of them.
             stages: Index of each client's stage after the last round; 0 where data come in no stages.
             sizes: Images of each client.
@@ -219,7 +219,7 @@ class TrainingPrivacy:
             raise UserError(
                 "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
             )
-        exchanges = sending(client.exchanges, client)
+        client, exchanges = method.client, sending(method)
         weights = dict(client.task.named_parameters())
         plain = type(client).training_step is Client.training_step and client.task.kind == "classification"
         if not (plain and exchanges and all(type(e) is Train for e in exchanges)):
@@ -291,16 +291,18 @@ class TrainingPlan:
         """Counts the exchanges in which clients train."""
         return sum(isinstance(exchange, TrainPrivately) for exchange in exchanges)
 
-    def noised(self, exchanges: Exchanges, client: Client, key: bytes) -> Exchanges:
+    def noised(self, method: Method, key: bytes) -> Exchanges:
         """Puts private training in the place of training.
 
         Args:
-            exchanges: Those of the method.
-            client: Its client.
+            method: The method.
             key: The secret that draws and noise follow from.
         """
-        rounds = tuple(TrainPrivately(self, key) if type(one) is Train else one for one in exchanges.rounds)
-        return replace(exchanges, rounds=rounds)
+        rounds = tuple(
+            TrainPrivately(self, key, one.sums) if type(one) is Train else one
+            for one in method.exchanges.rounds
+        )
+        return replace(method.exchanges, rounds=rounds)
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""

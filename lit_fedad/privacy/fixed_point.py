@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts.additive import SumSpec
+from lit_fedad.contracts.sums import SumSpec
 from lit_fedad.core.errors import UserError
 
 Words = dict[str, np.ndarray]

@@ -6,12 +6,12 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from lit_fedad.contracts import Client, Exchange, Exchanges, Server
+from lit_fedad.contracts import Client, Exchange, Exchanges, ImageSums, Method, merges_sums
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
@@ -67,8 +67,7 @@ class ImagePrivacy:
 
     def plan(
         self,
-        client: Client,
-        server: Server,
+        method: Method,
         rounds: int,
         stages: Mapping[int, int],
         sizes: Mapping[int, int],
@@ -78,8 +77,7 @@ class ImagePrivacy:
         """Plans the noise of a run, before anything runs.
 
         Args:
-            client: The method's client.
-            server: Its server.
+            method: The method.
             rounds: Training rounds.
             stages: Index of each client's stage after the last round; 0 where data come in no stages.
             sizes: Images of each client.
@@ -90,9 +88,9 @@ class ImagePrivacy:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
         """
         assert self.epsilon is not None
-        exchanges = client.exchanges.under_noise
-        for exchange in sending(exchanges, client):
-            if exchange.image_sums(client) is None or not exchange.takes_sums(server):
+        client, exchanges = method.client, method.exchanges.under_noise
+        for exchange in sending(replace(method, exchanges=exchanges)):
+            if _by_image(exchange, client) is None or not merges_sums(exchange, method.server):
                 raise UserError(
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
                     " whose parts can be bounded; give a method that docs/privacy.md names, or federation/privacy=null"
@@ -170,9 +168,9 @@ class Plan:
         """Counts the exchanges in which something of images is released."""
         return releases_of(exchanges, client)
 
-    def noised(self, exchanges: Exchanges, client: Client, key: bytes) -> Exchanges:
+    def noised(self, method: Method, key: bytes) -> Exchanges:
         """Puts the noise around all exchanges of a method; see `lit_fedad.privacy.noised_sums`."""
-        return noised(exchanges, client, self, key)
+        return noised(method, self, key)
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""
@@ -202,9 +200,13 @@ def in_words(summary: dict[str, float | int | str | bool]) -> str:
     )
 
 
+def _by_image(exchange: Exchange, client: Client) -> ImageSums | None:
+    return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
+
+
 def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
     """Counts the exchanges in which something of images is released."""
-    sums = [exchange.image_sums(client) for exchange in exchanges]
+    sums = [_by_image(exchange, client) for exchange in exchanges]
     return sum(bool(one.form()) for one in sums if one is not None)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_fedad.contracts.additive import Crowd
+from lit_fedad.contracts.sums import Cohort
 from lit_fedad.core.errors import UserError
 from lit_fedad.privacy.keys import KEY_BYTES
 from lit_fedad.privacy.secret_sharing import SHARE_BYTES
@@ -53,7 +53,7 @@ class Invitation:
             )
 
     @property
-    def everyone(self) -> Crowd:
+    def everyone(self) -> Cohort:
         """All members."""
         return self.crowd(self.members)
 
@@ -62,9 +62,9 @@ class Invitation:
         """A hash of all that members must agree on; keys are derived for it alone."""
         return hashlib.sha256(self.to_bytes()).digest()
 
-    def crowd(self, members: Any) -> Crowd:
+    def crowd(self, members: Any) -> Cohort:
         """Returns the size of a set of members."""
-        return Crowd(len(members), sum(self.members[member] for member in members))
+        return Cohort(len(members), sum(self.members[member] for member in members))
 
     def shares_at(self) -> dict[int, int]:
         """Returns the place of each member's share, from 1."""

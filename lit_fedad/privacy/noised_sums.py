@@ -26,12 +26,14 @@ from lit_fedad.contracts import (
     ImageSums,
     Message,
     MessageSpec,
+    Method,
+    Sums,
     TensorSpec,
     Update,
     senders,
 )
+from lit_fedad.contracts.sums import BoundedSums
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.additive import BoundedSums
 
 if TYPE_CHECKING:
     from lit_fedad.privacy.image_privacy import Plan
@@ -111,15 +113,12 @@ class Noised(Exchange[Any, Any]):
         self.inner, self.client, self.plan, self._key = inner, client, plan, key
         self.name = inner.name
         self.distributed = plan.settings.where == "distributed"
+        self.sums = Sums(self._additive, self._sums)
 
     def _sums(self, client: Client) -> ImageSums:
-        sums = self.inner.image_sums(client)
-        assert sums is not None  # `ImagePrivacy.plan` has refused others
-        return sums
-
-    def image_sums(self, client: Client) -> ImageSums:
-        """Returns those of the exchange."""
-        return self._sums(client)
+        assert self.inner.sums is not None
+        assert self.inner.sums.by_image is not None  # `ImagePrivacy.plan` has refused others
+        return self.inner.sums.by_image(client)
 
     def broadcast(self, server: Any, client_id: int) -> Message:
         """Returns the exchange's message."""
@@ -147,14 +146,9 @@ class Noised(Exchange[Any, Any]):
         shapes = self._sums(client).form()
         return {name: TensorSpec(shape, torch.float64, counted=True) for name, shape in shapes.items()}
 
-    def additive(self, client: Client) -> Additive:
-        """Declares sums."""
+    def _additive(self, client: Client) -> Additive:
         noise = self.plan.share if self.distributed else 0.0
         return BoundedSums(self._sums(client).form(), self.plan.settings.clip, noise)
-
-    def takes_sums(self, server: Any) -> bool:
-        """Returns whether the server merges sums."""
-        return self.inner.takes_sums(server)
 
     def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks that a sum without noise is none of longer parts."""
@@ -192,14 +186,14 @@ class Noised(Exchange[Any, Any]):
         self.inner.aggregate(server, {SUM: Update(message, images, tuple(clients))})
 
 
-def noised(exchanges: Exchanges, client: Client, plan: Plan, key: bytes) -> Exchanges:
+def noised(method: Method, plan: Plan, key: bytes) -> Exchanges:
     """Puts the noise around all exchanges of a method.
 
     Images cannot be taken out of noised sums again: `Exchanges.sums` falls away.
     """
-    plain = exchanges.under_noise
+    client, plain = method.client, method.exchanges.under_noise
     setup, rounds = (
         tuple(Noised(one, client, plan, key) if one.upload_spec(client) else one for one in group)
         for group in (plain.setup, plain.rounds)
     )
-    return Exchanges(setup, rounds)
+    return Exchanges(setup, rounds, evidence=plain.evidence)

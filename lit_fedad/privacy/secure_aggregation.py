@@ -18,16 +18,16 @@ from lit_fedad.contracts import (
     SUM,
     Additive,
     Client,
+    Cohort,
     Context,
-    Crowd,
     Exchange,
-    Exchanges,
     Message,
     MessageSpec,
-    Server,
+    Method,
     SumSpec,
     TensorSpec,
     Update,
+    merges_sums,
 )
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
@@ -61,14 +61,11 @@ class SecureSum:
                 " the clients could give a server two sums"
             )
 
-    def check(
-        self, server: Server, client: Client, channel: Channel, robust: object | None, clients: int
-    ) -> None:
+    def check(self, method: Method, channel: Channel, robust: object | None, clients: int) -> None:
         """Checks, before anything runs, that all exchanges of a method are sums, and that nothing needs single uploads.
 
         Args:
-            server: The method's server.
-            client: Its client.
+            method: The method.
             channel: The channel.
             robust: The defence against lies; None for none.
             clients: Number of clients.
@@ -88,10 +85,10 @@ class SecureSum:
             )
         if clients < 3:
             raise UserError(f"federation.secure_sum needs 3 clients, and {clients} take part")
-        for exchange in sending(client.exchanges, client):
-            if exchange.additive(client) is None or not exchange.takes_sums(server):
+        for exchange in sending(method):
+            if not merges_sums(exchange, method.server):
                 raise UserError(
-                    f"federation.secure_sum: the server of {type(client).__name__} needs each message of exchange"
+                    f"federation.secure_sum: {type(method.server).__name__} needs each message of exchange"
                     f" '{exchange.name}', not their sum; give a method of sums (docs/privacy.md), or"
                     " federation/secure_sum=null"
                 )
@@ -117,9 +114,10 @@ class SecureSum:
         return Gathering(place, sizes, self.quorum_of(len(sizes)), names)
 
 
-def sending(exchanges: Exchanges, client: Client) -> list[Exchange]:
-    """Lists the exchanges in which clients send something."""
-    return [one for one in (*exchanges.setup, *exchanges.rounds) if one.upload_spec(client)]
+def sending(method: Method) -> list[Exchange]:
+    """Lists the exchanges of a method in which clients send something."""
+    exchanges = method.exchanges
+    return [one for one in (*exchanges.setup, *exchanges.rounds) if one.upload_spec(method.client)]
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class SumForm:
 
     additive: Additive
     spec: MessageSpec
-    everyone: Crowd
+    everyone: Cohort
 
     @classmethod
     def of(cls, exchange: Exchange, client: Client, invitation: Invitation) -> SumForm:
@@ -143,7 +141,7 @@ class SumForm:
         Raises:
             UserError: If messages of the exchange do not add up.
         """
-        additive = exchange.additive(client)
+        additive = exchange.sums.additive(client) if exchange.sums and exchange.sums.additive else None
         if additive is None:
             raise UserError(
                 f"the server asks for a sum of exchange '{exchange.name}', whose messages have none"
@@ -169,7 +167,7 @@ class SumForm:
         """Number of elements of a masked message."""
         return sum(math.prod(form.shape) for form in self.sums.values())
 
-    def encode(self, message: Message, own: Crowd) -> Words:
+    def encode(self, message: Message, own: Cohort) -> Words:
         """Computes what a client adds, in fixed point; rows that it does not send are zeros.
 
         Raises:
@@ -179,7 +177,7 @@ class SumForm:
         addends = self.additive.addends(message, own, self.everyone)
         return encode({name: _filled(addends[name], form) for name, form in self.sums.items()}, self.sums)
 
-    def decode(self, words: Words, answered: Crowd) -> Message:
+    def decode(self, words: Words, answered: Cohort) -> Message:
         """Computes the message that stands for all clients that answered.
 
         Raises:

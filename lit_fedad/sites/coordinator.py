@@ -32,6 +32,7 @@ from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.privacy.image_privacy import KEY_FILE, ImagePrivacy, in_words, noise_key
+from lit_fedad.privacy.protection import protect
 from lit_fedad.report.console import Display
 from lit_fedad.sites.enrolment import SiteSizes, check_crosses, enrol
 from lit_fedad.sites.letters import Facts
@@ -205,9 +206,8 @@ def build_federation(
     """Builds the round loop of a server whose clients are sites."""
     privacy, sizes = promised(config), SiteSizes.of(facts, config["rounds"])
     central = isinstance(privacy, ImagePrivacy) and privacy.where == "central"  # all other noise sites draw
-    return Federation(
-        server=model.server,
-        client=model.client,
+    federation = Federation(
+        method=model.method,
         data=sizes,
         evaluator=_evaluator(config, sites.progress.fabric, sites.classes, facts, sizes),
         fabric=sites.progress.fabric,
@@ -219,12 +219,11 @@ def build_federation(
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],
         robust=build(config["federation"].get("robust")),
-        secure_sum=build(config["federation"].get("secure_sum")),
         transport=sites,
-        privacy=privacy,
-        noise_key=noise_key(folder.path, None, sites.run) if central else b"",
         names=ClientNames(dict(enumerate(sites.names))),
     )
+    key = noise_key(folder.path, None, sites.run) if central else b""
+    return protect(federation, build(config["federation"].get("secure_sum")), privacy, key)
 
 
 def _evaluator(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from lit_fedad.contracts import Client, Exchange, Exchanges
+from lit_fedad.contracts import Client, Exchange, Exchanges, Method
 from lit_fedad.core.config import Config, build
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import Model
@@ -70,9 +70,7 @@ class OwnNoise:
             return None
         federation = config["federation"]
         secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-        plan = privacy.plan(
-            model.client, model.server, config["rounds"], {client: 0}, {client: size}, sampler, secure
-        )
+        plan = privacy.plan(model.method, config["rounds"], {client: 0}, {client: size}, sampler, secure)
         own = cls(plan, folder, images, ledger)
         if own.drawn_here:
             ledger.check(folder.name, plan.epsilon(plan.releases))
@@ -108,10 +106,10 @@ class OwnNoise:
                 f" {self.plan.carriers}"
             )
 
-    def exchanges(self, client: Client, asked: Asked) -> Exchanges:
+    def exchanges(self, method: Method, asked: Asked) -> Exchanges:
         """Puts the noise around the exchanges of a method."""
         key = blake2b(self._digest(asked).encode(), key=self._key, digest_size=32).digest()
-        return self.plan.noised(client.exchanges, client, key)
+        return self.plan.noised(method, key)
 
     def _digest(self, asked: Asked) -> str:
         """Hashes a question and the size of its noise: two sizes of the same noise would tell what they hide."""

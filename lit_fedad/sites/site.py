@@ -139,7 +139,7 @@ class _Seat:
         images = own_images(config, form, order.classes, settings.name, settings.apart)
         model = build_model(config, order.classes)
         whole = _whole(config, images, settings, order.client)
-        partition = with_calibration(config, images, whole, model.client)
+        partition = with_calibration(config, images, whole, model.method)
         initial = read_kept(model.client)
         begins = digest_of([initial, model.task.learned_state()])
         states = States(
@@ -156,6 +156,7 @@ class _Seat:
             display.note(f"run {order.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
         self.config, self.data, self.states = config, data, states
         self.settings, self.display = settings, display
+        self.method = model.method
         self.client, self.module, self.fabric = model.client, data.module, fabric
         self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
         self.secure = build(config["federation"].get("secure_sum"))
@@ -170,7 +171,7 @@ class _Seat:
         self.party: Party | None = None
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
-        self.evaluator = build_evaluator(config, data, model.client, fabric, common=False)
+        self.evaluator = build_evaluator(config, data, model.method, fabric, common=False)
         if self.evaluator.local:
             raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
         products = products_of(images)
@@ -284,11 +285,11 @@ class _Seat:
         return self.party.reveal(letter)
 
     def _exchange(self, order: Order, context: Context, asked: Asked) -> Exchange:
-        exchanges = self.noise.exchanges(self.client, asked) if self.noise else self.client.exchanges
+        exchanges = self.noise.exchanges(self.method, asked) if self.noise else self.method.exchanges
         if order.sums:
-            if exchanges.sums is None:
+            if exchanges.leave_out is None:
                 raise UserError("the coordinator asked for a model made of sums, which this method has not")
-            return exchanges.sums
+            return exchanges.leave_out
         if order.round < exchanges.first_round or order.exchange >= len(exchanges.of_round(order.round)):
             raise UserError(f"the coordinator asked for exchange {order.exchange} of round {order.round}")
         return exchanges.at(context)
@@ -304,7 +305,9 @@ class _Seat:
         if unknown := sorted(set(self.facts.held) - set(order.names)):
             raise UserError(f"the coordinator does not know the site's product {unknown[0]}")
         if order.question == "calibration":
-            scores = calibration_scores(self.config, data.images, data.partition, data.module, self.fabric)
+            scores = calibration_scores(
+                self.config, data.images, data.partition, data.module, self.fabric, self.method
+            )
             return CalibrationQuery(order.names, scores)
         loader, images = data.module.test_dataloader(), evaluated_images(self.config, data)
         shipped = order.question == "decisions"

@@ -56,7 +56,7 @@ def copied(tiny_run, tmp_path):
 def with_heads(tmp_path):
     """A FedDyMem run whose clients train heads."""
     settings = [
-        "method=feddymem_trained",
+        "method=feddymem",
         "debug=seconds",
         "cache.enabled=false",
         f"data.root={tmp_path / 'data'}",

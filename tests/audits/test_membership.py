@@ -20,7 +20,7 @@ from lit_fedad.audits.membership import Finding, LiraOptions, attack, infer
 from lit_fedad.audits.membership_report import membership_report
 from lit_fedad.audits.shadow_runs import ShadowRuns
 from lit_fedad.cli import main as cli
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.finished_run import reopen

@@ -35,7 +35,7 @@ def test_banks_and_moments_of_feddymem_are_attacked(tiny_run, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 @pytest.mark.parametrize(
     ("method", "sent"),
-    [("federated_subspace", "moments"), ("federated_patchcore", "bank"), ("feddymem_drawn", "bank")],
+    [("federated_subspace", "moments"), ("federated_patchcore", "bank"), ("federated_bank", "bank")],
 )
 def test_methods_that_share_banks_or_moments(tmp_path, method, sent):
     overrides = [f"method={method}", "debug=seconds", "tracking=off", "cache.enabled=false"]

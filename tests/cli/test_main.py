@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from lit_fedad.audits import distance_correlation as density
-from lit_fedad.audits import membership, page
-from lit_fedad.audits import inversion
+from lit_fedad.audits import inversion, membership, page
 from lit_fedad.audits.inversion import InversionOptions
 from lit_fedad.audits.membership import LiraOptions
 from lit_fedad.cli import main as cli

@@ -55,7 +55,7 @@ def test_a_product_does_not_depend_on_the_others(images):
 
 
 def test_runs_on_the_sets_own_split_are_the_same_as_before_there_was_another():
-    given = ["method=feddymem", "debug=seconds"]
+    given = ["method=federated_bank", "debug=seconds"]
     plain, redrawn = compose(given), compose([*given, "data.split_seed=0"])
     without = {**plain, "data": {key: value for key, value in plain["data"].items() if key != "split_seed"}}
     assert identity(plain) == identity(without) != identity(redrawn)

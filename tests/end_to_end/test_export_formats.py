@@ -32,8 +32,8 @@ STREAM = (
     "method.client.base_epochs=1", "method.client.head_epochs=2",
 )  # fmt: skip
 RUNS = {
-    "feddymem": ("method=feddymem",),
-    "feddymem_cosine": ("method=feddymem", "task.distance=cosine"),
+    "feddymem": ("method=federated_bank",),
+    "feddymem_cosine": ("method=federated_bank", "task.distance=cosine"),
     "feddymem_close": ("method=feddymem_close",),
     "feddymem_literal": ("method=feddymem_literal",),
     "federated_patchcore": ("method=federated_patchcore",),

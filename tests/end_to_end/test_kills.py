@@ -14,7 +14,7 @@ KILLS = int(os.environ.get("LIT_FEDAD_KILLS", "12"))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 METHODS = {
-    "feddymem": "memory_bank",
+    "federated_bank": "memory_bank",
     "scaffold": "memory_bank",
     "fedavg": "classifier",
     "gldp": "classifier",

@@ -24,7 +24,7 @@ def strict_json(path):
 
 
 # Those that every quick run plays; the others in the slow tests, here and, with every task, in test_pairs.py.
-QUICK = ("fedavg", "feddymem")
+QUICK = ("fedavg", "federated_bank")
 
 # On semantic sets, on drawn classes, and on such that come task after task, below.
 SEMANTIC = ("fadngs", "fadngs_code", "fadngs_literal")
@@ -266,10 +266,7 @@ def test_methods_differ_where_they_should(lab):
     assert literal["elements_up"] == [2 * memory // 4] * 3
     assert all(2 * memory < sent < 2 * memory + 1000 for sent in literal["bytes_up"])
     assert literal["bytes_down"][0] == 0
-    losses = {
-        m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"]
-        for m in ("feddymem_trained", "feddymem_close", "local")
-    }
+    losses = {m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"] for m in ("feddymem", "local")}
     assert len(set(losses.values())) == 3
 
 
@@ -287,7 +284,7 @@ def test_coded_messages_take_their_share_of_the_bytes(lab, coding, share):
 
 @pytest.mark.slow
 def test_partial_participation(lab):
-    settings = ("method=feddymem_trained", "federation=partial", "partition.clients=5", "rounds=3")
+    settings = ("method=feddymem", "federation=partial", "partition.clients=5", "rounds=3")
     result = lab.finished(*settings)[1]
     memory = result["elements_up"][result["exchanges"].index(-1)] // 5
     assert result["elements_up"][-3:] == [2 * memory] * 3

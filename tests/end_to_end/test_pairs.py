@@ -14,7 +14,7 @@ from lit_fedad.federation.turn import Turn
 
 # The others in the slow tests.
 QUICK = {("moon", "classifier")}
-QUICKLY_REFUSED = {("feddymem", "classifier"), ("fedrep", "memory_bank"), ("fedavg", "subspace")}
+QUICKLY_REFUSED = {("federated_bank", "classifier"), ("fedrep", "memory_bank"), ("fedavg", "subspace")}
 
 
 def tasks_of(method, refused=False):
@@ -59,7 +59,7 @@ def test_pairs_are_what_methods_and_tasks_declare():
         is PAIRS["fadngs", "contrastive"]
         is None
     )
-    assert "works with task MemoryBank" in PAIRS["feddymem", "classifier"]
+    assert "works with task MemoryBank" in PAIRS["federated_bank", "classifier"]
     assert "works with task Classifier" in PAIRS["gldp", "contrastive"]
     assert "keeps heads personal" in PAIRS["fedrep", "memory_bank"]
     assert "has no weights to share" in PAIRS["fedavg", "subspace"]

@@ -19,7 +19,7 @@ DETECTOR = {"partition", "heatmaps", "scores", "calibration", "i_auroc", "p_auro
     ("settings", "expected"),
     [
         (("method=fedavg",), {*DETECTOR, "loss", "communication"}),
-        (("method=feddymem", *IN_TURN, "rounds=2"), DETECTOR),
+        (("method=federated_bank", *IN_TURN, "rounds=2"), DETECTOR),
         (("method=gldp", *CLASSES), {"partition", "selection_accuracy", "loss", "communication"}),
     ],
 )
@@ -30,5 +30,5 @@ def test_pictures_suit_the_data(lab, settings, expected):
 
 
 def test_no_pictures_are_drawn_where_none_are_wanted(lab):
-    out, _ = lab.finished("method=feddymem")
+    out, _ = lab.finished("method=federated_bank")
     assert not list(out.rglob("*.png"))

@@ -24,11 +24,16 @@ class PowerCut(BaseException):
 @pytest.mark.parametrize(
     ("method", "owner", "step", "round"),
     [
-        pytest.param("feddymem", Federation, "play", 2, id="between-rounds"),
+        pytest.param("federated_bank", Federation, "play", 2, id="between-rounds"),
         pytest.param(
-            "feddymem", Checkpoints, "commit", 2, id="while-writing-the-checkpoint", marks=pytest.mark.slow
+            "federated_bank",
+            Checkpoints,
+            "commit",
+            2,
+            id="while-writing-the-checkpoint",
+            marks=pytest.mark.slow,
         ),
-        pytest.param("feddymem", Federation, "play", 0, id="in-the-set-up", marks=pytest.mark.slow),
+        pytest.param("federated_bank", Federation, "play", 0, id="in-the-set-up", marks=pytest.mark.slow),
         pytest.param("local", Checkpoints, "commit", 2, id="local", marks=pytest.mark.slow),
     ],
 )

@@ -51,7 +51,9 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
     one, data = run.federation, run.data
     assert differences(read_kept(there.server), read_kept(one.server)) == []
     assert told(there.history) == told(one.history)
-    scores = calibration_scores(run.config, data.images, data.partition, data.module, run.fabric)
+    scores = calibration_scores(
+        run.config, data.images, data.partition, data.module, run.fabric, run.federation.method
+    )
     here = json.loads(
         json.dumps(calibrate(one, one.rounds, CalibrationQuery(data.images.categories, scores)).to_json())
     )

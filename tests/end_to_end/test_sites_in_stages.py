@@ -92,7 +92,7 @@ def in_one_process(folder, words, products):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [["method=feddymem"], ["method=federated_subspace"], ["method=fedavg", "task=memory_bank"]],
+    [["method=federated_bank"], ["method=federated_subspace"], ["method=fedavg", "task=memory_bank"]],
     ids=lambda words: words[0],
 )
 def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, differences, words):
@@ -115,7 +115,9 @@ def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, diff
         (states,) = (tmp_path / name / "states").glob("*")
         kept = torch.load(states / f"{bases[client]:012d}.pt")
         assert differences(kept, one.pool.get(client)) == []
-    scores = calibration_scores(run.config, data.images, data.partition, data.module, run.fabric)
+    scores = calibration_scores(
+        run.config, data.images, data.partition, data.module, run.fabric, run.federation.method
+    )
     here = json.loads(
         json.dumps(calibrate(one, one.rounds, CalibrationQuery(data.images.categories, scores)).to_json())
     )

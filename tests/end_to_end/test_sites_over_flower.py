@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 CPU = ["fabric.accelerator=cpu"]
 ALL = os.environ.get("LIT_FEDAD_FLOWER") == "all"
 PLAYED = {
-    "files": ["feddymem", "fedavg", "federated_subspace"],
+    "files": ["federated_bank", "fedavg", "federated_subspace"],
     "classes": ["fedvck"],
     "semantic": [("fadngs", "contrastive")],
 }

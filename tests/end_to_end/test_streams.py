@@ -20,7 +20,7 @@ from lit_fedad.federation.loop import Federation
 from lit_fedad.robust.aggregation import RobustAggregation
 
 ROOT = os.environ.get("LIT_FEDAD_DATA")
-METHODS = ("fedavg", "feddymem", "local")
+METHODS = ("fedavg", "federated_bank", "local")
 # Two of the five surfaces, two rounds each.
 TWO = ("partition=products_in_turn", "partition.order=[gravel,grain]", "partition.clients=2", "rounds=4")
 TASKS = ("i_auroc_task_1", "i_auroc_task_2")
@@ -104,7 +104,9 @@ def test_moments_that_a_rule_left_out_are_sent_again(lab, monkeypatch, tmp_path)
         return ({0: updates[0]}, [(1, "lies; left out")]) if second else (updates, [])
 
     monkeypatch.setattr(RobustAggregation, "__call__", leave_one_out)
-    result = lab.train(tmp_path / "run", "method=feddymem", *TWO, "rounds=6", "federation/robust=default")
+    result = lab.train(
+        tmp_path / "run", "method=federated_bank", *TWO, "rounds=6", "federation/robust=default"
+    )
     nothing, both = [False, False], [True, True]
     assert sent == [both, nothing, nothing, nothing, both, [False, True], nothing]
     assert result["refused"] == {}
@@ -112,7 +114,7 @@ def test_moments_that_a_rule_left_out_are_sent_again(lab, monkeypatch, tmp_path)
 
 @pytest.mark.slow
 def test_the_evaluate_command_finds_earlier_tasks_in_the_history(lab, differences):
-    out, result = lab.finished("method=feddymem", *TWO)
+    out, result = lab.finished("method=federated_bank", *TWO)
     evaluate(str(out))
     again = json.loads((out / "evaluation.json").read_text())
     assert differences(again, json.loads(json.dumps(result["last"]))) == []
@@ -160,7 +162,7 @@ def test_classes_of_a_task_stream_are_products(lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["feddymem", "fedavg"])
+@pytest.mark.parametrize("method", ["federated_bank", "fedavg"])
 def test_a_run_interrupted_before_a_new_task_ends_like_an_uninterrupted_one(
     lab, tmp_path, monkeypatch, differences, outcome, method
 ):
@@ -195,7 +197,7 @@ def test_two_processes_equal_one_bit_for_bit(lab, tmp_path, differences, outcome
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(ROOT is None, reason="LIT_FEDAD_DATA names no folder")
-@pytest.mark.parametrize("method", ["feddymem", "fedavg"])
+@pytest.mark.parametrize("method", ["federated_bank", "fedavg"])
 def test_real_surfaces_come_in_turn(lab, tmp_path, method):
     (weights,) = (Path(ROOT).parent / "weights").glob("resnet18*.pth")
     few = ("data.train_per_product=12", "data.test_per_product=12", "rounds=3", "evaluation.pictures=0")

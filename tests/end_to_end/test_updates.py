@@ -19,13 +19,13 @@ from lit_fedad.experiment.run_folder import RunFolder
 
 BASE = [list(range(8)), list(range(8, 15))]
 SUBSPACE = ("method=federated_subspace", "rounds=0")
-BANK = ("method=feddymem", "rounds=1")
+BANK = ("method=federated_bank", "rounds=1")
 
 
 @pytest.fixture
 def desk(lab, tmp_path):
     """Trains runs on given parts of the textures, and copies other parts into folders of clients."""
-    lab.finished("method=feddymem")  # draws the textures
+    lab.finished("method=federated_bank")  # draws the textures
 
     class Desk:
         @staticmethod

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from helpers.methods import method_of
 from helpers.stream_oracle import (
     COUNTS,
     KINDS,
@@ -51,7 +52,7 @@ def play(tmp_path, monkeypatch):
         judge = StreamAccuracyEvaluator(module.test_dataloader(), module, counts, client, fabric, client_test)
         home = tmp_path / folder
         federation = Federation(
-            server or OracleServer(), client, module, judge, fabric, until or rounds, 0,
+            method_of(client, server or OracleServer()), module, judge, fabric, until or rounds, 0,
             Checkpoints(home / "checkpoints", "tiny"), ClientPool(read_kept(client), home / "personal"),
             ClientSampler(fraction), Channel(), every,
         )  # fmt: skip

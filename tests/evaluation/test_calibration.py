@@ -32,7 +32,6 @@ class Sums:
     """Scores a value by its distance to the sum of all values, from which values can be taken."""
 
     def __init__(self, refuses=()):
-        self.exchanges = SimpleNamespace(sums=self)
         self.task = SimpleNamespace(local_buffers=("total",), total=VALUES.sum())
         self.refuses = set(refuses)
 
@@ -49,7 +48,7 @@ class Sums:
 
 def scores_of(partition, client, folds=5):
     fabric = Fabric(accelerator="cpu", devices=1)
-    return CalibrationScores(IMAGES, partition, Module(), fabric, folds)(client, 0)
+    return CalibrationScores(IMAGES, partition, Module(), fabric, folds, leave_out=client)(client, 0)
 
 
 def counts(values):

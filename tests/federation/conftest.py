@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.client_data import SameEveryRound
+from helpers.methods import federation_of
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import AdditiveClient, Exchanges, Prediction, Server, Task, TensorSpec
+from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Sums, Task, TensorSpec
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.federation.additive import WeightedMeans
+from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
@@ -40,8 +41,9 @@ class Slope(Task):
         return Prediction((batch - self.w).abs())
 
 
-class ToyClient(AdditiveClient):
+class ToyClient(Client):
     kept = ("visits",)
+    evidence = None
     fails: set[tuple[int, int]] = set()
     """(round, client) pairs that raise."""
 
@@ -58,19 +60,19 @@ class ToyClient(AdditiveClient):
         self.visits += 1
         return {"w": self.task.w.detach().cpu().clone()}
 
-    exchanges = Exchanges((), (Train(),))
-
     def broadcast_spec(self):
         return {"w": TensorSpec((1,))}
 
     upload_spec = broadcast_spec
 
-    def additive(self):
-        return WeightedMeans()
+
+def exchanges(client):
+    return Exchanges((), (Train(Sums(lambda client: WeightedMeans())),), evidence=client.evidence)
 
 
 class ToyServer(Server):
     kept = ("w",)
+    merges_sums = False
 
     def __init__(self):
         super().__init__()
@@ -131,10 +133,10 @@ def toy(tmp_path: Path):
     """Builds a federation of the tiny method; keyword arguments override its parts."""
 
     def make(
-        values=None, folder: Path = tmp_path, fails=(), fabric=None, callbacks=(), **overrides
+        values=None, folder: Path = tmp_path, fails=(), fabric=None, callbacks=(), evidence=None, **overrides
     ) -> Federation:
         client = ToyClient(Slope())
-        client.fails = set(fails)
+        client.fails, client.evidence = set(fails), evidence
         parts: dict[str, Any] = {
             "server": ToyServer(),
             "client": client,
@@ -148,6 +150,6 @@ def toy(tmp_path: Path):
             "sampler": ClientSampler(),
             "channel": Channel(),
         }
-        return Federation(**{**parts, **overrides})
+        return federation_of(**{**parts, **overrides})
 
     return make

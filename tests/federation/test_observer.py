@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_fedad.audits.statistics import adversary_view
-from lit_fedad.contracts import AttackableServer, Context
+from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError
 
 
@@ -25,15 +25,11 @@ def test_updates_come_before_the_server_takes_them_in(toy):
         assert after == pytest.approx(sum(w * n for w, n in updates.values()) / 4)
 
 
-def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, toy_server, tmp_path):
+def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, tmp_path):
     plain = toy(folder=tmp_path / "plain").run()
     seen = []
 
-    class Observed(toy_server, AttackableServer):
-        def adversary_view(self, update, client):
-            observe(update, client)
-
-    def observe(update, client):
+    def observe(server, client, update):
         seen.append((client.context.client, client.visits, float(client.task.w.detach())))
         client.task.w.data.copy_(update.message["w"])
 
@@ -45,7 +41,7 @@ def test_observer_has_broadcast_and_upload_but_no_personal_state(toy, toy_server
             assert seen[-1] == (number, 0, before)
 
     listener = SimpleNamespace(on_updates=listen)
-    history = toy(folder=tmp_path / "heard", server=Observed(), callbacks=[listener]).run()
+    history = toy(folder=tmp_path / "heard", evidence=observe, callbacks=[listener]).run()
     assert len(seen) == 6
     assert [r.scalars for r in history] == [r.scalars for r in plain]
     assert history[-1].metrics == plain[-1].metrics

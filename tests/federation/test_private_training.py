@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.client_data import SameEveryRound
+from helpers.methods import method_of
 from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader
@@ -85,7 +86,7 @@ def plan(own=None, rounds=3, sizes=(40, 10), stage=0, **settings):
     sizes = dict(enumerate(sizes))
     privacy = TrainingPrivacy(**{"epsilon": 4.0, "batch_size": 10, **settings})
     stages = dict.fromkeys(sizes, stage)
-    return privacy.plan(own or client(), None, rounds, stages, sizes, ClientSampler(), None)
+    return privacy.plan(method_of(own or client()), rounds, stages, sizes, ClientSampler(), None)
 
 
 @needs_opacus
@@ -190,11 +191,11 @@ def test_numbers_out_of_range_are_refused(given):
 
 def test_training_takes_the_place_of_training_alone():
     found = TrainingPlan(TrainingPrivacy(epsilon=1.0), {0: 4}, 1, 2)
-    noised = found.noised(client().exchanges, client(), b"secret")
+    noised = found.noised(method_of(client()), b"secret")
     assert [type(one) for one in noised.rounds] == [TrainPrivately]
     assert found.released_in(noised.rounds, client()) == 1
     with pytest.raises(ValueError, match="no secret"):
-        TrainPrivately(found, b"").train(client(), None, None)
+        TrainPrivately(found, b"", None).train(client(), None, None)
 
 
 class Two(SameEveryRound):

@@ -25,7 +25,7 @@ WEIGHTS = {
 
 def composed(*overrides: str) -> RobustAggregation:
     """The object of a configuration."""
-    return build(compose(["method=feddymem", "backbone=own", *overrides])["federation"]["robust"])
+    return build(compose(["method=federated_bank", "backbone=own", *overrides])["federation"]["robust"])
 
 
 def test_every_option_is_tested():

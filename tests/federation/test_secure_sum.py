@@ -29,7 +29,7 @@ def summed(toy, toy_server, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # else, waiting for the disk takes most of the time
 
     def make(values=None, **overrides):
-        monkeypatch.setattr(toy_server, "adds_up", True, raising=False)
+        monkeypatch.setattr(toy_server, "merges_sums", True)
         return toy(values=values or VALUES, secure_sum=SecureSum(), **overrides)
 
     return make
@@ -144,16 +144,24 @@ def test_what_needs_single_uploads_is_refused_before_anything_runs(toy, summed):
 def test_methods_whose_uploads_are_no_sums_are_refused_before_anything_runs(toy, toy_server, monkeypatch):
     with pytest.raises(UserError, match="needs each message of exchange 'train', not their sum"):
         toy(values=VALUES, secure_sum=SecureSum())
-    monkeypatch.setattr(toy_server, "adds_up", True, raising=False)
+    monkeypatch.setattr(toy_server, "merges_sums", True)
 
     class Median(toy_server):
-        """Merges in another way than its base, and does not say that a sum is enough."""
+        merges_sums = False
 
         def aggregate(self, updates):
             self.w = torch.stack([update.message["w"] for update in updates.values()]).median(0).values
 
-    with pytest.raises(UserError, match="not their sum"):
+    with pytest.raises(UserError, match="Median needs each message of exchange 'train', not their sum"):
         toy(values=VALUES, secure_sum=SecureSum(), server=Median())
+
+
+def test_a_server_that_merges_in_another_way_says_whether_sums_suffice(toy_server):
+    with pytest.raises(TypeError, match="Median overrides aggregate: say merges_sums"):
+
+        class Median(toy_server):
+            def aggregate(self, updates):
+                """Merges in another way than its base."""
 
 
 @pytest.mark.parametrize("quorum", [0.4, 1.0])

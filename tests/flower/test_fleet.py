@@ -16,8 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower import fleet
-from lit_fedad.flower import proxy
+from lit_fedad.flower import fleet, proxy
 from lit_fedad.flower.letters import in_record, wrapped
 
 

@@ -170,7 +170,9 @@ def _judge(run, client):
         return AccuracyEvaluator(
             loader, torch.from_numpy(data.partition.counts(data.images)), run.fabric, common=False
         )
-    scores = calibration_scores(run.config, data.images, data.partition, module, run.fabric)
+    scores = calibration_scores(
+        run.config, data.images, data.partition, module, run.fabric, run.federation.method
+    )
     test = SemanticTest(
         partial(image_scores, loader=loader, fabric=run.fabric),
         data.images.test_labels[chosen],

@@ -64,9 +64,7 @@ def refusal(method, task):
 def of_method(method, given):
     """Overrides with the form of a task that is a method's own, in place of the form that suits all."""
     own = {
-        ("feddymem", "task=memory_bank"): ("task=memory_bank_sums",),
-        ("feddymem_drawn", "task=memory_bank"): ("task=memory_bank_sums",),
-        ("feddymem_noised", "task=memory_bank"): ("task=memory_bank_sums",),
+        ("federated_bank", "task=memory_bank"): ("task=memory_bank_sums",),
         ("prototype_statistics", "task=classifier_convnet"): ("task=classifier",),
         **{("gldp", f"encoder.channels={n}"): ("features=train", f"encoder.channels={n}") for n in (4, 8)},
         ("prototype_statistics", "encoder.channels=8"): ("features.size=32",),

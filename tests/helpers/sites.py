@@ -29,8 +29,7 @@ HERE = ("fabric.accelerator=cpu",)
 
 OF_FILES = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
-    "feddymem", "federated_subspace", "feddymem_trained", "feddymem_close", "feddymem_literal", "feddymem_drawn",
-    "feddymem_noised", "feddetect",
+    "federated_bank", "federated_subspace", "feddymem", "feddymem_literal", "feddetect",
 )  # fmt: skip
 """Methods that are played on anomalies in image files."""
 
@@ -86,7 +85,7 @@ def message_of(config: Config, model: Model, round: int = 1) -> bytes:
     context, down = Context(0, round), build(config["federation"]["channel"]).down
     model.server.begin(context)
     outbox = Outbox(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
-    return outbox.pack(model.client.exchanges.at(context), [0], context)[0]
+    return outbox.pack(model.method.exchanges.at(context), [0], context)[0]
 
 
 def three_sites(folder: Path) -> list[Site]:

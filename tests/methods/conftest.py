@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.client_data import SameEveryRound
+from helpers.methods import federation_of
 from lightning.fabric import Fabric
 from torch import nn
 from torch.nn import functional as F
@@ -337,7 +338,7 @@ def federate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "sampler": ClientSampler(fraction=fraction),
             "channel": Channel(),
         }
-        federation = Federation(**{**parts, **overrides})
+        federation = federation_of(**{**parts, **overrides})
         federation.run()
         return federation
 

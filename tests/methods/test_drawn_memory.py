@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from helpers.methods import exchanges_of
 from helpers.summed_bank import summed_bank
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import KMeansAggregation, LloydAggregation
 from lit_fedad.memory.reduce import SlotReduce
-from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
+from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
 LLOYD = {"aggregation": LloydAggregation()}
@@ -15,8 +16,8 @@ LLOYD = {"aggregation": LloydAggregation()}
 
 def play(federate, task, data, rounds=3, **overrides):
     return federate(
-        FedDyMemDrawnClient,
-        FedDyMemDrawnServer,
+        FederatedBankClient,
+        FederatedBankServer,
         task=task,
         data=data,
         rounds=rounds,
@@ -54,18 +55,18 @@ def test_every_slot_has_images_behind_it_or_is_a_copy_of_one(federate, make_load
 
 
 def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
-    names = [exchange.name for exchange in FedDyMemDrawnClient(summed_bank()).exchanges.setup]
+    names = [exchange.name for exchange in exchanges_of(FederatedBankClient(summed_bank(), drawn=True)).setup]
     assert names == ["moments"]
     with pytest.raises(UserError, match=r"method\.client\.min_images"):
-        FedDyMemDrawnClient(summed_bank(), min_images=1)
+        FederatedBankClient(summed_bank(), min_images=1)
     with pytest.raises(UserError, match="of sums: give task=memory_bank_sums"):
-        FedDyMemDrawnClient(summed_bank(reduce=SlotReduce()))
+        FederatedBankClient(summed_bank(reduce=SlotReduce()))
     data = {client: make_loader(4, client) for client in range(3)}
     server = {"aggregation": KMeansAggregation(weighted=True)}
     with pytest.raises(UserError, match="exchange 'train', not their sum"):
         federate(
-            FedDyMemDrawnClient,
-            FedDyMemDrawnServer,
+            FederatedBankClient,
+            FederatedBankServer,
             task=summed_bank(),
             data=data,
             server=server,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.methods import exchanges_of
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
@@ -36,7 +37,7 @@ class Play:
 
     def round(self, number, order=None):
         context = Context(0, number)
-        exchange = self.client.exchanges.at(context)
+        exchange = exchanges_of(self.client).at(context)
         self.server.begin(context)
         updates = {}
         for c in order or sorted(self.loaders):
@@ -56,14 +57,14 @@ class Play:
         return updates
 
     def set_up(self, **kw):
-        for number in range(self.client.exchanges.first_round, 1):
+        for number in range(exchanges_of(self.client).first_round, 1):
             self.round(number, **kw)
         return self
 
 
 def test_exchanges_before_round_1(make_task):
     def names(task):
-        return [exchange.name for exchange in FedDyMemClient(task).exchanges.setup]
+        return [exchange.name for exchange in exchanges_of(FedDyMemClient(task)).setup]
 
     assert names(make_task()) == ["memory"]
     assert names(make_task(**ROBUST)) == ["statistics", "memory", "threshold"]

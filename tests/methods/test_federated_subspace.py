@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import TinyPyramid
+from helpers.methods import exchanges_of
 from torch.utils.data import ConcatDataset, DataLoader
 
 from lit_fedad.contracts import Update
@@ -131,7 +132,7 @@ def moments(update=None, images=6):
 def test_impossible_moments_are_refused(make_subspace, changed, said):
     client = FederatedSubspaceClient(make_subspace())
     server = FederatedSubspaceServer(client)
-    exchange = client.exchanges.setup[0]
+    exchange = exchanges_of(client).setup[0]
     exchange.validate(server, 0, moments())
     with pytest.raises(UserError, match=said):
         exchange.validate(server, 0, moments(changed))

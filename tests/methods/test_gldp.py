@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 import torch
+from helpers.methods import federation_of
 from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -18,7 +19,6 @@ from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.evaluator import Evaluation, Evaluator
 from lit_fedad.federation.local_training import fit
-from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.methods import gldp
 from lit_fedad.methods.fedavg import FedAvgServer
@@ -123,7 +123,7 @@ def play(tmp_path, monkeypatch):
             "channel": Channel(),
             "evaluate_every": 100,
         }
-        federation = Federation(**{**given, **parts})
+        federation = federation_of(**{**given, **parts})
         # Tasks last as long in a run that is stopped early.
         federation.rounds = until or rounds
         federation.run()

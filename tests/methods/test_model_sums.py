@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import TinyPyramid
+from helpers.methods import exchanges_of
 from helpers.summed_bank import summed_bank
 from torch.utils.data import DataLoader, Subset
 
@@ -28,7 +29,7 @@ def left_out(played, client, loader):
     """The client's task, without the loader's images."""
 
     def leave(live, number):
-        live.exchanges.sums.leave_out(live, loader)
+        played.exchanges.leave_out.leave_out(live, loader)
         return {name: getattr(live.task, name).clone() for name in live.task.local_buffers}
 
     return played.ask(played.rounds, LocalQuery("leave", leave), [client], sums=True)[client]
@@ -107,4 +108,4 @@ def test_nothing_is_left_of_a_single_image(federate, make_loader):
     ids=["weighted", "without a subspace", "folds of their own"],
 )
 def test_models_that_are_no_sums_say_so(task):
-    assert FedDyMemClient(task, send_counts=True).exchanges.sums is None
+    assert exchanges_of(FedDyMemClient(task, send_counts=True)).leave_out is None

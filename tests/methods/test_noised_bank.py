@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.memory.merge import LloydAggregation
-from lit_fedad.methods.feddymem_drawn import FedDyMemDrawnClient, FedDyMemDrawnServer
+from lit_fedad.methods.federated_bank import FederatedBankClient, FederatedBankServer
 from lit_fedad.methods.parts.noised_bank import DEVIATIONS, PRIOR, ImageSlots
 from lit_fedad.methods.parts.noised_subspace import public_frame
 from lit_fedad.privacy.accounting import mu_of
@@ -43,8 +43,8 @@ def play(
     federate, data, rounds=1, epsilon=1e14, folder=None, secure_sum=None, task=None, min_images=2, **privacy
 ):
     return federate(
-        FedDyMemDrawnClient,
-        FedDyMemDrawnServer,
+        FederatedBankClient,
+        FederatedBankServer,
         task=task or bank(),
         data=data,
         rounds=rounds,
@@ -181,8 +181,8 @@ def test_a_shown_slot_has_patches_of_as_many_images(data, slots):
 
 def test_an_infinite_budget_is_the_plain_run(federate, data):
     plain = federate(
-        FedDyMemDrawnClient,
-        FedDyMemDrawnServer,
+        FederatedBankClient,
+        FederatedBankServer,
         task=bank(),
         data=data,
         rounds=2,
@@ -241,7 +241,7 @@ def test_shares_of_the_noise_add_up_to_what_the_server_would_add(federate, data)
     (exchange,) = found.exchanges.rounds
     client, plan = found.client, found.plan
     client.frame = {name: found.server.moments[name] for name in ("centre", "frame", "slots", "outside")}
-    sums = exchange.image_sums(client)
+    sums = exchange.sums.by_image(client)
     total, expected = {}, {}
     for number, loader in data.items():
         client.context = Context(0, 1, number)
@@ -299,7 +299,7 @@ def test_a_resumed_run_replays_the_same_noise(federate, data):
 
 def test_what_a_noised_bank_cannot_be_made_of_is_refused_in_one_line(federate, data):
     for changes in ({"average_pool": "last"}, {"whiten": None}, {"distance": "cosine"}):
-        with pytest.raises(UserError, match=r"give task\.average_pool=true, .*feddymem_noised") as refused:
+        with pytest.raises(UserError, match=r"give task\.average_pool=true, .*federated_bank") as refused:
             play(federate, data, task=bank(**changes))
         assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match="hides the images"):
@@ -307,7 +307,7 @@ def test_what_a_noised_bank_cannot_be_made_of_is_refused_in_one_line(federate, d
     with pytest.raises(UserError, match=r"hides the images; .* or fewer task\.slots"):
         play(federate, data, min_images=20)
     with pytest.raises(UserError, match=r"method\.client\.noised_directions"):
-        FedDyMemDrawnClient(bank(), noised_directions=1)
+        FederatedBankClient(bank(), noised_directions=1)
     with pytest.raises(UserError, match=r"task\.maps=slots: give bank, or subspace"):
         bank(maps="slots")
     with pytest.raises(UserError, match=r"task\.maps=subspace: give bank, or subspace where"):

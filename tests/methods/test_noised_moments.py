@@ -146,7 +146,7 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     added = torch.stack([one.T @ one / (2 * (one.T @ one).norm()) for one in own])
     whole = symmetric(released["product"], 4) / math.sqrt(2)
     whole += whole.diag().diag() * (math.sqrt(2) - 1)
-    found = sum_products(exchange.image_sums(client), exchange.plan.settings.clip, batch, released)
+    found = sum_products(exchange.sums.by_image(client), exchange.plan.settings.clip, batch, released)
     torch.testing.assert_close(found[:, 0], (added * whole).sum((1, 2)), rtol=1e-4, atol=1e-4)
 
 

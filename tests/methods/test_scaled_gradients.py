@@ -106,6 +106,8 @@ class Doubling(FedAvgServer):
 
     began: ClassVar[list[float]] = []
 
+    merges_sums = False
+
     def aggregate(self, updates):
         scaler = self.fabric.strategy.precision.scaler
         self.began.append(scaler.get_scale())

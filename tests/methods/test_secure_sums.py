@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lit_fedad.contracts import SUM, Crowd, Free, TensorSpec, Update
-from lit_fedad.contracts.server import takes_sums
+from lit_fedad.contracts import SUM, Cohort, Free, TensorSpec, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.memory.merge import LloydAggregation
@@ -27,8 +26,8 @@ from lit_fedad.privacy.secure_aggregation import SecureSum, SumForm
 
 IMAGES, PATCHES, CHANNELS = {0: 5, 1: 2, 2: 9}, 6, 4
 TRIANGLE = CHANNELS * (CHANNELS + 1) // 2
-EVERYONE = Crowd(4, 20)  # one client of 4 images has dropped out
-ANSWERED = Crowd(3, sum(IMAGES.values()))
+EVERYONE = Cohort(4, 20)  # one client of 4 images has dropped out
+ANSWERED = Cohort(3, sum(IMAGES.values()))
 
 
 def features(client: int) -> torch.Tensor:
@@ -41,7 +40,7 @@ def features(client: int) -> torch.Tensor:
 def summed(additive, spec, messages):
     """The message that stands for all, by way of fixed point."""
     form = SumForm(additive, spec, EVERYONE)
-    words = [form.encode(message, Crowd(1, IMAGES[client])) for client, message in messages.items()]
+    words = [form.encode(message, Cohort(1, IMAGES[client])) for client, message in messages.items()]
     total = {name: sum((one[name] for one in words[1:]), words[0][name].copy()) for name in words[0]}
     return form.decode(total, ANSWERED)
 
@@ -218,6 +217,6 @@ def test_weights_are_those_of_plain_runs(federate, make_classifier, make_points,
 
 def test_servers_that_need_single_messages_do_not_take_sums():
     for server in (AppleServer, GLDPServer, CReFFServer):
-        assert not takes_sums(server.__new__(server))
+        assert not server.merges_sums
     for server in (FedAvgServer, FedBNServer, ScaffoldServer):
-        assert takes_sums(server.__new__(server))
+        assert server.merges_sums

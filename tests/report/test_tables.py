@@ -27,7 +27,7 @@ TABLE = Table(
     protocol=[],
     rows=[
         Row("FedAvg", ["method=fedavg"], {"wafer": [[63.9, 0.36], [67.0, 0.3]], "brain": [50.16, None]}),
-        Row("FedDyMem", ["method=feddymem"], {"wafer": [71.96, 74.91]}),
+        Row("FedDyMem", ["method=federated_bank"], {"wafer": [71.96, 74.91]}),
     ],
     beyond=[Row("Ours", ["method=ours"])],
     note="Mind\nthe gap.",

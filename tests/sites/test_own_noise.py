@@ -10,7 +10,7 @@ from helpers.class_sites import CLASSES, class_data, pack, sites
 from helpers.sites import DEBUG, HERE, NAMES, Here, enrol_in_sums, message_of, paint, settings
 from safetensors.torch import load
 
-from lit_fedad.contracts import Context, Exchanges
+from lit_fedad.contracts import Context, Exchanges, Method, Sums
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -40,15 +40,7 @@ def plan_of(releases=2, **settings):
     return Plan(ImagePrivacy(epsilon=4.0, **settings), 3.0, releases)
 
 
-class Client:
-    """A client of one exchange."""
-
-    @property
-    def exchanges(self):
-        return Exchanges((), (Sums(),))
-
-
-class Sums:
+class OneSum:
     """An exchange whose sums are noised."""
 
     name = "sums"
@@ -114,7 +106,7 @@ def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
     """The size of the noise too: two sizes of the same noise would tell what they hide."""
 
     def drawn(noise, asked):
-        exchange = noise.exchanges(Client(), asked).rounds[0]
+        exchange = noise.exchanges(Method(None, None, Exchanges((), (OneSum(),))), asked).rounds[0]
         return gaussian(exchange._key, Context(0, 1), {"sum": (3,)}, 1.0)["sum"]
 
     noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))

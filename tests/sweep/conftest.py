@@ -8,7 +8,7 @@ from lit_fedad.report.console import Display
 from lit_fedad.sweep.command import sweep
 
 STUDY = """\
-base: [method=feddymem, debug=seconds, tracking=off, evaluation.pictures=0]
+base: [method=federated_bank, debug=seconds, tracking=off, evaluation.pictures=0]
 objectives: {pro: maximize}
 space:
   task.loss.neighbours: {type: int, low: 1, high: 8}

@@ -82,7 +82,7 @@ def show_capacities(federation: Federation, data: Data, fabric: Fabric, figures:
             embed_images(client.task, loader_of(data.module.test, indices, data)) if len(indices) else z[:0]
             for indices in chosen[number]
         )
-        found = client.task.estimate(z, last_exchange(client))
+        found = client.task.estimate(z, last_exchange(client, federation.exchanges))
         return _Look(found.mean, found.covariance, normal, anomalous)
 
     answers = federation.ask(federation.rounds, LocalQuery("embeddings", answer))

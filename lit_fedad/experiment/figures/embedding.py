@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lit_fedad.contracts import Client, Context, Task
+from lit_fedad.contracts import Client, Context, Exchanges, Task
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.experiment.build import Data
 from lit_fedad.federation.loop import Federation
@@ -44,10 +44,10 @@ def density_scores(mean: Tensor, covariance: Tensor, z: Tensor) -> Tensor:
     return densities(z)
 
 
-def last_exchange(client: Client) -> Context:
+def last_exchange(client: Client, exchanges: Exchanges) -> Context:
     """Returns the context in which the client last estimated densities, so that clusters are drawn identically."""
     round = client.context.round - 1
-    return replace(client.context, round=round, exchange=len(client.exchanges.rounds) - 1 if round > 0 else 0)
+    return replace(client.context, round=round, exchange=len(exchanges.rounds) - 1 if round > 0 else 0)
 
 
 def generator_of(federation: Federation, purpose: str) -> torch.Generator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Client
+from lit_fedad.contracts import Client, Exchanges
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.evaluation.decisions import pooled_intervals, pooled_rates
@@ -106,7 +106,11 @@ def show_representations(run: Run) -> None:
     def answer(client: Client, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         loader = loader_of(data.module.test, indices, data)
         z = embed_images(client.task, loader)
-        return z, image_scores(client, loader, fabric), _judge_alone(client, number, data, z, alpha)
+        return (
+            z,
+            image_scores(client, loader, fabric),
+            _judge_alone(client, federation.exchanges, number, data, z, alpha),
+        )
 
     answered = federation.ask(federation.rounds, LocalQuery("representations", answer), [first]).get(first)
     if answered is None:
@@ -124,13 +128,15 @@ def show_representations(run: Run) -> None:
     )
 
 
-def _judge_alone(client: Client, number: int, data: Data, z: Tensor, alpha: float) -> Tensor | None:
+def _judge_alone(
+    client: Client, exchanges: Exchanges, number: int, data: Data, z: Tensor, alpha: float
+) -> Tensor | None:
     """Computes decisions by a client's own densities; None where it has no others."""
     task = client.task
     if not isinstance(task, Contrastive) or len(task.densities) <= task.clusters:
         return None
     trained = embed_images(task, data.module.client_loader(number, torch.Generator(), shuffle=False))
-    own = task.estimate(trained, last_exchange(client))
+    own = task.estimate(trained, last_exchange(client, exchanges))
     if not len(own.mean) or not data.partition.calibration or not data.partition.calibration[number]:
         return None
     held_out = embed_images(task, data.module.normal_loader(data.partition.calibration[number]))

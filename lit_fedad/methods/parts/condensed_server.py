@@ -97,11 +97,10 @@ class CondensedServer(FedAvgServer):
         """Returns the images that an observer has of one upload; None for none."""
         raise NotImplementedError
 
-    def adversary_view(self, update: Update, client: Client) -> None:
-        """Trains the model that the client received on the images of one upload."""
-        images = self.knowledge_of(update.message)
-        weights = self.weights if images is None else self._train([images], None)[0]
-        client.task.load_state_dict(weights, strict=False)
+    def trained_on(self, message: Message) -> Message:
+        """Trains the current weights on the images of one upload alone, and returns them."""
+        images = self.knowledge_of(message)
+        return self.weights if images is None else self._train([images], None)[0]
 
     def _kept(self, new: Knowledge) -> dict[int, Knowledge]:
         """Returns the images of the latest rounds."""
@@ -182,3 +181,8 @@ class CondensedServer(FedAvgServer):
             return []
         names = ", ".join(map(str, self._unowned))
         return [self.advice.format(names)]
+
+
+def predict_with_images(server: CondensedServer, client: Client, update: Update) -> None:
+    """Trains the model that the client received on the images of one upload; see `Evidence`."""
+    client.task.load_state_dict(server.trained_on(update.message), strict=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Crowd, Free, Message, MessageSpec, SumSpec, TensorSpec
+from lit_fedad.contracts import Cohort, Free, Message, MessageSpec, SumSpec, TensorSpec
 
 LARGEST_FEATURE = 2.0**12
 """Largest magnitude of a feature that sums have room for."""
@@ -34,7 +34,7 @@ class ChannelSums:
 
     vectors_per_image: int
 
-    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
         """Declares the number of vectors, and sums of their values and squares."""
         shape = _sizes(spec["mean"])
         return {
@@ -43,7 +43,7 @@ class ChannelSums:
             "square": SumSpec(shape, LARGEST_FEATURE**2),
         }
 
-    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
         share = message["count"].double() / (everyone.images * self.vectors_per_image)
         mean = message["mean"].double()
@@ -51,7 +51,7 @@ class ChannelSums:
         return {"count": message["count"], "total": share * mean, "square": share * square}
 
     def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
     ) -> Message:
         """Computes the statistics of all vectors."""
         share = (sums["count"].double() / (everyone.images * self.vectors_per_image)).clamp(min=1e-300)
@@ -72,7 +72,7 @@ class MomentSums:
 
     vectors_per_image: int
 
-    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
         """Declares numbers of vectors, and sums of their values and products."""
         count, mean, covariance = (_sizes(spec[name]) for name in ("count", "mean", "covariance"))
         return {
@@ -81,7 +81,7 @@ class MomentSums:
             "product": SumSpec(covariance, LARGEST_FEATURE**2),
         }
 
-    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums; zeros, of the largest number of sets, where its message holds none."""
         share = message["count"].double()[:, None] / (everyone.images * self.vectors_per_image)
         mean = message["mean"].double()
@@ -89,7 +89,7 @@ class MomentSums:
         return {"count": message["count"], "total": share * mean, "product": share * product}
 
     def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
     ) -> Message:
         """Computes the moments of all vectors; no set where no client has sent one."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]
@@ -109,7 +109,7 @@ class ClusterSums:
 
     vectors_per_image: int
 
-    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
         """Declares sums."""
         vectors, shape = everyone.images * self.vectors_per_image, _sizes(spec["counts"])
         return {
@@ -117,12 +117,12 @@ class ClusterSums:
             "counts": SumSpec(shape, vectors, whole=True),
         }
 
-    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
         """Returns the message, counts as whole numbers."""
         return {"squares": message["squares"], "counts": message["counts"].round().long()}
 
     def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
     ) -> Message:
         """Returns the sums in the form of a message."""
         return {"squares": sums["squares"].clamp(min=0).float(), "counts": sums["counts"].float()}
@@ -142,7 +142,7 @@ class SlotMeans:
     counts_per_image: int
     moments: MomentSums | None
 
-    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
         """Declares sums by slot."""
         most = everyone.images * self.counts_per_image * MOST_STAGES
         shape = _sizes(spec["counts"])
@@ -155,7 +155,7 @@ class SlotMeans:
             form["image_counts"] = SumSpec(shape, everyone.images * MOST_STAGES, whole=True)
         return form | (self.moments.form(_moments(spec), everyone) if self.moments else {})
 
-    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums."""
         counts = message["counts"].double()
         sums = {
@@ -168,7 +168,7 @@ class SlotMeans:
         return sums | (self.moments.addends(_moments(message), own, everyone) if self.moments else {})
 
     def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
     ) -> Message:
         """Computes mean patches; those of a slot without a patch are 0, and count nothing."""
         counts = sums["counts"].double()
@@ -190,7 +190,7 @@ class PrototypeSums:
     Features have length 1. The products are around 0: around the classes' means they do not add up.
     """
 
-    def form(self, spec: MessageSpec, everyone: Crowd) -> dict[str, SumSpec]:
+    def form(self, spec: MessageSpec, everyone: Cohort) -> dict[str, SumSpec]:
         """Declares sums by class, and of products; shares of all images."""
         count, mean, within = (_sizes(spec[name]) for name in ("count", "mean", "within"))
         return {
@@ -199,7 +199,7 @@ class PrototypeSums:
             "product": SumSpec(within, 1.0),
         }
 
-    def addends(self, message: Message, own: Crowd, everyone: Crowd) -> dict[str, Tensor]:
+    def addends(self, message: Message, own: Cohort, everyone: Cohort) -> dict[str, Tensor]:
         """Computes a client's sums; zeros where its message holds none."""
         share = message["count"].double()[..., None] / everyone.images
         total = share * message["mean"].double()
@@ -208,7 +208,7 @@ class PrototypeSums:
         return {"count": message["count"], "total": total, "product": product}
 
     def joined(
-        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Crowd, everyone: Crowd
+        self, sums: Mapping[str, Tensor], spec: MessageSpec, answered: Cohort, everyone: Cohort
     ) -> Message:
         """Computes the statistics of all images; none where no client has sent some."""
         count = sums["count"] if bool(sums["count"].any()) else sums["count"][:0]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Message
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.memory.moments import symmetric
 from lit_fedad.tasks.patches import PatchTask
 

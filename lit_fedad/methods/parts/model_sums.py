@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Message, MessageSpec, SumsExchange, TensorSpec
+from lit_fedad.contracts import LeaveOut, Message, MessageSpec, TensorSpec
 from lit_fedad.memory.moments import Moments, symmetric, upper_triangle
 from lit_fedad.tasks.patches import PatchTask
 
@@ -45,10 +45,11 @@ class HoldsSums(Protocol):
         """Returns the sums."""
 
 
-class ModelSums(SumsExchange[T, HoldsSums]):
+class ModelSums(LeaveOut[T, HoldsSums]):
     """The exchange after the rounds in which clients receive the model, and the sums that it is made of."""
 
     name = "sums"
+    up = False
 
     def broadcast(self, server: HoldsSums, client_id: int) -> Message:
         """Returns model and sums."""

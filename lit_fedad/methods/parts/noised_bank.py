@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_fedad.contracts import Context, Free, ImageSums, Message, MessageSpec, TensorSpec, Update
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
+from lit_fedad.contracts import Context, Free, ImageSums, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest
 from lit_fedad.memory.merge import shared_slots
@@ -159,9 +159,27 @@ class FirstSlots(NoisedProducts):
         server.known = _bank(server.moments, slots, unit.expand(server.slots))
 
 
+def sums_by_slot(client: LoadsBank) -> ImageSums:
+    """Declares sums by slot.
+
+    Raises:
+        UserError: If the task's bank is none of these features.
+    """
+    task = client.task
+    if task.average_pool is not True or task.whiten is None or task.cosine:
+        raise UserError(
+            "federation.privacy: a noised bank looks at features that are averaged in every layer and whitened;"
+            " give task.average_pool=true, task.whiten=0.1 and task.distance=euclidean, as method=federated_bank"
+            " does"
+        )
+    return ImageSlots(task, client.directions, client.frame, task.slots)
+
+
 @dataclass(frozen=True)
 class NoisedSlots(Projected):
     """The exchange of a round: the model and the slots to the clients, noised sums of patches by slot to the server."""
+
+    sums = Sums(by_image=sums_by_slot)
 
     def broadcast(self, server: HoldsBank, client_id: int) -> Message:  # type: ignore[override]
         """Returns the model, and what patches are assigned and measured by."""
@@ -183,21 +201,6 @@ class NoisedSlots(Projected):
         """Loads the model, and keeps the rest for this turn."""
         client.receive(message)
         super().receive(client, message)
-
-    def image_sums(self, client: LoadsBank) -> ImageSums:  # type: ignore[override]
-        """Declares sums by slot.
-
-        Raises:
-            UserError: If the task's bank is none of these features.
-        """
-        task = client.task
-        if task.average_pool is not True or task.whiten is None or task.cosine:
-            raise UserError(
-                "federation.privacy: a noised bank looks at features that are averaged in every layer and whitened;"
-                " give task.average_pool=true, task.whiten=0.1 and task.distance=euclidean, as method=feddymem_noised"
-                " does"
-            )
-        return ImageSlots(task, client.directions, client.frame, task.slots)
 
     def aggregate(self, server: HoldsBank, updates: Mapping[int, Update]) -> None:  # type: ignore[override]
         """Moves slots to the mean of their patches; the nearest that shows takes the place of one that does not."""

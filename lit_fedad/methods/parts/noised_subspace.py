@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lit_fedad.contracts import Exchange, ImageSums, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import residual_basis
@@ -144,18 +144,17 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
 
     def upload_spec(self, client: ProjectsFeatures) -> MessageSpec:
         """Declares the sums."""
-        sums = self.image_sums(client)
-        assert sums is not None
-        return {name: TensorSpec(shape, torch.float64) for name, shape in sums.form().items()}
+        assert self.sums is not None
+        assert self.sums.by_image is not None
+        shapes = self.sums.by_image(client).form()
+        return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
 
 
 @dataclass(frozen=True)
 class NoisedMean(Projected):
     """The exchange that moves the centre to the images' mean."""
 
-    def image_sums(self, client: ProjectsFeatures) -> ImageSums:
-        """Declares means."""
-        return ImageMeans(client.task, client.directions, client.frame)
+    sums = Sums(by_image=lambda client: ImageMeans(client.task, client.directions, client.frame))
 
     def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
         """Moves the centre, along the directions of the frame: others do not matter."""
@@ -174,9 +173,7 @@ class NoisedProducts(Projected):
 
     last: bool = False
 
-    def image_sums(self, client: ProjectsFeatures) -> ImageSums:
-        """Declares products."""
-        return ImageProducts(client.task, client.directions, client.frame)
+    sums = Sums(by_image=lambda client: ImageProducts(client.task, client.directions, client.frame))
 
     def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
         """Rescales the frame, or fits the subspace."""

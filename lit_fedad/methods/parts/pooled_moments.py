@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Additive,
     Context,
     Exchange,
     Free,
     Message,
     MessageSpec,
+    Sums,
     TensorSpec,
     Update,
 )
@@ -159,6 +159,8 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     sets: int
     vectors_per_image: int
     name = "moments"
+    down = False
+    sums = Sums(lambda client: MomentSums(client.task.vectors_per_image))
 
     def send(self, client: MeasuresOnce, loader: DataLoader) -> Message:
         """Returns new moments."""
@@ -171,10 +173,6 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     def validate(self, server: HoldsMoments, client_id: int, update: Update) -> None:
         """Checks count and covariance."""
         check_moments(update, self.sets, self.vectors_per_image, needed=not server.moments)
-
-    def additive(self, client: MeasuresOnce) -> Additive:
-        """Declares sums over all feature vectors."""
-        return MomentSums(self.vectors_per_image)
 
     def aggregate(self, server: HoldsMoments, updates: Mapping[int, Update]) -> None:
         """Adds the moments up."""

@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Additive,
     Client,
     Exchange,
     Message,
     MessageSpec,
     StandardisedTask,
+    Sums,
     Task,
     TensorSpec,
     Update,
@@ -69,6 +69,8 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
     vectors_per_image: int
     shrinkage: float
     name = "statistics"
+    down = False
+    sums = Sums(lambda client: ChannelSums(client.task.vectors_per_image))
 
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Returns ``count``, ``mean`` and ``variance`` [C] over the client's data."""
@@ -90,10 +92,6 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
         """Checks the count."""
         check_count(int(update.message["count"]), update.num_samples * self.vectors_per_image)
 
-    def additive(self, client: Client) -> Additive:
-        """Declares sums over all feature vectors."""
-        return ChannelSums(self.vectors_per_image)
-
     def aggregate(self, server: HoldsStatistics, updates: Mapping[int, Update]) -> None:
         """Pools the statistics of all clients."""
         server.statistics = pool_statistics(updates, self.shrinkage)
@@ -111,6 +109,7 @@ class Prepare(Exchange[Client, HoldsStatistics]):
 
     pooled: bool
     name = "prepare"
+    up = False
 
     def broadcast(self, server: HoldsStatistics, client_id: int) -> Message:
         """Returns ``mean`` and ``scale`` [C], or an empty message."""
@@ -138,7 +137,9 @@ def pool_channels(task: Task) -> PooledStatistics:
     """
     assert isinstance(task, StandardisedTask)
     if whitened(task):
-        raise UserError("task.whiten needs second moments: give METHOD=feddymem, federated_subspace or local")
+        raise UserError(
+            "task.whiten needs second moments: give METHOD=federated_bank, federated_subspace or local"
+        )
     return PooledStatistics(task.vectors_per_image, task.shrinkage)
 
 

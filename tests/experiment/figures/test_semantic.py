@@ -96,7 +96,7 @@ def played(out, *overrides):
     config, fabric = compose([*overrides, f"out={out}"]), make_fabric(accelerator="cpu")
     images = build_images(config)
     model = build_model(config, images.categories, build_public(config, images))
-    partition = with_calibration(config, images, build_partition(config, images), model.client)
+    partition = with_calibration(config, images, build_partition(config, images), model.method)
     data = build_data(config, images, partition, model, fabric, Display(quiet=True))
     federation = build_federation(config, out, model, data, fabric)
     federation.run()

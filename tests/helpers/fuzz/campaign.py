@@ -23,10 +23,10 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.report.html import markdown_table
 
 VARIANTS = {
-    "8 bits": ("feddymem", "fedavg", "fadngs_code"),
+    "8 bits": ("federated_bank", "fedavg", "fadngs_code"),
     "16 bits": ("fadngs", "federated_patchcore"),
-    "two clients": ("fedavg", "feddymem", "dbe", "fadngs", "feddm", "gldp"),
-    "not robust": ("fedavg", "feddymem", "federated_patchcore", "scaffold", "fadngs", "gldp"),
+    "two clients": ("fedavg", "federated_bank", "dbe", "fadngs", "feddm", "gldp"),
+    "not robust": ("fedavg", "federated_bank", "federated_patchcore", "scaffold", "fadngs", "gldp"),
     "median": ("fedavg",),
     "krum": ("fedavg",),
 }
@@ -112,7 +112,7 @@ def skewed(method: str, task: str, seed: int, folder: Path) -> list[str]:
 
 
 def _has_head(method: str) -> bool:
-    sums = ("feddymem", "feddymem_drawn", "feddymem_noised")
+    sums = ("federated_bank",)
     return method not in (*sums, "federated_patchcore", "nearest_neighbour")
 
 

@@ -23,7 +23,7 @@ from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.states import digest_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-METHODS = ("federated_subspace", "fedavg", "feddymem")
+METHODS = ("federated_subspace", "fedavg", "federated_bank")
 Missed = tuple[int, int]
 """Step and client."""
 

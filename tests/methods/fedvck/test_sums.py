@@ -10,8 +10,8 @@ from lit_fedad.audits.statistics import adversary_view
 from lit_fedad.condensation.condense import Descent
 from lit_fedad.condensation.training import CondensedTraining
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.image_sums import HiddenByNoiseError
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedvck_sums import (
     CONSTANT,

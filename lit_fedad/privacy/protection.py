@@ -1,0 +1,54 @@
+"""Puts secure sums and differential privacy around the rounds of a federation."""
+
+from __future__ import annotations
+
+from lit_fedad.federation.loop import Federation
+from lit_fedad.federation.turns import Turns
+from lit_fedad.privacy.dp_sgd import TrainingPrivacy
+from lit_fedad.privacy.image_privacy import ImagePrivacy
+from lit_fedad.privacy.secure_aggregation import SecureSum
+from lit_fedad.privacy.secure_collecting import Parties, Summing
+
+
+def protect(
+    federation: Federation,
+    secure_sum: SecureSum | None = None,
+    privacy: ImagePrivacy | TrainingPrivacy | None = None,
+    noise_key: bytes = b"",
+) -> Federation:
+    """Puts secure sums and noise around a federation's exchanges, before it runs.
+
+    Args:
+        federation: The federation.
+        secure_sum: Settings of secure aggregation, by which the server receives sums alone; None for none.
+        privacy: Settings of differential privacy; None for none.
+        noise_key: The secret that its noise is drawn from.
+
+    Returns:
+        The same federation.
+
+    Raises:
+        UserError: If an exchange needs single messages, or cannot be noised, or the budget would be overdrawn.
+    """
+    method, sampler, clients = federation.method, federation.sampler, federation.clients
+    if secure_sum is not None:
+        secure_sum.check(method, federation.channel, federation.receipt.robust, len(clients))
+        if isinstance(federation.transport, Turns):
+            federation.transport.parties = Parties(federation.fabric, federation.mine)
+    if privacy is not None and privacy.epsilon is not None:
+        held = federation.data.at(federation.rounds)
+        stages = {client: held.stages[client] for client in clients}
+        sizes = {client: held.sizes[client] for client in clients}
+        plan = privacy.plan(method, federation.rounds, stages, sizes, sampler, secure_sum)
+        federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
+    if secure_sum is not None:
+        federation.summing = Summing(
+            secure_sum,
+            method.client,
+            federation.outbox,
+            federation.transport,
+            sampler,
+            federation.names,
+            federation.fabric,
+        )
+    return federation
