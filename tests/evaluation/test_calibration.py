@@ -68,10 +68,13 @@ def test_images_of_a_group_are_left_out_together():
     samples = tuple(Sample(Path(f"patient{one}/{n}.png"), "nut") for n, one in enumerate(owner))
     images, partition = ImageSet("drawn", samples, ()), Partition((tuple(range(7)),))
     fabric = Fabric(accelerator="cpu", devices=1)
-    scores = CalibrationScores(images, partition, Module(), fabric, 100, group=r"patient\d+")
+    client = Sums()
+    scores = CalibrationScores(
+        images, partition, Module(), fabric, 100, group=r"patient\d+", leave_out=client
+    )
     groups = {one: sum(float(VALUES[n]) for n in range(7) if owner[n] == one) for one in owner}
     alone = [abs(float(VALUES.sum()) - groups[owner[n]] - float(VALUES[n])) for n in range(7)]
-    assert scores(Sums(), 0)["nut"].to_json() == counts(alone)
+    assert scores(client, 0)["nut"].to_json() == counts(alone)
 
 
 def test_every_image_is_scored_once_and_the_model_is_whole_again():
@@ -98,15 +101,19 @@ def test_images_that_were_held_out_are_scored_by_the_model_as_it_is():
 
 @pytest.mark.parametrize("calibration", [(), ((),)])
 def test_a_client_that_holds_none_out_has_no_scores(calibration):
-    client = SimpleNamespace(exchanges=SimpleNamespace(sums=None))
-    assert scores_of(Partition((tuple(range(7)),), calibration=calibration), client) == {}
+    partition = Partition((tuple(range(7)),), calibration=calibration)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    assert CalibrationScores(IMAGES, partition, Module(), fabric)(Sums(), 0) == {}
 
 
 def test_folds_are_the_seeds():
     fabric = Fabric(accelerator="cpu", devices=1)
     found = [
-        CalibrationScores(IMAGES, Partition((tuple(range(7)),)), Module(), fabric, 2, seed)(Sums(), 0)
+        CalibrationScores(IMAGES, Partition((tuple(range(7)),)), Module(), fabric, 2, seed, leave_out=client)(
+            client, 0
+        )
         for seed in (0, 0, 1)
+        for client in [Sums()]
     ]
     values = [np.concatenate([part.bins.numpy() for part in one.values()]) for one in found]
     assert np.array_equal(values[0], values[1])

@@ -142,11 +142,11 @@ def test_distributed_shares_add_up_to_the_central_noise():
         ),
         ({"stage": 1}, "data that come in stages"),
         (
-            {"rounds": 0, "client": type("Silent", (), {"exchanges": Exchanges((), ())})},
+            {"rounds": 0, "method": Method(None, None, Exchanges((), ()))},
             "nothing is sent",
         ),
         (
-            {"client": type("Other", (), {"exchanges": Exchanges((Sends(None),))})},
+            {"method": Method(None, None, Exchanges((Sends(None),)))},
             "no sum over images",
         ),
         ({"delta": 0.5}, "federation.privacy.delta"),

@@ -21,6 +21,7 @@ def play(federate, task, data, rounds=3, **overrides):
         task=task,
         data=data,
         rounds=rounds,
+        client={"drawn": True},
         server=LLOYD,
         **overrides,
     )
@@ -58,9 +59,9 @@ def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
     names = [exchange.name for exchange in exchanges_of(FederatedBankClient(summed_bank(), drawn=True)).setup]
     assert names == ["moments"]
     with pytest.raises(UserError, match=r"method\.client\.min_images"):
-        FederatedBankClient(summed_bank(), min_images=1)
+        FederatedBankClient(summed_bank(), drawn=True, min_images=1)
     with pytest.raises(UserError, match="of sums: give task=memory_bank_sums"):
-        FederatedBankClient(summed_bank(reduce=SlotReduce()))
+        FederatedBankClient(summed_bank(reduce=SlotReduce()), drawn=True)
     data = {client: make_loader(4, client) for client in range(3)}
     server = {"aggregation": KMeansAggregation(weighted=True)}
     with pytest.raises(UserError, match="exchange 'train', not their sum"):
@@ -69,6 +70,7 @@ def test_only_sums_can_begin_with_a_drawn_memory(federate, make_loader):
             FederatedBankServer,
             task=summed_bank(),
             data=data,
+            client={"drawn": True},
             server=server,
             secure_sum=SecureSum(),
         )

@@ -51,7 +51,7 @@ def play(
         folder=folder,
         secure_sum=secure_sum,
         sampler=ClientSampler(on_failure="skip"),
-        client={"noised_directions": DIRECTIONS, "min_images": min_images},
+        client={"drawn": True, "noised_directions": DIRECTIONS, "min_images": min_images},
         server={"aggregation": LloydAggregation()},
         privacy=ImagePrivacy(epsilon=epsilon, **privacy),
         noise_key=KEY,
@@ -186,7 +186,7 @@ def test_an_infinite_budget_is_the_plain_run(federate, data):
         task=bank(),
         data=data,
         rounds=2,
-        client={"noised_directions": DIRECTIONS},
+        client={"drawn": True, "noised_directions": DIRECTIONS},
         server={"aggregation": LloydAggregation()},
     )
     endless = play(federate, data, rounds=2, epsilon=None)

@@ -49,9 +49,7 @@ class OneSum:
     def upload_spec(client):
         return {"sum": None}
 
-    @staticmethod
-    def image_sums(client):
-        return type("Form", (), {"form": lambda self: {"sum": (2,)}})()
+    sums = Sums(by_image=lambda client: type("Form", (), {"form": lambda self: {"sum": (2,)}})())
 
 
 def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
@@ -61,12 +59,12 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
     affordable = sum(noise.plan.epsilon(count) <= budget for count in range(1, 20))
     assert 1 <= affordable < 19
     for one in asked[:affordable]:
-        noise.pay(Sums, None, one)
-        noise.pay(Sums, None, one)
+        noise.pay(OneSum, None, one)
+        noise.pay(OneSum, None, one)
     again = OwnNoise(noise.plan, tmp_path, "images", Ledger(tmp_path / LEDGER))  # the site was started anew
-    again.pay(Sums, None, asked[0])
+    again.pay(OneSum, None, asked[0])
     with pytest.raises(UserError, match=r"this order needs epsilon .* the budget is 4"):
-        again.pay(Sums, None, asked[affordable])
+        again.pay(OneSum, None, asked[affordable])
     assert len(json.loads((tmp_path / "noised.json").read_text())) == affordable
 
 
@@ -79,12 +77,12 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path):
     )
     asked = Asked("configuration", 1, 0, "message", "state")
     for noise in (first, third):
-        noise.pay(Sums, None, asked)
+        noise.pay(OneSum, None, asked)
     spent = first.plan.epsilon(1)
     assert ledger.spent == {"first": (spent, first.plan.settings.delta)}
     assert 1 < spent < 2
     with pytest.raises(UserError, match=f"this site has epsilon {2 - spent:.4g} left of 2"):
-        second.pay(Sums, None, asked)
+        second.pay(OneSum, None, asked)
 
 
 def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(tmp_path):
