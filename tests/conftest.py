@@ -128,12 +128,12 @@ def make_loader():
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
-    """Folder of a complete two-client FedDyMem run on textures; the textures lie beside it in ``data``."""
+    """Folder of a complete two-client run of the federated bank on textures; the textures lie beside it in ``data``."""
     from lit_fedad.core.config import compose
     from lit_fedad.experiment.train import train
 
     home = tmp_path_factory.mktemp("tiny")
-    settings = ["debug=seconds", "tracking=off", "cache.enabled=false"]
+    settings = ["method=federated_bank", "debug=seconds", "tracking=off", "cache.enabled=false"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*RANDOM weights")
         train(compose([*settings, f"data.root={home / 'data'}", f"out={home / 'run'}"]), quiet=True)

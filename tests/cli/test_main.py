@@ -191,6 +191,7 @@ def test_options_lists_groups_and_choices(say):
 def test_training_and_showing_it_again(say, tmp_path):
     arguments = [
         "train",
+        "method=federated_bank",
         "debug=seconds",
         "tracking=off",
         "rounds=1",

@@ -69,8 +69,8 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
     auroc = result["last"]["i_auroc"]
     worst = [number for number, value in auroc["per_client"].items() if value == auroc["worst"]]
     for line in (
-        "# feddymem anomaly detector, textures, client 1",
-        "| method | feddymem (FedDyMem, arXiv 2502.21012) |",
+        "# federated_bank anomaly detector, textures, client 1",
+        "| method | federated_bank (none: k-means and second moments of patches; image scores of SubspaceAD, arXiv 2602.23013) |",
         f"SHA-256 {result['backbone']['sha256']}",
         "**Its backbone has random weights",
         f"| I-AUROC | {auroc['per_client']['1']:.3f} | {auroc['mean']:.3f} | {auroc['worst']:.3f}"
@@ -95,11 +95,11 @@ def test_the_card_says_what_the_run_says(exported, tiny_run):
 def test_a_hub_reads_the_cards_metadata(exported, tiny_run):
     card, last = ModelCard.load(exported / "model_card.md"), RunFolder(tiny_run).result()["last"]
     assert card.data.library_name == "lit_fedad"
-    assert card.data.tags == ["anomaly-detection", "federated-learning", "feddymem"]
+    assert card.data.tags == ["anomaly-detection", "federated-learning", "federated_bank"]
     means = {found.metric_type: found.metric_value for found in card.data.eval_results}
     assert means["i_auroc"] == last["i_auroc"]["mean"]
     assert means.keys() == {name for name in last if name != "round" and last[name]["mean"] is not None}
-    assert card.text.lstrip().startswith("# feddymem anomaly detector")
+    assert card.text.lstrip().startswith("# federated_bank anomaly detector")
 
 
 @pytest.mark.slow

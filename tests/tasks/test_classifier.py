@@ -125,7 +125,7 @@ def test_learns_under_a_plain_trainer():
     ],
 )
 def test_configurations(option, classes, parameters):
-    config = compose([*f"task={option}".split(), "~backbone", "image.size=28"])
+    config = compose(["method=fedavg", *f"task={option}".split(), "~backbone", "image.size=28"])
     task = build(config["task"], classes=classes)
     assert task.kind == "classification"
     assert sum(parameter.numel() for parameter in task.parameters()) == parameters
