@@ -5,11 +5,12 @@ All methods that share parameters extend FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
@@ -30,7 +31,9 @@ from lit_fedad.contracts import (
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
+from lit_fedad.methods.parts.functional import trainable
 from lit_fedad.methods.parts.pooled_statistics import Prepare, pool_channels, standardised
+from lit_fedad.methods.parts.server_optimizers import stepped
 
 Buffers = Literal["mean", "local"]
 
@@ -164,18 +167,27 @@ class FedAvgServer(Server):
 
     Args:
         client: A client, for the initial weights.
+        server_optimizer: Builds the optimiser that takes the clients' mean change for a gradient (FedAvgM, FedAdam,
+            FedYogi, FedAdagrad); None replaces the weights by the mean. Entries that do not train are averaged.
 
     Attributes:
         weights: The global model, as broadcast.
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("weights", "statistics")
+    kept: ClassVar[tuple[str, ...]] = ("weights", "statistics", "server_optimizer_state")
     merges_sums = True
 
-    def __init__(self, client: FedAvgClient) -> None:
+    def __init__(
+        self,
+        client: FedAvgClient,
+        server_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    ) -> None:
         super().__init__()
         self.weights = client.shared_state()
+        self.server_optimizer = server_optimizer
+        self.server_optimizer_state: dict[str, Any] = {}
+        self.trained = [name for name in self.weights if name in trainable(client.task)]
         self.statistics: Message = {}
 
     def broadcast(self, client_id: int) -> Message:
@@ -183,8 +195,15 @@ class FedAvgServer(Server):
         return self.weights
 
     def aggregate(self, updates: Mapping[int, Update]) -> None:
-        """Averages the clients' weights: ``W = sum_n z_n W_n``."""
-        self.weights = weighted_mean(updates)
+        """Averages the clients' weights, ``sum_n z_n W_n``, and moves W to them, or towards them by an optimiser."""
+        merged = weighted_mean(updates)
+        if self.server_optimizer is not None:
+            before = {name: self.weights[name] for name in self.trained}
+            moved, self.server_optimizer_state = stepped(
+                self.server_optimizer, self.server_optimizer_state, before, merged
+            )
+            merged |= moved
+        self.weights = merged
 
 
 def exchanges(client: FedAvgClient) -> Exchanges:

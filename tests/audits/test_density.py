@@ -50,7 +50,7 @@ def test_a_finished_run_gives_the_report_of_its_end(tmp_path, capsys):
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
 def test_a_run_without_densities_is_one_line(tiny_run):
     with pytest.raises(
-        UserError, match=r"method feddymem shares no densities.*attack=inversion and attack=lira"
+        UserError, match=r"method federated_bank shares no densities.*attack=inversion and attack=lira"
     ) as e:
         correlate(reopen(str(tiny_run)))
     assert "\n" not in str(e.value)

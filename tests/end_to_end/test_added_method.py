@@ -24,7 +24,7 @@ def block(kind: str, beginning: str) -> str:
         text for text in re.findall(rf"```{kind}\n(.*?)```", DOCS.read_text(), re.DOTALL) if beginning in text
     ]
     assert found, f"docs/extend.md has no {kind} block with {beginning!r}"
-    return found[0].replace("lit_fedad.methods.fedavgm", "fedavgm")
+    return found[0].replace("lit_fedad.methods.fedmomentum", "fedmomentum")
 
 
 @pytest.fixture
@@ -32,30 +32,30 @@ def added(tmp_path, monkeypatch):
     """The file and the YAML, in place; nothing else changes."""
     code, conf = tmp_path / "code", tmp_path / "conf"
     code.mkdir()
-    (code / "fedavgm.py").write_text(block("python", "class FedAvgMServer"))
+    (code / "fedmomentum.py").write_text(block("python", "class MomentumServer"))
     shutil.copytree(config.conf_folder(), conf)
-    (conf / "method" / "fedavgm.yaml").write_text(block("yaml", "fedavgm"))
+    (conf / "method" / "fedmomentum.yaml").write_text(block("yaml", "fedmomentum"))
     monkeypatch.syspath_prepend(str(code))
-    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "fedavgm")  # it lies outside of lit_fedad.methods here
+    monkeypatch.setenv("LIT_FEDAD_PACKAGES", "fedmomentum")  # it lies outside of lit_fedad.methods here
     monkeypatch.setattr(config, "conf_folder", lambda: conf)
     yield code
-    sys.modules.pop("fedavgm", None)
+    sys.modules.pop("fedmomentum", None)
 
 
 def test_its_test_passes(added):
     """As it stands in the docs."""
-    (added / "test_fedavgm.py").write_text(block("python", "def test_three_rounds_by_hand"))
-    assert pytest.main([str(added / "test_fedavgm.py"), "-q", "-p", "no:cacheprovider"]) == 0
+    (added / "test_fedmomentum.py").write_text(block("python", "def test_three_rounds_by_hand"))
+    assert pytest.main([str(added / "test_fedmomentum.py"), "-q", "-p", "no:cacheprovider"]) == 0
 
 
 def test_only_tasks_without_weights_are_refused(added):
-    assert {task for task in TASKS if refusal("fedavgm", task)} == WITHOUT_WEIGHTS
+    assert {task for task in TASKS if refusal("fedmomentum", task)} == WITHOUT_WEIGHTS
 
 
 def test_it_is_offered_and_names_its_nearest(added):
-    assert "fedavgm" in config.choices("method")
-    with pytest.raises(UserError, match="did you mean 'fedavgm'"):
-        config.compose(["method=fedavgmm"])
+    assert "fedmomentum" in config.choices("method")
+    with pytest.raises(UserError, match="did you mean 'fedmomentum'"):
+        config.compose(["method=fedmomentumm"])
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_it_is_offered_and_names_its_nearest(added):
 )
 def test_it_plays_all_of_its_pairs(added, play_pair, task):
     """Half of the clients a round, one that fails, an interruption, and new images, as every method is tested."""
-    play_pair("fedavgm", task)
+    play_pair("fedmomentum", task)

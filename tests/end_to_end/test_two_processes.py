@@ -44,7 +44,7 @@ def test_a_second_command_on_a_folder_is_refused(lab, tmp_path, outcome, differe
 
     given = lab.train_with([Meanwhile(second)], tmp_path / "run")
     assert len(refusals) == 1
-    assert differences(outcome(given), outcome(lab.finished("method=federated_bank")[1])) == []
+    assert differences(outcome(given), outcome(lab.finished("method=feddymem")[1])) == []
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 0
 
 

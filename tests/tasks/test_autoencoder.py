@@ -127,7 +127,14 @@ def test_encoder_and_decoder_make_up_the_state():
 @pytest.mark.parametrize("size", [32, 64, 224])
 def test_configuration(size):
     config = compose(
-        ["method=fedavg", "task=autoencoder", "~backbone", f"image.size={size}", "image.resize=null", "encoder.depth=18"]
+        [
+            "method=fedavg",
+            "task=autoencoder",
+            "~backbone",
+            f"image.size={size}",
+            "image.resize=null",
+            "encoder.depth=18",
+        ]
     )
     task = build(config["task"])
     prediction = task.eval().predict_step({"image": torch.zeros(1, 3, size, size)})
@@ -138,5 +145,7 @@ def test_configuration(size):
 
 def test_images_normalised_otherwise_are_scored_likewise():
     half = "[0.5,0.5,0.5]"
-    config = compose(["method=fedavg", "task=autoencoder", "~backbone", f"+image.mean={half}", f"+image.std={half}"])
+    config = compose(
+        ["method=fedavg", "task=autoencoder", "~backbone", f"+image.mean={half}", f"+image.std={half}"]
+    )
     assert config["task"]["mean"] == config["task"]["std"] == [0.5, 0.5, 0.5]

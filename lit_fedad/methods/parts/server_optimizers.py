@@ -1,0 +1,97 @@
+"""Optimisers of a server that takes the mean change of its clients for a gradient (Reddi et al., ICLR 2021, Alg. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_fedad.core.bounds import above, at_least, within
+
+Rule = Literal["adagrad", "adam", "yogi"]
+
+
+class Adaptive(torch.optim.Optimizer):
+    """FedAdagrad, FedAdam and FedYogi: ``x -= eta m / (sqrt(v) + tau)``, without a correction of bias.
+
+    ``m = beta_1 m + (1 - beta_1) g``, and v, which begins at tau^2, is ``v + g^2`` (adagrad),
+    ``beta_2 v + (1 - beta_2) g^2`` (adam) or ``v - (1 - beta_2) g^2 sign(v - g^2)`` (yogi).
+
+    Args:
+        params: The weights.
+        lr: Learning rate eta.
+        beta1: Share of the last m.
+        beta2: Share of the last v; of no matter to adagrad.
+        tau: Degree of adaptivity.
+        rule: How v follows the squares.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        rule: Rule = "adam",
+    ) -> None:
+        section = "method.server.server_optimizer"
+        above(section, 0, lr=lr, tau=tau)
+        at_least(section, 0, beta1=beta1, beta2=beta2)
+        within(section, 0, 1, beta1=beta1, beta2=beta2)
+        self.rule = rule
+        super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Moves every weight that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["m"] = torch.zeros_like(weight)
+                    state["v"] = torch.full_like(weight, group["tau"] ** 2)
+                state["m"].lerp_(weight.grad, 1 - group["beta1"])
+                state["v"] = self._second(state["v"], weight.grad.square(), group["beta2"])
+                weight -= group["lr"] * state["m"] / (state["v"].sqrt() + group["tau"])
+
+    def _second(self, v: Tensor, squares: Tensor, beta: float) -> Tensor:
+        if self.rule == "adagrad":
+            return v + squares
+        if self.rule == "adam":
+            return beta * v + (1 - beta) * squares
+        return v - (1 - beta) * squares * (v - squares).sign()
+
+
+def stepped(
+    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    state: dict[str, Any],
+    weights: dict[str, Tensor],
+    merged: dict[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Takes one step of a server's optimiser, with the clients' mean change as negative gradient.
+
+    Args:
+        make: Builds the optimiser of some weights.
+        state: Its state after the last step; empty before the first.
+        weights: The weights W that clients received and trained, by name.
+        merged: Their mean after training.
+
+    Returns:
+        The new weights by name, and the optimiser's state.
+    """
+    moving = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
+    optimizer = make(moving.values())
+    if state:
+        optimizer.load_state_dict(state)
+    for name, parameter in moving.items():
+        parameter.grad = weights[name] - merged[name]
+    optimizer.step()
+    return {name: parameter.detach() for name, parameter in moving.items()}, optimizer.state_dict()

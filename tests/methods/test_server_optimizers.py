@@ -1,0 +1,66 @@
+"""Server optimisers, by hand: clients of 10 and 30 images send 1 and 5, so that the mean is 4 in every round."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_fedad.contracts import Context, Task, Update
+from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.server_optimizers import Adaptive
+
+
+class OneWeight(Task):
+    num_features = 1
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("running", torch.zeros(1))
+
+
+def message(value):
+    return {"weight": torch.tensor([value]), "running": torch.tensor([value])}
+
+
+def played(make, rounds=3):
+    """Weights by round, with a new server in each, as after an interruption."""
+    state, weights = None, []
+    for number in range(1, rounds + 1):
+        server = FedAvgServer(FedAvgClient(OneWeight()), make)
+        if state:
+            write_kept(server, state)
+        server.begin(Context(seed=0, round=number))
+        server.aggregate({0: Update(message(1.0), 10), 1: Update(message(5.0), 30)})
+        state = read_kept(server)
+        weights.append(server.broadcast(0)["weight"].item())
+        assert server.broadcast(0)["running"].item() == 4.0  # what does not train is averaged
+    return weights
+
+
+# FedAvgM with beta = 1/2: v = -4, -2, then -1/2 * 2 + (6 - 4) = 1.
+@pytest.mark.parametrize(("momentum", "expected"), [(0.5, [4.0, 6.0, 5.0]), (0.0, [4.0, 4.0, 4.0])])
+def test_fedavgm_is_sgd_with_momentum(momentum, expected):
+    assert played(partial(torch.optim.SGD, lr=1.0, momentum=momentum)) == expected
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
+def test_adaptive_rules_by_independent_arithmetic(rule):
+    eta, beta1, beta2, tau = 0.5, 0.8, 0.9, 0.1
+    x, m, v, expected = 0.0, 0.0, tau**2, []
+    for _ in range(3):
+        change = 4.0 - x  # Delta of Alg. 2
+        m = beta1 * m + (1 - beta1) * change
+        square = change**2
+        v = {
+            "adagrad": v + square,
+            "adam": beta2 * v + (1 - beta2) * square,
+            "yogi": v - (1 - beta2) * square * np.sign(v - square),
+        }[rule]
+        x = x + eta * m / (np.sqrt(v) + tau)
+        expected.append(x)
+    found = played(partial(Adaptive, lr=eta, beta1=beta1, beta2=beta2, tau=tau, rule=rule))
+    assert found == pytest.approx(expected, rel=1e-5)
