@@ -331,7 +331,7 @@ def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
     name = "projection.0.weight"
     mean = sum(size * server.last_merge.local[c][name] for c, size in enumerate(sizes))
     torch.testing.assert_close(server.last_merge.averaged[name], mean)
-    assert set(read_kept(server)) == {"weights", "statistics", "densities"}
+    assert set(read_kept(server)) == {"weights", "statistics", "server_optimizer_state", "densities"}
 
 
 @pytest.mark.slow
