@@ -127,6 +127,7 @@ def describe(run: Run) -> dict[str, str]:
     private = {} if plan is None else {"privacy": in_words(plan.summary(plan.releases))}
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
+        **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         "task": type(run.model.task).__name__,
         "data": f"{data.images.name}: {len(data.images.train)} training, {len(data.images.test)} test images",
         "clients": f"{len(sizes)} with {', '.join(map(str, sizes))} images",

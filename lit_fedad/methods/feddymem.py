@@ -1,8 +1,9 @@
 """FedDyMem: clients share a small bank of normal patch features instead of weights (arXiv 2502.21012).
 
-The default shares sums over all patches, and trains nothing; `feddymem_trained` has heads (docs/feddymem.md). The
-method as printed in the paper, `feddymem_literal`, collapses: FedDyMem Eq. 14, FedDyMem Eq. 15 and FedDyMem Eq. 16
-average slots by position, but k-means returns them in arbitrary order.
+Each client trains a personal head against the shared memory, and sends its patches compressed to a memory; the server
+clusters these to the next one. The method as printed in the paper, `feddymem_literal`, collapses: FedDyMem Eq. 14,
+FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means returns them in arbitrary order.
+`lit_fedad.methods.federated_bank` extends client and server to a bank of sums without a head.
 """
 
 from __future__ import annotations

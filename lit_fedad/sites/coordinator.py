@@ -283,6 +283,7 @@ def _describe(
     )
     return {
         "method": f"{config['method']['name']} ({config['method']['paper']})",
+        **({"settings": config["method"]["under"]} if config["method"].get("under") else {}),
         "task": type(model.task).__name__,
         "sites": sites,
         "backbone": f"{model.provenance['name']}, weights {model.provenance['taken']}",
