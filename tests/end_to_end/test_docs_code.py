@@ -80,15 +80,15 @@ def test_the_readmes_method_is_fedavg_without_its_term(lab, added, tmp_path):
 
 @pytest.mark.slow
 def test_the_exchange_of_its_own_reports_a_distance(lab, added, tmp_path):
-    settings = block("docs/extend.md", "yaml", "FedAvgMServer")
+    settings = block("docs/extend.md", "yaml", "MomentumServer")
     for old, new in (
-        ("fedavg.FedAvgClient", "feature_spread.SpreadClient"),
-        ("fedavgm.FedAvgMServer", "feature_spread.SpreadServer"),
-        ("fedavgm", "feature_spread"),
+        ("fedavg.exchanges", "feature_spread.exchanges"),
+        ("fedmomentum.MomentumServer", "feature_spread.SpreadServer"),
+        ("fedmomentum", "feature_spread"),
     ):
         settings = settings.replace(old, new)
     settings = "\n".join(line for line in settings.splitlines() if "momentum:" not in line)
-    added("feature_spread", block("docs/extend.md", "python", "class SpreadClient"), "method", settings)
+    added("feature_spread", block("docs/extend.md", "python", "class SpreadServer"), "method", settings)
     result = lab.train(tmp_path / "run", "method=feature_spread")
     distances = [scalars["feature_spread"] for scalars in result["scalars"] if "feature_spread" in scalars]
     assert distances
