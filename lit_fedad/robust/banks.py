@@ -1,7 +1,7 @@
 """A rule for banks: sets of vectors, of which a server keeps those that other clients hold alike.
 
 Honest clients differ, each with its own kinds of normal, so that a vector unlike all others is not yet a lie. What
-tells a lie from a new kind of normal was measured (docs/robust.md): half of an honest client's patches are about as
+tells a lie from a new kind of normal was measured (docs/lab/robust.md): half of an honest client's patches are about as
 near to what others hold as vectors of one bank are to each other, while patches of defects are farther.
 """
 
