@@ -310,7 +310,7 @@ class Scenes:
 
         mean = picture.mean((2, 3), keepdim=True)
         picture = (picture - mean) * about(1, 0.25) + mean * about(1, 0.15, channels=3) + about(0, 0.08)
-        across, down = _coordinates(self.size, picture.device)
+        across, down = _pixel_places(self.size, picture.device)
         picture = picture * (1 + about(0, 0.2) * across + about(0, 0.2) * down)
         picture = _blurred(picture, 0.25 * float(torch.rand((), generator=generator, device=picture.device)))
         noise = torch.randn(picture.shape, generator=generator, device=picture.device)
@@ -326,7 +326,7 @@ def _body(number: int, side: int, generator: torch.Generator) -> tuple[Tensor, T
     def even(low: float, high: float) -> Tensor:
         return _even(number, low, high, generator)
 
-    x, y = _coordinates(side, generator.device)
+    x, y = _pixel_places(side, generator.device)
     dx, dy, turn, stretch = x - even(-0.8, 0.8), y - even(-0.8, 0.8), even(0, math.pi), 2 ** even(-1, 1)
     along = (dx * turn.cos() + dy * turn.sin()) / stretch
     across = (dy * turn.cos() - dx * turn.sin()) * stretch
@@ -351,7 +351,7 @@ def _blurred(pictures: Tensor, share: float) -> Tensor:
     return F.conv2d(across, taps.view(1, 1, 3, 1).expand(channels, 1, 3, 1), padding=(1, 0), groups=channels)
 
 
-def _coordinates(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pixel_places(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Computes the column and row of each pixel, in [-1, 1]."""
     centres = (torch.arange(side, device=device) + 0.5) / side * 2 - 1
     return centres, centres[:, None]

@@ -34,7 +34,6 @@ STREAM = (
 RUNS = {
     "feddymem": ("method=federated_bank",),
     "feddymem_cosine": ("method=federated_bank", "task.distance=cosine"),
-    "feddymem_close": ("method=feddymem_close",),
     "feddymem_literal": ("method=feddymem_literal",),
     "federated_patchcore": ("method=federated_patchcore",),
     "nearest_neighbour": ("method=nearest_neighbour", "partition=pooled", "~partition.clients"),

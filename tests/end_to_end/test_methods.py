@@ -266,7 +266,10 @@ def test_methods_differ_where_they_should(lab):
     assert literal["elements_up"] == [2 * memory // 4] * 3
     assert all(2 * memory < sent < 2 * memory + 1000 for sent in literal["bytes_up"])
     assert literal["bytes_down"][0] == 0
-    losses = {m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"] for m in ("feddymem", "local")}
+    losses = {
+        m: lab.finished(f"method={m}")[1]["scalars"][-1]["loss"]
+        for m in ("feddymem", "feddymem_literal", "local")
+    }
     assert len(set(losses.values())) == 3
 
 

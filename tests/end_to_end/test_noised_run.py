@@ -42,7 +42,7 @@ def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch, method, sum
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-@pytest.mark.parametrize("method", ["federated_bank", "fedavg"])
+@pytest.mark.parametrize("method", ["feddymem", "fedavg"])
 def test_methods_whose_exchanges_cannot_be_noised_say_so(tmp_path, method):
     places = [f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'run'}", "tracking=off"]
     with pytest.raises(UserError, match=r"is no sum over images .* docs/privacy\.md") as refused:
