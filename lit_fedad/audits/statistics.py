@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lit_fedad.audits.lira import confidence
 from lit_fedad.contracts import (
     Client,
-    Exchange,
     ImageSums,
     Message,
     Update,
+    image_sums_of,
     nothing_to_attack,
 )
 from lit_fedad.core.errors import UserError
@@ -122,11 +122,11 @@ def sent_statistics(
     each = _Each(federation, examples, load, size)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
-        sums, clip = _by_image(exchange, federation.client), exchange.plan.settings.clip
+        sums, clip = image_sums_of(exchange, federation.client), exchange.plan.settings.clip
         assert sums is not None
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     found = {}
-    plain = _by_image(exchange, federation.client)
+    plain = image_sums_of(exchange, federation.client)
     if message and plain is not None and plain.form().keys() == message.keys():
         found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
     if isinstance(task, MemoryBank) and len(message.get("memory", ())):
@@ -307,10 +307,6 @@ def update_directions(
     wanted = nn.functional.one_hot(labels, logits.shape[1]).double() - logits.double().softmax(1)
     length = (weight.double().square().sum() + bias.double().square().sum()).sqrt().clamp(min=1e-12)
     return (wanted * (features.double() @ weight.double().T + bias.double())).sum(1) / length
-
-
-def _by_image(exchange: Exchange, client: Client) -> ImageSums | None:
-    return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
 
 
 class _Each:

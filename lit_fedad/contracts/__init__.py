@@ -13,6 +13,7 @@ from lit_fedad.contracts.exchange import (
     Idle,
     LeaveOut,
     Method,
+    image_sums_of,
     merges_sums,
     nothing_to_attack,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Update",
     "WeightedMeans",
     "class_list",
+    "image_sums_of",
     "merges_sums",
     "nothing_to_attack",
     "senders",

@@ -18,7 +18,7 @@ from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 from lit_fedad.contracts.server import Server
-from lit_fedad.contracts.sums import Sums
+from lit_fedad.contracts.sums import ImageSums, Sums
 from lit_fedad.core.errors import UserError
 
 C = TypeVar("C", contravariant=True)  # the method's client
@@ -114,6 +114,11 @@ def merges_sums(exchange: Exchange, server: Server) -> bool:
     """Returns whether an exchange's server comes to the same from the sum of messages as from each."""
     forwards = type(exchange).aggregate is Exchange.aggregate
     return exchange.sums is not None and (server.merges_sums if forwards else True)
+
+
+def image_sums_of(exchange: Exchange, client: Client) -> ImageSums | None:
+    """Returns the sums over images of an exchange, if each image's part of them can be bounded; else None."""
+    return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
 
 
 class Idle(Exchange[Any, Any]):

@@ -155,7 +155,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 def _fit_protection(composed: DictConfig, overrides: Sequence[str], debug: bool) -> DictConfig:
     """Composes anew with what the method brings for secure sums or noise (``method.under``), where there is some."""
     brought = composed.method.get("under")
-    if brought is None:
+    if not isinstance(brought, DictConfig):
         return composed
     privacy = composed.federation.get("privacy")
     noised = privacy is not None and privacy.get("epsilon") is not None

@@ -220,6 +220,11 @@ def build_model(
             client=client,
             **{name: held for name, held in kept.items() if takes(config["method"]["server"], name)},
         )
+        if "exchanges" not in config["method"]:
+            raise UserError(
+                f"method {config['method']['name']}: its YAML names no method.exchanges; give the function that lists"
+                " them, such as {_target_: lit_fedad.methods.fedavg.exchanges}"
+            )
         exchanges = build(config["method"]["exchanges"], client=client)
     client.eval()
     frozen = frozen_encoder(task)

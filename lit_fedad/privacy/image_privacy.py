@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from lit_fedad.contracts import Client, Exchange, Exchanges, ImageSums, Method, merges_sums
+from lit_fedad.contracts import Client, Exchange, Exchanges, Method, image_sums_of, merges_sums
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
@@ -90,7 +90,7 @@ class ImagePrivacy:
         assert self.epsilon is not None
         client, exchanges = method.client, method.exchanges.under_noise
         for exchange in sending(replace(method, exchanges=exchanges)):
-            if _by_image(exchange, client) is None or not merges_sums(exchange, method.server):
+            if image_sums_of(exchange, client) is None or not merges_sums(exchange, method.server):
                 raise UserError(
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
                     " whose parts can be bounded; give a method that docs/privacy.md names, or federation/privacy=null"
@@ -200,13 +200,9 @@ def in_words(summary: dict[str, float | int | str | bool]) -> str:
     )
 
 
-def _by_image(exchange: Exchange, client: Client) -> ImageSums | None:
-    return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
-
-
 def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
     """Counts the exchanges in which something of images is released."""
-    sums = [_by_image(exchange, client) for exchange in exchanges]
+    sums = [image_sums_of(exchange, client) for exchange in exchanges]
     return sum(bool(one.form()) for one in sums if one is not None)
 
 
