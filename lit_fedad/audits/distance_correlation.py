@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.figures.embedding import (
@@ -29,7 +30,6 @@ from lit_fedad.federation.client_query import LocalQuery
 from lit_fedad.federation.loop import Federation
 from lit_fedad.methods.fadngs import COVARIANCE, MEAN, FADngsClient, FADngsServer
 from lit_fedad.report.audit_figures import draw_correlation_heatmap
-from lit_fedad.report.files import whole_file
 
 # Centred distances below this share of the distances themselves are rounding, not spread.
 _ROUNDING = 1e-12
@@ -221,7 +221,7 @@ def report_privacy(
     found = density_privacy(joined[MEAN], joined[COVARIANCE], raw, draw)
     tables = {"r_squared": found.r_squared, "r": found.r, "corrected": found.corrected}
     draw_correlation_heatmap(figures / "distance_correlation.png", found.names, *tables.values())
-    with whole_file(figures / "distance_correlation.json") as part:
+    with atomic(figures / "distance_correlation.json") as part:
         numbers = {name: table.tolist() for name, table in tables.items()}
         part.write_text(json.dumps({"names": found.names, "images": sum(map(len, raw)), **numbers}, indent=1))
     rows = {"shared": found.names.index("shared densities"), "noise": found.names.index("Gaussian 1")}

@@ -19,6 +19,7 @@ from lit_fedad.contracts.randomness import derive_seed
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.config import identity
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.data.datamodule import Batch
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
@@ -38,7 +39,6 @@ from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.privacy.image_privacy import KEY_FILE
 from lit_fedad.privacy.noised_sums import Noised
 from lit_fedad.report.console import Display
-from lit_fedad.report.files import whole_file
 
 NonMembers = Literal["train", "test"]
 Side = Literal["sent", "received"]
@@ -212,7 +212,7 @@ class _Observer(FederationCallback):
         """Writes all that was seen so far, so that an interrupted shadow run goes on; nothing where noise hid it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         seen = None if hidden else self.seen
-        with whole_file(self.file) as part:
+        with atomic(self.file) as part:
             write_state({"key": self.shadows.key, "complete": complete, "seen": seen}, part)
 
     def _load(self, positions: Sequence[int]) -> Batch:

@@ -13,10 +13,11 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.core.config import Config, build
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.core.files import atomic, sha256
 from lit_fedad.experiment.build import Model, open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import ClientPool, State, detached
-from lit_fedad.federation.state_file import lasting_file, read_state, sha256, write_state
+from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.turn import Turn
 
 OWN_CLIENT = "client.pt"
@@ -43,7 +44,7 @@ class TrainedClient:
         """Writes `OWN_CLIENT`, which is complete or absent; returns its SHA-256."""
         blob = torch.from_numpy(np.frombuffer(bytearray(self.blob), np.uint8))
         content = {"round": self.round, "exchange": self.exchange, "blob": blob, "state": self.state}
-        with lasting_file(folder / OWN_CLIENT) as partial:
+        with atomic(folder / OWN_CLIENT, durable=True) as partial:
             write_state(detached(content), partial)
         return sha256(folder / OWN_CLIENT)
 

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.plan import PlannedRun
@@ -19,7 +20,6 @@ from lit_fedad.papers.runs import CompleteRun
 from lit_fedad.report.console import Display
 from lit_fedad.report.constant_rows import constant_rows
 from lit_fedad.report.figures import save_figure
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import markdown_table
 from lit_fedad.report.table_figures import (
     rounds_figure,
@@ -142,9 +142,9 @@ class TableResults:
     def write(self) -> None:
         """Writes the files with the results so far: an interruption loses no result."""
         frame, constants = self.frame(), self._constants()
-        with whole_file(self.files[0]) as part:
+        with atomic(self.files[0]) as part:
             part.write_text(markdown(self._table, self._rows, self._columns, frame, constants))
-        with whole_file(self.files[1]) as part:
+        with atomic(self.files[1]) as part:
             lines = frame if constants is None else pd.concat([frame, constants[1]])
             lines.map(csv_cell).to_csv(part, index=False)
         if self._table.figure != "none" and self._results:  # empty axes say nothing
@@ -161,7 +161,7 @@ class TableResults:
             case "sheets":
                 return sheets_figure(self._rows, columns, self._pictures())
         values = rounds_frame(table, self._outcomes())
-        with whole_file(self.files[3]) as part:
+        with atomic(self.files[3]) as part:
             values.map(csv_cell).to_csv(part, index=False)
         return rounds_figure(table, columns, values)
 

@@ -14,7 +14,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import MaxNLocator
 
 from lit_fedad.core.client_names import NUMBERS, ClientNames
-from lit_fedad.report.files import whole_file
+from lit_fedad.core.files import atomic
 from lit_fedad.report.style import COLOURS, DARK, FONT_SIZE, LEGEND, blank_figure, labelled_axes, line_style
 
 _HATCHES = ("//////", "......", "xxxxxx")
@@ -156,7 +156,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     Returns:
         `path`.
     """
-    with whole_file(path) as part:
+    with atomic(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})
     return path
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Client
 from lit_fedad.core.config import Config
+from lit_fedad.core.files import atomic
 from lit_fedad.core.text import csv_cell
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.evaluation.decisions import EvaluatedImages, Rate, limit_of
@@ -22,7 +23,6 @@ from lit_fedad.experiment.build import Data
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.metrics.conformal import Calibration, ScoreCounts
-from lit_fedad.report.files import whole_file
 from lit_fedad.report.html import markdown_table
 
 
@@ -122,14 +122,14 @@ class OwnReport:
             The page.
         """
         with (
-            whole_file(self.folder / "decisions.csv") as path,
+            atomic(self.folder / "decisions.csv") as path,
             path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
         ):
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             writer.writerows(map(csv_cell, row) for row in self._rows(scores, limits))
         drawn = self._draw(client, scores, limits)
-        with whole_file(self.folder / "report.md") as path:
+        with atomic(self.folder / "report.md") as path:
             path.write_text(self._page(scores, limits, drawn), encoding="utf-8", errors="surrogateescape")
         return self.folder / "report.md"
 

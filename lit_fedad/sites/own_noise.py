@@ -11,8 +11,8 @@ from pathlib import Path
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method
 from lit_fedad.core.config import Config, build
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.experiment.build import Model
-from lit_fedad.federation.state_file import lasting_file
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
 from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, noise_key
 from lit_fedad.privacy.ledger import Ledger
@@ -132,7 +132,7 @@ class OwnNoise:
             if self.drawn_here:
                 spent = self.plan.epsilon(len(paid) + 1)
                 self._ledger.spend(self._paid.parent.name, spent, self.plan.settings.delta)
-            with lasting_file(self._paid) as partial:
+            with atomic(self._paid, durable=True) as partial:
                 partial.write_text(json.dumps([*paid, digest]))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self._paid}: cannot be kept ({type(error).__name__})") from error

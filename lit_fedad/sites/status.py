@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.round_report import FederationCallback, RoundReport
 from lit_fedad.report.naming import human_bytes, human_seconds
@@ -110,11 +111,9 @@ class Status(FederationCallback):
             "written": time.time(),
             "sites": sites,
         }
-        partial = self.folder / f".{STATUS}.partial"
         # A round is complete without its status: a full disk ends the run at the next checkpoint, in one line.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), atomic(self.folder / STATUS, durable=True) as partial:
             partial.write_text(json.dumps(content, indent=1))
-            partial.replace(self.folder / STATUS)
 
 
 def read_status(folder: Path) -> dict[str, Any]:
