@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from lit_fedad.contracts import Message
-from lit_fedad.core.config import Config, call, compose
+from lit_fedad.core.building import call
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.experiment.run import Run

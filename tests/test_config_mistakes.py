@@ -7,7 +7,8 @@ import functools
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lit_fedad.core.config import TILING, build, call, compose
+from lit_fedad.core.building import build, call
+from lit_fedad.core.config import TILING, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.experiment.build import build_model

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from lit_fedad.core.config import call
+from lit_fedad.core.building import call
 from lit_fedad.core.errors import UserError
 
 T = TypeVar("T")

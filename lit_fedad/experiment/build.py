@@ -14,7 +14,8 @@ from torch import Tensor
 from lit_fedad.contracts import Client, Method, Server, Task
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.core.config import Config, build, call, identity, locate, takes
+from lit_fedad.core.building import build, call, locate, takes
+from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images
 from lit_fedad.data.datamodule import FederatedDataModule

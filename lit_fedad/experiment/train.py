@@ -9,7 +9,8 @@ from typing import Any
 
 from lightning.fabric import Fabric
 
-from lit_fedad.core.config import Config, build, call, judgement
+from lit_fedad.core.building import build, call
+from lit_fedad.core.config import Config, judgement
 from lit_fedad.experiment.build import (
     build_data,
     build_federation,

@@ -11,7 +11,8 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept, write_kept
-from lit_fedad.core.config import Config, build
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import atomic, sha256
 from lit_fedad.experiment.build import Model, open_checkpoints

@@ -10,7 +10,8 @@ from functools import cache
 
 import yaml
 
-from lit_fedad.core.config import Config, call, choices, compose, conf_folder
+from lit_fedad.core.building import call
+from lit_fedad.core.config import Config, choices, compose, conf_folder
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.papers.catalogue import reason_against

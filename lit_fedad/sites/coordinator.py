@@ -13,8 +13,9 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Exchange
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.building import build, takes
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, build, identity, takes
+from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator

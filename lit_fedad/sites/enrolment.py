@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 
 import lit_fedad
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.core.config import Config, locate, takes
+from lit_fedad.core.building import locate, takes
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.data.public import synthetic

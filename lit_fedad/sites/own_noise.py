@@ -9,7 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method
-from lit_fedad.core.config import Config, build
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.experiment.build import Model

@@ -16,8 +16,9 @@ from torch import Tensor
 import lit_fedad
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, build, compose
+from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.data.labelled import Images, LabelledImage
 from lit_fedad.data.partition import Partition

@@ -11,8 +11,9 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
+from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
-from lit_fedad.core.config import Config, build, compose
+from lit_fedad.core.config import Config, compose
 from lit_fedad.data.textures import textures
 from lit_fedad.evaluation.anomaly import AnomalyEvaluator
 from lit_fedad.experiment.build import Model

@@ -10,7 +10,8 @@ from scipy.ndimage import gaussian_filter
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.autoencoder import Decoder
 from lit_fedad.models.convnets import ConvNet

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.models.convnets import ConvNet, ResNetCifar
 from lit_fedad.tasks.classifier import Classifier
 

@@ -10,7 +10,7 @@ from helpers.calibrations import limits
 from PIL import Image
 
 from lit_fedad.contracts import Prediction
-from lit_fedad.core.config import build
+from lit_fedad.core.building import build
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import build_data, build_federation, build_model, build_partition
 from lit_fedad.experiment.figures import anomaly

@@ -9,7 +9,8 @@ from typing import Any
 from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
-from lit_fedad.core.config import call, compose
+from lit_fedad.core.building import call
+from lit_fedad.core.config import compose
 from lit_fedad.experiment.train import build_run
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.message_check import outliers
