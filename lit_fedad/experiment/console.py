@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from lit_fedad.experiment.run import Run, RunCallback
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.report.console import Display
 from lit_fedad.report.constant_predictions import constant_predictions

@@ -11,8 +11,8 @@ from torch import Tensor
 from lit_fedad.core.config import Config
 from lit_fedad.experiment.build import Data, Model
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback
 from lit_fedad.metrics.conformal import Calibration
 from lit_fedad.metrics.federated import Summary
 from lit_fedad.report.console import Display

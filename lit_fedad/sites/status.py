@@ -12,8 +12,9 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.naming import human_bytes, human_seconds
 
 

@@ -11,8 +11,9 @@ from lit_fedad.core.config import Config
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.calibration import alphas
 from lit_fedad.experiment.track import begin_record, flat_metrics, flat_summaries, track_files
+from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.round_report import FederationCallback, RoundReport
+from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.report.console import Display
 from lit_fedad.sites.letters import Facts
 from lit_fedad.sites.status import STATUS, Status
