@@ -122,7 +122,7 @@ def sent_statistics(
     each = _Each(federation, examples, load, size)
     exchange = federation.exchanges.at(federation.server.context)
     if isinstance(exchange, Noised):
-        sums, clip = image_sums_of(exchange, federation.client), exchange.plan.settings.clip
+        sums, clip = image_sums_of(exchange, federation.client), exchange.noise.clip
         assert sums is not None
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     found = {}

@@ -80,18 +80,25 @@ Collected = tuple[dict[int, Update], dict[int, ClientResult]]
 """Updates to merge, and the results of the clients behind them, on the first process."""
 
 
+@dataclass(frozen=True)
+class Cohort:
+    """What is known of the clients that an exchange is played with.
+
+    Attributes:
+        sizes: Training images by client.
+        spares: Clients that take the place of those that fail, in this order.
+        scored: Returns who of some clients is scored directly after training.
+    """
+
+    sizes: Mapping[int, int]
+    spares: list[int]
+    scored: Callable[[list[int]], set[int]]
+
+
 class Collector(Protocol):
     """A way of collecting the uploads of an exchange: one by one (`Collecting`), or as a sum alone."""
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients; see `Collecting.collect`."""
 
 
@@ -115,38 +122,28 @@ class Collecting:
     names: ClientNames
     fabric: Fabric
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients.
 
         Args:
             exchange: The exchange.
             context: Its round and index.
             report: Has the clients; takes failures and bytes.
-            sizes: Training images by client.
-            spares: Clients that take the place of those that fail, in this order.
-            scored: Returns who of some clients is scored directly after training.
+            cohort: What is known of clients.
 
         Raises:
             UserError: If a client fails and the policy is to stop.
         """
-        wanted, playing = len(report.participants), report.participants
+        wanted, playing, spares = len(report.participants), report.participants, cohort.spares
         updates: dict[int, Update] = {}
         results: dict[int, ClientResult] = {}
         while playing:
             blobs = self.outbox.messages(exchange, playing, context)
             add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-            outcome = self.transport.play(exchange, context, blobs, scored(playing))
+            outcome = self.transport.play(exchange, context, blobs, cohort.scored(playing))
             results |= outcome.values
             # The policy is applied on the first process, but a run that it ends must end all processes.
-            on_first(self.fabric, partial(self._receive, exchange, outcome, report, sizes, updates))
+            on_first(self.fabric, partial(self._receive, exchange, outcome, report, cohort.sizes, updates))
             missing = self.fabric.broadcast(wanted - len(updates))
             playing, spares = sorted(spares[:missing]), spares[missing:]
         return updates, results

@@ -28,7 +28,7 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
-from lit_fedad.federation.collecting import Collecting, Collector, Outbox
+from lit_fedad.federation.collecting import Cohort, Collecting, Collector, Outbox
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
 from lit_fedad.federation.receipt import Receipt, Robust
@@ -251,16 +251,11 @@ class Federation:
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
         self.server.begin(context)
-        sums = self.summing if exchange.upload_spec(self.client) else None
         spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
-        updates, results = (sums or self.collecting).collect(
-            exchange,
-            context,
-            report,
-            self.data.at(context.round).sizes,
-            spares,
-            lambda playing: self._scored(exchange, playing, context),
-        )
+        sizes = self.data.at(context.round).sizes
+        cohort = Cohort(sizes, spares, lambda playing: self._scored(exchange, playing, context))
+        collector = self.summing if self.summing and exchange.upload_spec(self.client) else self.collecting
+        updates, results = collector.collect(exchange, context, report, cohort)
         counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
         self.outbox.forget()
         self.transport.settle(counted)

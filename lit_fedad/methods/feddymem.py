@@ -9,6 +9,7 @@ FedDyMem Eq. 15 and FedDyMem Eq. 16 average slots by position, but k-means retur
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -197,7 +198,7 @@ class FedDyMemServer(Server):
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept: tuple[str, ...] = (
+    kept: ClassVar[tuple[str, ...]] = (
         "moments",
         "measured",
         "statistics",

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ class FederatedBankServer(FedDyMemServer):
         moments: Those of all features; under differential privacy what is known of them (`HoldsBank`).
     """
 
-    kept = (*FedDyMemServer.kept, "slots_of", "counted_clients")
+    kept: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
 
     def __init__(self, client: FederatedBankClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
         super().__init__(client, aggregation, collapse)

@@ -16,7 +16,7 @@ from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import compose, epsilon_of, mu_of
-from lit_fedad.privacy.noised_sums import noised
+from lit_fedad.privacy.noised_sums import Noise, noised
 from lit_fedad.privacy.secure_aggregation import SecureSum, sending
 
 KEY_FILE = "noise.key"
@@ -133,14 +133,11 @@ class Plan:
     carriers: int = 1
 
     @property
-    def deviation(self) -> float:
-        """Standard deviation of the noise of every element of a sum."""
-        return self.sigma * self.settings.clip * self.settings.unit_images
-
-    @property
-    def share(self) -> float:
-        """Standard deviation of one client's share of it: as many as `carriers` make up the whole."""
-        return self.deviation / math.sqrt(self.carriers)
+    def noise(self) -> Noise:
+        """The noise of every sum."""
+        settings = self.settings
+        carriers = self.carriers if settings.where == "distributed" else None
+        return Noise(settings.clip, self.sigma * settings.clip * settings.unit_images, carriers)
 
     def epsilon(self, releases: int) -> float:
         """Computes the epsilon of so many noised sums."""
@@ -170,7 +167,7 @@ class Plan:
 
     def noised(self, method: Method, key: bytes) -> Exchanges:
         """Puts the noise around all exchanges of a method; see `lit_fedad.privacy.noised_sums`."""
-        return noised(method, self, key)
+        return noised(method, self.noise, key)
 
     def summary(self, releases: int) -> dict[str, float | int | str | bool]:
         """Describes what a run has spent, for its result."""

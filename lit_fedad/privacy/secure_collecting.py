@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lightning.fabric import Fabric
@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from lit_fedad.contracts import Client, Context, Exchange, Update
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
-from lit_fedad.federation.collecting import Collected, Outbox
+from lit_fedad.federation.collecting import Cohort, Collected, Outbox
 from lit_fedad.federation.processes import gather, on_first
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
@@ -72,15 +72,7 @@ class Summing:
         self.sampler, self.names, self.fabric = sampler, names, fabric
         self.receipt: SumReceipt | None = None
 
-    def collect(
-        self,
-        exchange: Exchange,
-        context: Context,
-        report: RoundReport,
-        sizes: Mapping[int, int],
-        spares: list[int],
-        scored: Callable[[list[int]], set[int]],
-    ) -> Collected:
+    def collect(self, exchange: Exchange, context: Context, report: RoundReport, cohort: Cohort) -> Collected:
         """Plays an exchange with the round's clients, and sums what they send; see `Collecting.collect`.
 
         No spare client takes the place of one that fails: masks are between those that were asked.
@@ -95,7 +87,7 @@ class Summing:
         fabric, confer = self.fabric, self.transport.confer
         blobs = self.outbox.messages(exchange, report.participants, context)
         add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
-        members = {client: sizes[client] for client in blobs}
+        members = {client: cohort.sizes[client] for client in blobs}
         invited = on_first(fabric, lambda: self._begin(exchange, context, members))
         offers = confer("offer", invited)
         envelopes = on_first(fabric, lambda: self._pass_on(offers, report))
@@ -103,7 +95,7 @@ class Summing:
             exchange,
             context,
             {client: blobs[client] for client in envelopes},
-            scored(list(envelopes)),
+            cohort.scored(list(envelopes)),
             envelopes,
         )
         asked = on_first(fabric, lambda: self._take(outcome, report))

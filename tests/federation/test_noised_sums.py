@@ -107,8 +107,8 @@ def test_the_noise_is_the_least_that_the_budget_asks_for():
     assert found.releases == 4
     assert found.epsilon(4) == pytest.approx(4.0, rel=1e-6)
     assert found.epsilon(4) == epsilon_of(math.sqrt(4) / found.sigma, 1e-5)
-    assert found.deviation == pytest.approx(0.5 * found.sigma)
-    assert plan(unit_images=3).deviation == pytest.approx(1.5 * found.sigma)
+    assert found.noise.deviation == pytest.approx(0.5 * found.sigma)
+    assert plan(unit_images=3).noise.deviation == pytest.approx(1.5 * found.sigma)
 
 
 def test_a_budget_that_would_be_overdrawn_is_refused_before_the_run_and_before_a_round():
@@ -126,10 +126,12 @@ def test_a_budget_that_would_be_overdrawn_is_refused_before_the_run_and_before_a
 def test_distributed_shares_add_up_to_the_central_noise():
     found = plan(where="distributed", secure_sum=SecureSum(quorum=0.5))
     assert found.carriers == 3  # the fewest of five that may finish
-    assert 3 * found.share**2 == pytest.approx(found.deviation**2)
+    assert 3 * found.noise.share**2 == pytest.approx(found.noise.deviation**2)
     shapes = {"a": (150, 150)}
-    shares = [gaussian(b"k" * 32, Context(0, 1, client), shapes, found.share)["a"] for client in range(3)]
-    assert float(sum(shares).var()) == pytest.approx(found.deviation**2, rel=0.08)  # eight deviations
+    shares = [
+        gaussian(b"k" * 32, Context(0, 1, client), shapes, found.noise.share)["a"] for client in range(3)
+    ]
+    assert float(sum(shares).var()) == pytest.approx(found.noise.deviation**2, rel=0.08)  # eight deviations
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_shares_of_the_noise_add_up_to_what_the_server_would_add(federate, data)
     for number, loader in data.items():
         client.context = Context(0, 1, number)
         sent = exchange.send(client, loader)
-        noise = gaussian(KEY, client.context, sums.form(), plan.share)
+        noise = gaussian(KEY, client.context, sums.form(), plan.noise.share)
         plain = clipped_sum(sums, loader, plan.settings.clip)
         for name, part in sent.items():
             total[name] = total.get(name, 0) + part
@@ -254,7 +254,7 @@ def test_shares_of_the_noise_add_up_to_what_the_server_would_add(federate, data)
     for name, part in total.items():
         torch.testing.assert_close(part, expected[name])
     # Two of three clients carry the whole noise: three bring half as much variance more.
-    assert plan.carriers * plan.share**2 == pytest.approx(plan.deviation**2)
+    assert plan.carriers * plan.noise.share**2 == pytest.approx(plan.noise.deviation**2)
 
 
 def test_the_order_of_clients_does_not_matter(federate, data):

@@ -133,7 +133,7 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     client = FederatedSubspaceClient(task, noised_directions=4)
     client.frame = public(task, 4)
     plan = Plan(ImagePrivacy(epsilon=1.0), sigma=2.0, releases=3)
-    exchange = Noised(NoisedProducts("spread"), client, plan, KEY)
+    exchange = Noised(NoisedProducts("spread"), client, plan.noise, KEY)
     server = SimpleNamespace(context=Context(0, 0, exchange=1))
     updates = {c: Update(exchange.send(client, loader), 20) for c, loader in data.items()}
     noise = gaussian(KEY, server.context, ImageProducts(task, 4, {}).form(), 2.0 * 0.5)["product"]
@@ -146,7 +146,7 @@ def test_the_released_sum_is_attacked_by_its_product_with_what_an_image_adds(dat
     added = torch.stack([one.T @ one / (2 * (one.T @ one).norm()) for one in own])
     whole = symmetric(released["product"], 4) / math.sqrt(2)
     whole += whole.diag().diag() * (math.sqrt(2) - 1)
-    found = sum_products(exchange.sums.by_image(client), exchange.plan.settings.clip, batch, released)
+    found = sum_products(exchange.sums.by_image(client), exchange.noise.clip, batch, released)
     torch.testing.assert_close(found[:, 0], (added * whole).sum((1, 2)), rtol=1e-4, atol=1e-4)
 
 

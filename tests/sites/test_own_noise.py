@@ -123,7 +123,7 @@ def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
     noise = OwnNoise(plan_of(where="distributed"), tmp_path, "images", Ledger(tmp_path / LEDGER))
     noise.share(SecureSum(), 5)
     assert noise.plan.carriers == 3
-    assert 3 * noise.plan.share**2 == pytest.approx(noise.plan.deviation**2)
+    assert 3 * noise.plan.noise.share**2 == pytest.approx(noise.plan.noise.deviation**2)
     noise.check_sum([0, 1, 4])
     with pytest.raises(UserError, match="sum of 2 sites, which holds less noise than that of 3"):
         noise.check_sum([0, 1])
