@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import inspect
 import json
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +23,35 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_fedad.core.bounds import RANGES, pair
 from lit_fedad.core.building import check_keys, check_type, locate, nearest
-from lit_fedad.core.debug_preset import fit_preset
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import redact, redacted
+
+
+def fit_preset(composed: DictConfig, plain: DictConfig, reader: Callable[..., Any]) -> None:
+    """Takes back what a preset says of data that are not of the kind meant.
+
+    Keys of the data that only the preset names stay where the reader takes them; parts of the data take those that they
+    have and that are null. Images in memory keep the size that the data's ``size`` says, if it does.
+
+    Args:
+        composed: The configuration with the preset; it is changed.
+        plain: The configuration without the preset.
+        reader: Target of the data.
+    """
+    limits = {
+        key: value for key, value in composed.data.items() if key not in plain.data or plain.data[key] is None
+    }
+    parts = [part for part in composed.data.values() if isinstance(part, DictConfig) and "_target_" in part]
+    returned = typing.get_type_hints(reader)["return"]
+    with open_dict(composed):
+        for part in parts:
+            part.update({key: value for key, value in limits.items() if key in part and part[key] is None})
+        for key in set(composed.data) - set(plain.data) - set(inspect.signature(reader).parameters):
+            del composed.data[key]
+        in_memory = hasattr(returned, "channels")
+        if in_memory and composed.image.size != plain.image.size:  # the preset's, not the command's
+            composed.image.size = plain.data.get("size", composed.image.size)
+
 
 Config = dict[str, Any]
 T = TypeVar("T")

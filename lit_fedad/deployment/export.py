@@ -20,9 +20,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.data.transform import ImageTransform
 from lit_fedad.deployment.detector import Detector, Outputs, decision_rule, output_shapes, trace
 from lit_fedad.deployment.detector_sheet import write_sheet
-from lit_fedad.deployment.formats import FORMATS, check_formats
+from lit_fedad.deployment.formats import FORMATS, MOST_IMAGES, check_formats
 from lit_fedad.deployment.model_card import DetectorFile, Facts, OnImages, model_card
-from lit_fedad.deployment.openvino_files import MOST_IMAGES
 from lit_fedad.deployment.predict import choose_client, image_files, named_version
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.calibration import alphas

@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
-from lit_fedad.memory.spherical import spherical_kmeans
 from lit_fedad.methods.fedavg import MEANS, FedAvgServer, OneModelClient, predict_with_weights
-from lit_fedad.tasks.elsa import Elsa
+from lit_fedad.tasks.elsa import Elsa, spherical_kmeans
 
 PROTOTYPES, COUNTS = "prototypes", "counts"
 _UNIT = 1.01

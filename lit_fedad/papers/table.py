@@ -15,13 +15,13 @@ from pathlib import Path
 from lit_fedad.core.config import Config, compose
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read, separate
-from lit_fedad.papers.catalogue import listing
 from lit_fedad.papers.forms import report_forms
 from lit_fedad.papers.plan import (
     Column,
     PlannedRun,
     add_roots,
     choose_rows,
+    listing,
     own_columns,
     paper_columns,
     plan_runs,

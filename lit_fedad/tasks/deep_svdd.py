@@ -14,8 +14,8 @@ from lit_fedad.contracts import Context, Prediction, Task
 from lit_fedad.contracts.compute import map_batches
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
+from lit_fedad.models.convnets import contrast_normalised
 from lit_fedad.models.encoders import FrozenEncoder
-from lit_fedad.models.lenet import contrast_normalised
 
 _CONTRAST = 4.0  # mean absolute deviations of an image that [0, 1] spans on either side of its mean
 

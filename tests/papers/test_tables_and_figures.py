@@ -9,8 +9,7 @@ import pytest
 
 from lit_fedad.cli import main as cli
 from lit_fedad.core.errors import UserError
-from lit_fedad.papers.catalogue import items, listing
-from lit_fedad.papers.plan import read_table, table_names
+from lit_fedad.papers.plan import items, listing, read_table, table_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 ROMAN = ("I", "II", "III", "IV", "V", "VI")

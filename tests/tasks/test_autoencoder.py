@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.core.building import build
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.autoencoder import Decoder
-from lit_fedad.models.convnets import ConvNet
+from lit_fedad.models.convnets import ConvNet, Decoder
 from lit_fedad.tasks.autoencoder import Autoencoder
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

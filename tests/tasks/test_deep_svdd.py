@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.lenet import LeNet, LeNetDecoder, contrast_normalised
+from lit_fedad.models.convnets import LeNet, LeNetDecoder, contrast_normalised
 from lit_fedad.tasks.deep_svdd import DeepSVDD, off_zero
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_fedad.experiment.run_folder import RunFolder
-from lit_fedad.papers.commands import missing
 from lit_fedad.papers.links import Links
-from lit_fedad.papers.paper import FilledTable
+from lit_fedad.papers.paper import FilledTable, missing
 from lit_fedad.papers.runs import CompleteRun, GroupsByData
 from lit_fedad.papers.sections.overview import format_metric, format_parameter
 from lit_fedad.report.html import Block, Cell, Commands, Gallery, Grid, Line, Picture, Prose
