@@ -61,14 +61,14 @@ def takes(node: Mapping[str, Any], argument: str) -> bool:
     return argument in inspect.signature(locate(node["_target_"])).parameters
 
 
-def call(target: Callable[..., T], section: Mapping[str, Any], name: str) -> T:
-    """Calls a function or class with a section that has no ``_target_``.
+def call(target: Callable[..., T], section: Mapping[str, Any], name: str, **given: Any) -> T:
+    """Calls a function or class with a section that has no ``_target_``, and what the section cannot hold.
 
     Raises:
         UserError: As `build`.
     """
-    _check_signature(target, name, section, {}, partial_=False)
-    return target(**section)
+    _check_signature(target, name, section, given, partial_=False)
+    return target(**section, **given)
 
 
 def _build_nested(value: Any) -> Any:

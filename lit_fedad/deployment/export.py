@@ -177,7 +177,7 @@ _ANYWHERE = {"accelerator": "cpu", "precision": "32-true"}
 def export(
     run: str,
     client: int | str | None = None,
-    formats: Sequence[str] = ("onnx", "pt2"),
+    format: tuple[str, ...] = ("onnx", "pt2"),
     images: str | None = None,
     out: str | None = None,
     product: str | None = None,
@@ -192,7 +192,7 @@ def export(
     Args:
         run: MLflow run id, or the run's folder.
         client: Number of the client, or name of the site; None for the client with most training images.
-        formats: Keys of `FORMATS`.
+        format: Keys of `FORMATS`.
         images: Folder of images that live and exported detector are compared on, beside random ones.
         out: Folder to write to; None for ``export/client_N`` in the run's folder.
         product: Product that all images show, where it is known: it chooses the calibration scores.
@@ -207,7 +207,7 @@ def export(
         UserError: If there is no such complete run, client, format or image, a format's packages are missing, the
             method's prediction cannot be written down as a graph, or a file computes something else than the client.
     """
-    chosen = check_formats(formats)
+    chosen = check_formats(format)
     folder, result, config = complete_run(run, overrides, version)
     model = same_model(config, result)
     classifies = model.task.kind == "classification"

@@ -151,6 +151,21 @@ class TableOptions:
             raise UserError(f"jobs={self.jobs} must be at least 1")
 
 
+def report(options: Sequence[str], display: Display) -> None:
+    """Makes a paper's table, or else the page of all tracked runs.
+
+    Args:
+        options: With ``table=``, those of `report_table`; otherwise those of `report_runs`.
+        display: Prints what was written.
+    """
+    if any(option.startswith("table=") for option in options):
+        report_table(options, display)
+    else:
+        from lit_fedad.papers.page import report_runs
+
+        report_runs(options, display)
+
+
 def report_table(options: Sequence[str], display: Display) -> None:
     """Makes a table: runs what is missing, resumes what was begun, and writes Markdown, CSV and a figure.
 

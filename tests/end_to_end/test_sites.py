@@ -144,7 +144,7 @@ def test_what_a_federation_learnt_is_exported_and_watched(tmp_path):
     plan = Plan(words, NAMES, str(tmp_path / "run"), HERE)
     coordinate(plan, Here(three_sites(tmp_path)), Display(quiet=True))
     images = next((tmp_path / "south" / "images").glob("*/test/good"))
-    folder = export(str(tmp_path / "run"), client="south", formats=["pt2"], images=str(images))
+    folder = export(str(tmp_path / "run"), client="south", format=["pt2"], images=str(images))
     program = torch.export.load(folder / "detector.pt2").module()
     table = predict(str(tmp_path / "run"), str(images), client="south")
     rows = list(csv.DictReader(table.open()))
@@ -172,7 +172,7 @@ def test_a_site_uses_a_model_that_never_left_it(tmp_path):
         for column in ("score", "threshold"):
             found, reported = float(rows[row["image"]][column]), float(row[column])
             assert found == pytest.approx(reported, rel=1e-4)
-    folder = export(str(own), formats=["pt2"])
+    folder = export(str(own), format=["pt2"])
     assert folder == own / "export" / "client_south"
     assert "site south" in (folder / "model_card.md").read_text()
     assert watch(WatchOptions(str(own), str(images), once=True))["images"] == 4
