@@ -29,7 +29,6 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.randomness import seeded
-from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
@@ -52,6 +51,9 @@ from lit_fedad.methods.parts.pooled_statistics import (
 )
 from lit_fedad.methods.parts.pooled_threshold import PooledThreshold
 from lit_fedad.tasks.memory_bank import MemoryBank
+
+_COLLAPSED = 0.5
+"""Share of the memory's initial spread below which the server warns."""
 
 
 class FedDyMemClient(Client):
@@ -195,7 +197,6 @@ class FedDyMemServer(Server):
     Args:
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
-        collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
     kept: ClassVar[tuple[str, ...]] = (
@@ -208,9 +209,8 @@ class FedDyMemServer(Server):
         "latest",
     )
 
-    def __init__(self, client: FedDyMemClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
+    def __init__(self, client: FedDyMemClient, aggregation: Aggregation) -> None:
         super().__init__()
-        at_least("method.server", 0, collapse=collapse)
         task = client.task
         self.counted = client.send_counts
         self.task, self.share, self.sets = task, task.subspace, client.sets
@@ -218,7 +218,7 @@ class FedDyMemServer(Server):
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
-        self.aggregation, self.collapse = aggregation, collapse
+        self.aggregation = aggregation
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
         self.statistics: Message = {}
@@ -313,7 +313,7 @@ class FedDyMemServer(Server):
     def warnings(self) -> list[str]:
         """Returns one line once the memory has collapsed."""
         spread = self.latest.get("memory_spread")
-        if spread is None or self.first_spread is None or spread >= self.collapse * self.first_spread:
+        if spread is None or self.first_spread is None or spread >= _COLLAPSED * self.first_spread:
             return []
         share = spread / self.first_spread
         return [

@@ -96,7 +96,6 @@ class FederatedBankServer(FedDyMemServer):
     Args:
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
-        collapse: Share of the memory's initial spread below which the server warns of a collapse.
 
     Attributes:
         moments: Those of all features; under differential privacy what is known of them (`HoldsBank`).
@@ -104,8 +103,8 @@ class FederatedBankServer(FedDyMemServer):
 
     kept: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
 
-    def __init__(self, client: FederatedBankClient, aggregation: Aggregation, collapse: float = 0.5) -> None:
-        super().__init__(client, aggregation, collapse)
+    def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
+        super().__init__(client, aggregation)
         self.min_images, self.oversampling, self.clients = client.min_images, client.oversampling, 1
         self.slots_of: Message = {}
         self.counted_clients: list[int] = []

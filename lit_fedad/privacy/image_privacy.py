@@ -24,6 +24,36 @@ KEY_FILE = "noise.key"
 
 
 @dataclass(frozen=True)
+class Course:
+    """The course of a run, as far as its noise depends on it.
+
+    Attributes:
+        rounds: Training rounds.
+        stages: Index of each client's stage after the last round; 0 where data come in no stages.
+        sizes: Images of each client.
+        sampler: The clients of a round.
+        secure_sum: Settings of secure aggregation; None for none.
+    """
+
+    rounds: int
+    stages: Mapping[int, int]
+    sizes: Mapping[int, int]
+    sampler: ClientSampler
+    secure_sum: SecureSum | None = None
+
+    def check_stages(self) -> None:
+        """Refuses data that come in stages.
+
+        Raises:
+            UserError: If any do.
+        """
+        if any(self.stages.values()):
+            raise UserError(
+                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
+            )
+
+
+@dataclass(frozen=True)
 class ImagePrivacy:
     """The settings of differential privacy at the level of an image.
 
@@ -65,24 +95,12 @@ class ImagePrivacy:
         """What is protected, in words."""
         return "image" if self.unit_images == 1 else f"group of up to {self.unit_images} images"
 
-    def plan(
-        self,
-        method: Method,
-        rounds: int,
-        stages: Mapping[int, int],
-        sizes: Mapping[int, int],
-        sampler: ClientSampler,
-        secure_sum: SecureSum | None,
-    ) -> Plan:
+    def plan(self, method: Method, course: Course) -> Plan:
         """Plans the noise of a run, before anything runs.
 
         Args:
             method: The method.
-            rounds: Training rounds.
-            stages: Index of each client's stage after the last round; 0 where data come in no stages.
-            sizes: Images of each client.
-            sampler: The clients of a round.
-            secure_sum: Settings of secure aggregation; None for none.
+            course: The run.
 
         Raises:
             UserError: If an exchange cannot be noised, settings exclude each other, or the budget would be overdrawn.
@@ -95,19 +113,16 @@ class ImagePrivacy:
                     f"federation.privacy: exchange '{exchange.name}' of {type(client).__name__} is no sum over images"
                     " whose parts can be bounded; give a method that docs/privacy.md names, or federation/privacy=null"
                 )
-        if any(stages.values()):
-            raise UserError(
-                "federation.privacy: data that come in stages are not accounted for; give a partition without stages"
-            )
+        course.check_stages()
         carriers = 1
         if self.where == "distributed":
-            if secure_sum is None or sampler.fraction < 1:
+            if course.secure_sum is None or course.sampler.fraction < 1:
                 raise UserError(
                     "federation.privacy.where=distributed: a client's share of the noise hides nothing alone, nor that"
                     " of some; give federation=secure and federation.sampler.fraction=1, or where=central"
                 )
-            carriers = secure_sum.quorum_of(len(sizes))
-        releases = count_releases(exchanges, client, rounds)
+            carriers = course.secure_sum.quorum_of(len(course.sizes))
+        releases = count_releases(exchanges, client, course.rounds)
         if releases == 0:
             raise UserError("federation.privacy: nothing is sent that noise could protect")
         noise = self.noise or math.sqrt(releases) / mu_of(self.epsilon, self.delta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.turns import Turns
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.privacy.secure_collecting import Parties, Summing
 
@@ -39,7 +39,7 @@ def protect(
         held = federation.data.at(federation.rounds)
         stages = {client: held.stages[client] for client in clients}
         sizes = {client: held.sizes[client] for client in clients}
-        plan = privacy.plan(method, federation.rounds, stages, sizes, sampler, secure_sum)
+        plan = privacy.plan(method, Course(federation.rounds, stages, sizes, sampler, secure_sum))
         federation.plan, federation.exchanges = plan, plan.noised(method, noise_key)
     if secure_sum is not None:
         federation.summing = Summing(

@@ -10,7 +10,7 @@ from lit_fedad.contracts import Context, Exchange, Exchanges, Method, NothingNew
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.privacy.accounting import epsilon_of
-from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, count_releases, in_words, noise_key
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, count_releases, in_words, noise_key
 from lit_fedad.privacy.noised_sums import clipped_sum, gaussian
 from lit_fedad.privacy.secure_aggregation import SecureSum
 
@@ -93,11 +93,13 @@ def plan(method=None, rounds=3, sampler=None, secure_sum=None, stage=0, **settin
     privacy = ImagePrivacy(**{"epsilon": 4.0, **settings})
     return privacy.plan(
         method or Method(None, None, OneSum.exchanges),
-        rounds,
-        dict.fromkeys(range(5), stage),
-        dict.fromkeys(range(5), 9),
-        sampler or ClientSampler(),
-        secure_sum,
+        Course(
+            rounds,
+            dict.fromkeys(range(5), stage),
+            dict.fromkeys(range(5), 9),
+            sampler or ClientSampler(),
+            secure_sum,
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.privacy.accounting import mu_of
 from lit_fedad.privacy.dp_sgd import Steps, TrainingPlan, TrainingPrivacy, TrainPrivately, fit_privately
+from lit_fedad.privacy.image_privacy import Course
 from lit_fedad.tasks.classifier import Classifier
 
 needs_opacus = pytest.mark.usefixtures("opacus")
@@ -86,7 +87,7 @@ def plan(own=None, rounds=3, sizes=(40, 10), stage=0, **settings):
     sizes = dict(enumerate(sizes))
     privacy = TrainingPrivacy(**{"epsilon": 4.0, "batch_size": 10, **settings})
     stages = dict.fromkeys(sizes, stage)
-    return privacy.plan(method_of(own or client()), rounds, stages, sizes, ClientSampler(), None)
+    return privacy.plan(method_of(own or client()), Course(rounds, stages, sizes, ClientSampler()))
 
 
 @needs_opacus
