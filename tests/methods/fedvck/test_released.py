@@ -1,4 +1,4 @@
-"""FedVCK as released: each difference by itself, and FedVCK where none is left."""
+"""FedVCK as released: each difference by itself."""
 
 import numpy as np
 import pytest
@@ -8,30 +8,14 @@ from helpers.fedvck import CLIENT, FABRIC, SERVER, K, loader, make, upload
 from lit_fedad.condensation.relations import RelationalContrast
 from lit_fedad.contracts import Context
 from lit_fedad.methods.fedvck import FedVCKClient, FedVCKServer
-from lit_fedad.methods.fedvck_released import FedVCKReleasedClient, FedVCKReleasedServer
 
-NONE = {"constraints": "batch", "go_on": False, "softmax": False, "own_first_model": False}
 LABELS = [0, 0, 0, 1, 1, 1, 1]
 
 
-def client_of(round: int = 1, **settings) -> FedVCKReleasedClient:
-    client = FedVCKReleasedClient(make(), **{**CLIENT, **NONE, **settings})
+def client_of(round: int = 1, **settings) -> FedVCKClient:
+    client = FedVCKClient(make(), **{**CLIENT, **settings})
     client.begin(Context(0, round, 0))
     return client
-
-
-def test_without_the_differences_it_is_fedvck(federate, exactly):
-    data = {0: loader(LABELS), 1: loader([2, 2, 3, 3, 3], seed=1)}
-    plain = federate(FedVCKClient, FedVCKServer, task=make(), data=data, client=CLIENT, server=SERVER)
-    ours = federate(
-        FedVCKReleasedClient,
-        FedVCKReleasedServer,
-        task=make(),
-        data=data,
-        client={**CLIENT, **NONE},
-        server={**SERVER, "prior": False, "falling": False},
-    )
-    exactly(ours.server.weights, plain.server.weights)
 
 
 def test_images_go_on_where_they_ended():
@@ -79,7 +63,7 @@ def test_each_client_s_first_model_is_its_own_and_the_previous_one_of_round_two(
 
 @pytest.mark.parametrize("falling", [True, False])
 def test_the_contrast_falls_over_the_run(falling):
-    server = FedVCKReleasedServer(client_of(), **{**SERVER, "contrast": 0.5, "falling": falling})
+    server = FedVCKServer(client_of(), **{**SERVER, "contrast": 0.5, "falling": falling})
     server.fabric = FABRIC
     weights = []
     for number in (1, 2, 3):
