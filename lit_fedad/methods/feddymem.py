@@ -74,7 +74,7 @@ class FedDyMemClient(Client):
     """
 
     needs = MemoryBank
-    kept = ("head", "drew_head", "measured", "sent", "past")
+    state_names = ("head", "drew_head", "measured", "sent", "past")
     task: MemoryBank
 
     def __init__(
@@ -199,7 +199,7 @@ class FedDyMemServer(Server):
         aggregation: Aggregation of N memories to one.
     """
 
-    kept: ClassVar[tuple[str, ...]] = (
+    state_names: ClassVar[tuple[str, ...]] = (
         "moments",
         "measured",
         "statistics",

@@ -101,7 +101,7 @@ class FederatedBankServer(FedDyMemServer):
         moments: Those of all features; under differential privacy what is known of them (`HoldsBank`).
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
+    state_names: ClassVar[tuple[str, ...]] = ("slots_of", "counted_clients")
 
     def __init__(self, client: FederatedBankClient, aggregation: Aggregation) -> None:
         super().__init__(client, aggregation)

@@ -75,7 +75,7 @@ class FedVCKClient(FedDMClient):
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("previous", "ended")
+    state_names: ClassVar[tuple[str, ...]] = ("previous", "ended")
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class FedVCKServer(FedDMServer):
         UserError: If a setting is out of range.
     """
 
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(
         self,

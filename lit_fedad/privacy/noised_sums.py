@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     SUM,
-    Additive,
     Client,
     Context,
     Exchange,
@@ -27,6 +26,7 @@ from lit_fedad.contracts import (
     ImageSums,
     Message,
     MessageSpec,
+    MessageSums,
     Method,
     Sums,
     TensorSpec,
@@ -68,7 +68,7 @@ def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str
     Returns:
         Sums by name, float64.
     """
-    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.form().items()}
+    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.shapes().items()}
     for parts in clipped_parts(sums, loader, clip):
         for name, part in parts.items():
             total[name] += part.sum(0)
@@ -81,7 +81,7 @@ def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterat
     Raises:
         UserError: If an image's features are not finite.
     """
-    for parts in sums.parts(loader):
+    for parts in sums.per_image(loader):
         squares = torch.stack([part.reshape(len(part), -1).square().sum(1) for part in parts.values()])
         norms = squares.sum(0).sqrt()
         if not norms.isfinite().all():
@@ -130,7 +130,7 @@ class Noised(Exchange[Any, Any]):
     def __init__(self, inner: Exchange, client: Client, noise: Noise, key: bytes) -> None:
         self.inner, self.client, self.noise, self._key = inner, client, noise, key
         self.name = inner.name
-        self.sums = Sums(self._additive, self._sums)
+        self.sums = Sums(self._message_sums, self._sums)
 
     def _sums(self, client: Client) -> ImageSums:
         assert self.inner.sums is not None
@@ -155,16 +155,16 @@ class Noised(Exchange[Any, Any]):
         total = clipped_sum(sums, loader, self.noise.clip)
         if self.noise.carriers is None:
             return total
-        noise = gaussian(self._key, client.context, sums.form(), self.noise.share)
+        noise = gaussian(self._key, client.context, sums.shapes(), self.noise.share)
         return {name: part + noise[name] for name, part in total.items()}
 
     def upload_spec(self, client: Client) -> MessageSpec:
         """Declares the sums; they grow with a client's images."""
-        shapes = self._sums(client).form()
+        shapes = self._sums(client).shapes()
         return {name: TensorSpec(shape, torch.float64, counted=True) for name, shape in shapes.items()}
 
-    def _additive(self, client: Client) -> Additive:
-        return BoundedSums(self._sums(client).form(), self.noise.clip, self.noise.share)
+    def _message_sums(self, client: Client) -> MessageSums:
+        return BoundedSums(self._sums(client).shapes(), self.noise.clip, self.noise.share)
 
     def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks that a sum without noise is none of longer parts."""
@@ -177,7 +177,7 @@ class Noised(Exchange[Any, Any]):
 
     def released(self, server: Any, updates: Mapping[int, Update]) -> Message:
         """Returns the noised sum of all, which is all that is promised to say little of an image."""
-        shapes = self._sums(self.client).form()
+        shapes = self._sums(self.client).shapes()
         total = {n: sum((u.message[n] for u in updates.values()), torch.zeros(())) for n in shapes}
         if self.noise.carriers is not None:
             return total
@@ -196,7 +196,7 @@ class Noised(Exchange[Any, Any]):
         images = sum(update.num_samples for update in updates.values())
         # Clients that finish beyond the carriers bring noise of their own.
         more = 1.0 if carriers is None else max(1.0, len(clients) / carriers)
-        message = self._sums(self.client).joined(server, total, self.noise.deviation * more**0.5)
+        message = self._sums(self.client).from_sums(server, total, self.noise.deviation * more**0.5)
         self.inner.aggregate(server, {SUM: Update(message, images, tuple(clients))})
 
 
