@@ -289,14 +289,14 @@ class Attack:
             exchange.broadcast_spec(federation.client),
         )
         blob = link.pack(message, spec, context, "the server")
-        return federation.turn.activate(exchange, context, federation.pool.get(number), blob)
+        return federation.runner.activate(exchange, context, federation.pool.get(number), blob)
 
     def _send(self, number: int) -> Message:
         """Plays a client's turn; returns what it sends, as the server sees it."""
         federation, context = self.run.federation, self._context(number)
         exchange = federation.exchanges.at(context)
         self._enter(number)
-        result = federation.turn.play(exchange, federation.data.at(federation.rounds))
+        result = federation.runner.play(exchange, federation.data.at(federation.rounds))
         return federation.channel.up.unpack(
             result.blob, exchange.upload_spec(federation.client), f"client {number}"
         )

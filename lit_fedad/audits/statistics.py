@@ -50,9 +50,9 @@ def observe(federation: Federation, client: int) -> Message:
     """
     context = federation.server.context
     exchange = federation.exchanges.at(context)
-    blob = federation.outbox.pack(exchange, [client], context)[client]
+    blob = federation.sender.pack(exchange, [client], context)[client]
     stage = federation.data.at(min(context.round, federation.rounds)).stages[client]
-    return federation.turn.activate(
+    return federation.runner.activate(
         exchange, replace(context, client=client, stage=stage), detached(federation.pool.initial), blob
     )
 
@@ -127,7 +127,7 @@ def sent_statistics(
         return {"sum": each(lambda batch: sum_products(sums, clip, batch, message))}
     found = {}
     plain = image_sums_of(exchange, federation.client)
-    if message and plain is not None and plain.form().keys() == message.keys():
+    if message and plain is not None and plain.shapes().keys() == message.keys():
         found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
     if isinstance(task, MemoryBank) and len(message.get("memory", ())):
         bank = own_part(task, known, message, federation.server.context.round)

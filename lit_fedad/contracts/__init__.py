@@ -30,10 +30,10 @@ from lit_fedad.contracts.message import (
 )
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import (
-    Additive,
     BoundedSums,
     Cohort,
     ImageSums,
+    MessageSums,
     NothingNew,
     Sums,
     SumSpec,
@@ -43,7 +43,6 @@ from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
 
 __all__ = [
     "SUM",
-    "Additive",
     "BoundedSums",
     "Client",
     "Cohort",
@@ -57,6 +56,7 @@ __all__ = [
     "LeaveOut",
     "Message",
     "MessageSpec",
+    "MessageSums",
     "Method",
     "NothingNew",
     "Prediction",

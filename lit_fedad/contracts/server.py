@@ -17,14 +17,14 @@ class Server:
     Attributes:
         fabric: Where the server computes and how precisely; None where nothing was launched.
         context: The round, and the exchange, that is running.
-        kept: Names of all attributes that a later round depends on, beside those of base classes; checkpoints hold
-            them.
+        state_names: Names of all attributes that a later round depends on, beside those of base classes; checkpoints
+            hold them.
         merges_sums: Whether `aggregate` comes to the same from one message that stands for several clients as from
             theirs. A class that overrides `aggregate` says it anew.
     """
 
     fabric: Fabric | None = None
-    kept: ClassVar[tuple[str, ...]] = ()
+    state_names: ClassVar[tuple[str, ...]] = ()
     merges_sums: bool = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:

@@ -12,8 +12,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Method, Server, Task
-from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import Config, build, call, identity, locate, takes
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images
@@ -36,13 +36,13 @@ from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
 from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
-from lit_fedad.experiment.ray_turns import RayTurns, Simulation
+from lit_fedad.experiment.ray_transport import RayTransport, Simulation
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
@@ -329,10 +329,10 @@ def build_federation(
     """
     privacy = build(config["federation"].get("privacy"))
     evaluator = build_evaluator(config, data, model.method, fabric)
-    pool = ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"])
+    pool = ClientPool(state_of(model.client), folder / "personal", config["federation"]["pool_bytes"])
     sampler, channel = build(config["federation"]["sampler"]), build(config["federation"]["channel"])
     clients = {client for client, size in data.module.sizes.items() if size}
-    turns = (Turn(model.client, channel, fabric), data.module, pool, clients, evaluator)
+    parts = (ClientRunner(model.client, channel, fabric), data.module, pool, clients, evaluator)
     simulation = None if finished else build_simulation(config, fabric)
     federation = Federation(
         method=model.method,
@@ -349,7 +349,7 @@ def build_federation(
         robust=build(config["federation"].get("robust")),
         transport=None
         if simulation is None
-        else RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
+        else RayTransport(config, simulation, *parts, sampler.skips, sampler.deadline),
     )
     secure_sum = build(config["federation"].get("secure_sum"))
     key = b"" if finished else shared_key(folder, privacy, data.digest, fabric)

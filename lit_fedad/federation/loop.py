@@ -20,7 +20,7 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import mean_scalars, weighted_mean
@@ -28,15 +28,15 @@ from lit_fedad.federation.channel import Channel, elements
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
-from lit_fedad.federation.collecting import Collecting, Collector, Outbox
+from lit_fedad.federation.client_runner import ClientData, ClientResult, ClientRunner
+from lit_fedad.federation.collecting import Collecting, Collector, Sender
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.processes import all_cores, gather, on_first, shard
-from lit_fedad.federation.receipt import Receipt, Robust
+from lit_fedad.federation.receiver import Receiver, Robust
 from lit_fedad.federation.round_report import Budget, RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Pose, Transport
-from lit_fedad.federation.turn import ClientData, ClientResult, Turn
-from lit_fedad.federation.turns import Turns
 
 T = TypeVar("T")
 
@@ -96,19 +96,19 @@ class Federation:
         self.exchanges = method.exchanges
         if rounds < 1 and not self.exchanges.setup:
             raise UserError(f"rounds={rounds}: this method does nothing before round 1; give at least 1")
-        self.turn = Turn(client, channel, fabric)
+        self.runner = ClientRunner(client, channel, fabric)
         self.names = names
-        self.receipt = Receipt(server, client, channel.up, robust, names)
+        self.receiver = Receiver(server, client, channel.up, robust, names)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.fabric = fabric
         server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
-        self.outbox = Outbox(server, client, channel.down, fabric)
-        self.transport = transport or Turns(
-            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
+        self.sender = Sender(server, client, channel.down, fabric)
+        self.transport = transport or LocalTransport(
+            self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
         )
-        self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, names, fabric)
+        self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
         self.summing: Collector | None = None
         self.plan: Budget | None = None
         self.history: list[RoundReport] = []
@@ -224,8 +224,8 @@ class Federation:
         if latest is None:
             return self.exchanges.first_round
         round, state = self.checkpoints.load(latest)
-        write_kept(self.server, state["server"])
-        self.outbox.forget()
+        load_state(self.server, state["server"])
+        self.sender.forget()
         self.history = state["history"]
         self.transport.restore(latest)
         if self.fabric.is_global_zero:
@@ -244,7 +244,7 @@ class Federation:
         self.transport.save(folder, previous)
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            state = {"server": read_kept(self.server), "history": self.history}
+            state = {"server": state_of(self.server), "history": self.history}
             self.checkpoints.commit(round, state)
         self.fabric.barrier()
 
@@ -262,7 +262,7 @@ class Federation:
             lambda playing: self._scored(exchange, playing, context),
         )
         counted = on_first(self.fabric, lambda: self._merge(exchange, context, report, updates, results))
-        self.outbox.forget()
+        self.sender.forget()
         self.transport.settle(counted)
         report.participants = self.fabric.broadcast(report.participants)
         if context.round <= 0:
@@ -287,7 +287,7 @@ class Federation:
         self.sampler.check_finished(len(answered), left_out, report.round)
         self._call("on_updates", context, updates)
         with all_cores(self.fabric):
-            merged = self.receipt.merge(exchange, updates, self.clients, self.exchanges, context)
+            merged = self.receiver.merge(exchange, updates, self.clients, self.exchanges, context)
         report.refuse(merged.refused)
         report.warnings += [
             f"round {report.round}: {self.names.title(client)} {remark}" for client, remark in merged.remarks
@@ -326,7 +326,7 @@ class Federation:
         self.server.begin(context)
         sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
-        blobs = self.outbox.messages(exchange, clients, context)
+        blobs = self.sender.messages(exchange, clients, context)
         outcome = self.transport.ask(query, exchange, context, blobs, pose)
         on_first(self.fabric, lambda: self._note(outcome.failures))
         return outcome.values

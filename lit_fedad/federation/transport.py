@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange, Message
 from lit_fedad.federation.client_query import ClientQuery
-from lit_fedad.federation.turn import ClientResult
+from lit_fedad.federation.client_runner import ClientResult
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Progress:
 
 
 class Transport(Protocol):
-    """The way to clients: in the processes of one Fabric (`Turns`), or on other machines.
+    """The way to clients: in the processes of one Fabric (`LocalTransport`), or on other machines.
 
     Every method is called in every process. A client's failure is returned, never raised.
 

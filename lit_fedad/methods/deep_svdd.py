@@ -51,7 +51,7 @@ class DeepSVDDServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("centre",)
+    state_names = ("centre",)
 
     def __init__(self, client: DeepSVDDClient) -> None:
         super().__init__(client)

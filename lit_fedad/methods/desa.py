@@ -114,7 +114,7 @@ class DESAClient(FedAvgClient):
     """
 
     needs = Classifier
-    kept = ("anchors", "labels")
+    state_names = ("anchors", "labels")
     task: Classifier
 
     def __init__(
@@ -206,7 +206,7 @@ class DESAServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("anchors", "labels", "logits")
+    state_names = ("anchors", "labels", "logits")
 
     def __init__(self, client: DESAClient) -> None:
         super().__init__(client)

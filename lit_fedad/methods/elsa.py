@@ -61,7 +61,7 @@ class ElsaServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("centres", "prototypes")
+    state_names = ("centres", "prototypes")
 
     def __init__(self, client: ElsaClient) -> None:
         super().__init__(client)

@@ -56,7 +56,7 @@ class FADngsClient(FedAvgClient):
     """
 
     needs = Contrastive
-    kept = ("embedded",)
+    state_names = ("embedded",)
     task: Contrastive
 
     def __init__(
@@ -153,7 +153,7 @@ class FADngsServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("densities",)
+    state_names = ("densities",)
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class FedAvgClient(Client):
         shares_weights: Whether a task without weights leaves the method nothing to do.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
+    state_names: ClassVar[tuple[str, ...]] = ("own_entries", "refreshed_in")
     shares_weights: ClassVar[bool] = True
 
     def __init__(
@@ -175,7 +175,7 @@ class FedAvgServer(Server):
         statistics: ``mean`` and ``scale`` [C] by which clients standardise features; empty where they do not.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("weights", "statistics", "server_optimizer_state")
+    state_names: ClassVar[tuple[str, ...]] = ("weights", "statistics", "server_optimizer_state")
     merges_sums = True
 
     def __init__(

@@ -86,7 +86,7 @@ class FedDyMemClient(Client):
     """
 
     needs = MemoryBank
-    kept = ("head", "drew_head", "measured", "sent", "past")
+    state_names = ("head", "drew_head", "measured", "sent", "past")
     task: MemoryBank
 
     def __init__(
@@ -219,7 +219,7 @@ class FedDyMemServer(Server):
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept = (
+    state_names = (
         "moments",
         "measured",
         "statistics",

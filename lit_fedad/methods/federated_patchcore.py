@@ -39,7 +39,7 @@ class FederatedPatchCoreClient(Client):
     """
 
     needs = MemoryBank
-    kept = ("bank",)
+    state_names = ("bank",)
     task: MemoryBank
 
     def __init__(self, task: MemoryBank, vectors: int | None = None, projection: int = 128) -> None:
@@ -74,7 +74,7 @@ class FederatedPatchCoreServer(Server):
         client: A client, for sizes.
     """
 
-    kept = ("bank",)
+    state_names = ("bank",)
 
     def __init__(self, client: FederatedPatchCoreClient) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ class FederatedSubspaceClient(Client):
     """
 
     needs = Subspace
-    kept = ("measured",)
+    state_names = ("measured",)
     task: Subspace
 
     def __init__(self, task: Subspace, noised_directions: int = 48, noised_share: float = 0.95) -> None:
@@ -110,7 +110,7 @@ class FederatedSubspaceServer(Server):
         moments: Those of all features; under differential privacy what is known of them (`HoldsNoised`).
     """
 
-    kept = ("moments", "measured", "subspace", "clusters")
+    state_names = ("moments", "measured", "subspace", "clusters")
 
     def __init__(self, client: FederatedSubspaceClient) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class FEDICServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("calibration",)
+    state_names = ("calibration",)
 
     def __init__(
         self,

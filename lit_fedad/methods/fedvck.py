@@ -71,7 +71,7 @@ class FedVCKClient(FedDMClient):
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("previous",)
+    state_names: ClassVar[tuple[str, ...]] = ("previous",)
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class FedVCKServer(FedDMServer):
         UserError: If a setting is out of range.
     """
 
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(
         self,

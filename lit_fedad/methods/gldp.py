@@ -67,7 +67,7 @@ class GLDPClient(FedRepClient):
 
     needs = Classifier
     task: Classifier
-    kept = ("old", "current", "met", "stage")
+    state_names = ("old", "current", "met", "stage")
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class GLDPServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:
         super().__init__(client)

@@ -52,7 +52,7 @@ class PandaClient(FedAvgClient):
     """
 
     needs = Panda
-    kept: ClassVar[tuple[str, ...]] = ()
+    state_names: ClassVar[tuple[str, ...]] = ()
     task: Panda
 
     def __init__(
@@ -145,7 +145,7 @@ class PandaServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("facts", "banks")
+    state_names = ("facts", "banks")
 
     def __init__(self, client: PandaClient) -> None:
         super().__init__(client)

@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Exchange
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, build, identity, takes
 from lit_fedad.core.errors import UserError
@@ -214,7 +214,7 @@ def build_federation(
         rounds=config["rounds"],
         seed=config["seed"],
         checkpoints=open_checkpoints(folder.path, config, model),
-        pool=ClientPool(read_kept(model.client), folder.path / "personal"),
+        pool=ClientPool(state_of(model.client), folder.path / "personal"),
         sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],

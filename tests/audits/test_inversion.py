@@ -124,9 +124,9 @@ def test_a_bank_is_inverted_judged_and_drawn(copied, capsys):
 def turn(federation, context):
     """Plays a client's turn; the live model is that client then."""
     exchange = federation.exchanges.at(context)
-    blob = federation.outbox.pack(exchange, [context.client], context)[context.client]
-    federation.turn.activate(exchange, context, federation.pool.get(context.client), blob)
-    return federation.turn.play(exchange, federation.data.at(context.round))
+    blob = federation.sender.pack(exchange, [context.client], context)[context.client]
+    federation.runner.activate(exchange, context, federation.pool.get(context.client), blob)
+    return federation.runner.play(exchange, federation.data.at(context.round))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, in_one_process, paint, three_sites, told
 
 from lit_fedad.cli.main import main
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
@@ -49,7 +49,7 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
 
     run = in_one_process(tmp_path, words, products)
     one, data = run.federation, run.data
-    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    assert differences(state_of(there.server), state_of(one.server)) == []
     assert told(there.history) == told(one.history)
     scores = calibration_scores(
         run.config, data.images, data.partition, data.module, run.fabric, run.federation.method

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_pool import ClientPool
 from lit_fedad.federation.sampling import ClientSampler
@@ -219,7 +219,7 @@ def test_an_interrupted_run_ends_with_the_noise_of_an_uninterrupted_one(toy, tmp
             client=own,
             data=Two(),
             evaluator=SimpleNamespace(after_fit=False),
-            pool=ClientPool(read_kept(own), folder / "personal"),
+            pool=ClientPool(state_of(own), folder / "personal"),
             privacy=TrainingPrivacy(epsilon=8.0, batch_size=4),
             noise_key=key,
         )

@@ -186,11 +186,11 @@ class _Watch:
         self.single[client] = {float(w), share * float(w), float(round(share * float(w) * 2**29))}
 
     def look(self, *more):
-        """Walks all that can be reached from the server, its receipts and what it is just given."""
+        """Walks all that can be reached from the server, its receivers and what it is just given."""
         federation = self.federation
         roots = [
             federation.server,
-            federation.receipt,
+            federation.receiver,
             federation.summing,
             federation.collecting,
             federation.history,

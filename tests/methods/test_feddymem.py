@@ -6,7 +6,7 @@ from helpers.methods import exchanges_of
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.federation.channel import check, elements
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.merge import KMeansAggregation, MeanAggregation, agreement
@@ -26,7 +26,7 @@ class Play:
         aggregation = aggregation or KMeansAggregation(weighted=self.client.send_counts, continued=True)
         self.server = FedDyMemServer(self.client, aggregation)
         self.loaders = loaders
-        self.initial = self.copy(read_kept(self.client))
+        self.initial = self.copy(state_of(self.client))
         self.states = {}
 
     @staticmethod
@@ -42,7 +42,7 @@ class Play:
         updates = {}
         for c in order or sorted(self.loaders):
             self.client.begin(Context(0, number, c))
-            write_kept(self.client, self.copy(self.states.get(c, self.initial)))
+            load_state(self.client, self.copy(self.states.get(c, self.initial)))
             down = exchange.broadcast(self.server, c)
             check(down, exchange.broadcast_spec(self.client), "the server")
             exchange.receive(self.client, down)
@@ -52,7 +52,7 @@ class Play:
             message = exchange.send(self.client, self.loaders[c])
             check(message, exchange.upload_spec(self.client), f"client {c}")
             updates[c] = Update(message, len(self.loaders[c].dataset))
-            self.states[c] = self.copy(read_kept(self.client))
+            self.states[c] = self.copy(state_of(self.client))
         exchange.aggregate(self.server, dict(sorted(updates.items())))
         return updates
 
@@ -173,6 +173,6 @@ def test_slots_that_every_client_shares_agree_fully():
 def test_state_of_the_server_is_restored(make_task, make_loader):
     play = Play(make_task(**ROBUST), {0: make_loader()}, send_counts=True).set_up()
     other = FedDyMemServer(play.client, KMeansAggregation())
-    write_kept(other, read_kept(play.server))
+    load_state(other, state_of(play.server))
     assert all(torch.equal(other.broadcast(0)[name], t) for name, t in play.server.broadcast(0).items())
     assert other.diagnostics() == play.server.diagnostics()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import LabelledDataset
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -310,7 +310,7 @@ def test_missing_images_are_named_before_anything_is_trained(fedic, tap, missing
 def test_a_trained_server_answers_without_images(fedic, exactly):
     trained = fedic(rounds=2).server
     rebuilt = FEDICServer(FEDICClient(make(5)))
-    write_kept(rebuilt, read_kept(trained))
+    load_state(rebuilt, state_of(trained))
     rebuilt.begin(Context(0, 3))
     exactly(rebuilt.broadcast(0), trained.weights)
 

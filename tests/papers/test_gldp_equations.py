@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept, write_kept
+from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.federation.client_pool import detached
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.prototypes import Prototypes
@@ -359,7 +359,7 @@ def test_algorithm_1(rounds, beta):
     """Each round names its participants and their tasks."""
     client = make_client(beta=beta)
     server = GLDPServer(client, beta=beta)
-    shelf = {number: detached(read_kept(client)) for number in TASKS}
+    shelf = {number: detached(state_of(client)) for number in TASKS}
     common, old, current, last = {}, {0: {}, 1: {}}, {0: {}, 1: {}}, {0: 0, 1: 0}
     start = parameters(client)[:2]
     for round, participants in enumerate(rounds, start=1):
@@ -368,7 +368,7 @@ def test_algorithm_1(rounds, beta):
         for number, stage in participants.items():
             broadcast = server.broadcast(number)
             client.begin(Context(0, round, client=number, stage=stage))
-            write_kept(client, shelf[number])
+            load_state(client, shelf[number])
             client.receive(broadcast)
             # Everyone starts from the last mean and the last global prototypes, whoever trained just before.
             for found, expected in zip(parameters(client), start, strict=False):
@@ -391,7 +391,7 @@ def test_algorithm_1(rounds, beta):
             assert_known(Prototypes.unpack(message[VECTORS], message[CLASSES], KINDS), sent[number])
             assert_known(client.old, old[number])
             assert_known(client.local, {**old[number], **current[number]})
-            shelf[number] = detached(read_kept(client))
+            shelf[number] = detached(state_of(client))
             updates[number] = Update(message, len(y))
         server.aggregate(updates)
         start = [sum(parts) / len(parts) for parts in zip(*bases.values(), strict=True)]

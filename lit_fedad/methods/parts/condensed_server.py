@@ -58,7 +58,7 @@ class CondensedServer(FedAvgServer):
         advice: The warning after round 1 about classes without an image; ``{}`` stands for their numbers.
     """
 
-    kept = ("knowledge",)
+    state_names = ("knowledge",)
     advice: ClassVar[str]
 
     def __init__(self, client: CondensedClient, training: CondensedTraining) -> None:

@@ -146,7 +146,7 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
         """Declares the sums."""
         assert self.sums is not None
         assert self.sums.by_image is not None
-        shapes = self.sums.by_image(client).form()
+        shapes = self.sums.by_image(client).shapes()
         return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.creff import (
     BIAS,
     CLASSES,
@@ -166,7 +166,7 @@ def test_the_number_of_threads_does_not_matter(exactly):
             assert torch.get_num_threads() == threads
         finally:
             torch.set_num_threads(before)
-        return read_kept(server)
+        return state_of(server)
 
     exactly(learnt(2), learnt(1))
 
