@@ -171,7 +171,7 @@ class MeasureDensities(RunCallback):
             and client.share_densities
         ):
             figures = run.folder.path / "figures"
-            run.extras["privacy"] = report_privacy(run.federation, run.data, run.fabric, figures)
+            run.extras["privacy"] = report_privacy(run.federation, run.local, run.fabric, figures)
 
 
 def report_privacy(

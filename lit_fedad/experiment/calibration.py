@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -26,11 +26,9 @@ from lit_fedad.evaluation.decisions import (
     product_rates,
     summarise_rates,
 )
+from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.run import Run
 from lit_fedad.metrics.conformal import Calibration, needed_images
-
-if TYPE_CHECKING:
-    from lit_fedad.experiment.build import Data
-    from lit_fedad.experiment.run import Run
 
 _DRAWN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Promised rates of the figure."""
@@ -83,10 +81,9 @@ def calibration_scores(
 def judge(run: Run) -> None:
     """Calibrates all clients after the last round, and judges their decisions; in every process.
 
-    Sets `Run.calibration`, `Run.scores` and `Run.decisions`, writes ``calibration.json``, and adds the rates to
-    `Run.rates` and ``decisions`` to ``result.json``, on the first process.
+    Sets `Run.calibration`, `Run.scores` and `Run.decisions`, and what `ship` sets.
     """
-    federation, config, data = run.federation, run.config, run.data
+    federation, config, data = run.federation, run.config, run.local
     scores = calibration_scores(
         config, data.images, data.partition, data.module, run.fabric, run.federation.method
     )
@@ -95,9 +92,21 @@ def judge(run: Run) -> None:
     promised = alphas(config)
     run.scores = evaluated_scores(federation, federation.rounds, data.scorer)
     run.decisions = decisions(run.scores, config, data, run.calibration, {*promised, *_DRAWN})
-    if not run.fabric.is_global_zero:
-        return
+    if run.fabric.is_global_zero:
+        ship(run)
+
+
+def ship(run: Run) -> None:
+    """Ships the decisions of a run that has been judged.
+
+    Writes ``calibration.json``, adds the rates to `Run.rates` and ``decisions`` to ``result.json``, and warns where
+    nothing can be promised.
+
+    Args:
+        run: The run, with its calibration and decisions, on the first process.
+    """
     run.folder.save_json("calibration.json", run.calibration.to_json())
+    promised = alphas(run.config)
     shipped = run.decisions[promised[0]]
     run.rates = summarise_rates(shipped)
     _warn(run, shipped, promised[0])

@@ -13,7 +13,8 @@ from lit_fedad.contracts import Context
 from lit_fedad.contracts.kept_state import read_kept, write_kept
 from lit_fedad.core.config import Config, build
 from lit_fedad.core.errors import UserError, first_line
-from lit_fedad.experiment.build import Model, open_checkpoints
+from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import ClientPool, State, detached
 from lit_fedad.federation.state_file import lasting_file, read_state, sha256, write_state

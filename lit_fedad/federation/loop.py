@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -57,7 +57,8 @@ class Federation:
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
-        transport: The way to clients on other machines; None where they live in this Fabric's processes.
+        transport: Makes the way to clients on other machines, given that to clients of this Fabric's processes; None
+            where they live here.
         names: What clients are called.
 
     Attributes:
@@ -84,7 +85,7 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         robust: Robust | None = None,
-        transport: Transport | None = None,
+        transport: Callable[[Turns], Transport] | None = None,
         names: ClientNames = NUMBERS,
     ) -> None:
         client, server = method.client, method.server
@@ -105,9 +106,8 @@ class Federation:
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.outbox = Outbox(server, client, channel.down, fabric)
-        self.transport = transport or Turns(
-            self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
-        )
+        here = Turns(self.turn, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline)
+        self.transport = transport(here) if transport else here
         self.collecting = Collecting(self.outbox, self.transport, self.receipt, sampler, names, fabric)
         self.summing: Collector | None = None
         self.plan: Budget | None = None

@@ -25,9 +25,10 @@ from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
 from lit_fedad.evaluation.predict import image_scores
-from lit_fedad.experiment.build import build_data, build_evaluator, build_model
+from lit_fedad.experiment.build import build_data, build_model
 from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.client_query import ClientQuery

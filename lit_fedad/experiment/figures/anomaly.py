@@ -27,7 +27,7 @@ def draw_heatmaps(run: Run) -> None:
     """
     federation, data, fabric, each = (
         run.federation,
-        run.data,
+        run.local,
         run.fabric,
         run.config["evaluation"]["pictures"],
     )

@@ -36,7 +36,7 @@ class Capacities(RunCallback):
     def on_rounds_end(self, run: Run) -> None:
         """Draws ``capacities.png``."""
         if run.config["evaluation"]["pictures"]:
-            show_capacities(run.federation, run.data, run.fabric, run.folder.path / "figures")
+            show_capacities(run.federation, run.local, run.fabric, run.folder.path / "figures")
 
 
 class _Look(NamedTuple):

@@ -61,8 +61,8 @@ def draw_scores(run: Run) -> None:
     Args:
         run: A run whose decisions have been judged, on the first process.
     """
-    sizes, alpha = run.data.partition.sizes, alphas(run.config)[0]
-    anomalous = evaluated_images(run.config, run.data).labels != 0
+    sizes, alpha = run.local.partition.sizes, alphas(run.config)[0]
+    anomalous = evaluated_images(run.config, run.local).labels != 0
     largest = sorted(run.scores, key=lambda client: (-sizes[client], client))[:_MOST_CLIENTS]
     clients = {}
     for client in sorted(largest):
@@ -90,7 +90,7 @@ def show_representations(run: Run) -> None:
     Args:
         run: A run on a `SemanticSet`, after its last round.
     """
-    federation, data, fabric = run.federation, run.data, run.fabric
+    federation, data, fabric = run.federation, run.local, run.fabric
     figures, alpha = run.folder.path / "figures", alphas(run.config)[0]
     assert isinstance(data.images, SemanticSet)
     first = federation.clients[0]
@@ -154,7 +154,7 @@ class Predictions(RunCallback):
         if run.fabric.is_global_zero and run.decisions:
             draw_calibration(run)
             draw_scores(run)
-        if isinstance(run.data.images, SemanticSet):
+        if isinstance(run.local.images, SemanticSet):
             show_representations(run)
-        elif isinstance(run.data.images, ImageSet):
+        elif isinstance(run.local.images, ImageSet):
             draw_heatmaps(run)

@@ -1,6 +1,7 @@
 """The pictures of a run."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,9 @@ from PIL import Image
 from lit_fedad.contracts import Prediction
 from lit_fedad.core.config import build
 from lit_fedad.data.partition import Partition
-from lit_fedad.experiment.build import build_data, build_federation, build_model, build_partition
+from lit_fedad.experiment.build import build_data, build_model, build_partition
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.figures import anomaly
 from lit_fedad.experiment.figures import history as history_figures
 from lit_fedad.experiment.figures import predictions as calibration
@@ -51,7 +54,8 @@ def restored(tiny_run):
     with pytest.warns(UserWarning, match="RANDOM"):
         model = build_model(config, images.categories)
     data = build_data(config, images, build_partition(config, images), model, fabric, Display(quiet=True))
-    federation = build_federation(config, tiny_run, model, data, fabric)
+    evaluator = build_evaluator(config, data, model.method, fabric)
+    federation = build_federation(config, tiny_run, model, data.module, evaluator, fabric, data.digest)
     federation.resume()
     return federation, data, fabric
 
@@ -88,7 +92,7 @@ def test_images_that_come_task_after_task_are_drawn_by_task(restored, drawn, tmp
     _, data, _ = restored
     products = [sample.category for sample in data.images.train]
     partition = Partition.in_stages([[[0], [1, len(products) - 1]], [[2]]])
-    history_figures.draw_partition(SimpleNamespace(partition=partition, images=data.images), tmp_path)
+    history_figures.draw_partition(replace(data, partition=partition), tmp_path)
     ((counts, names),) = drawn["stages_figure"]
     expected = [[[0], [1, -1]], [[2]]]
     assert [own.tolist() for own in counts] == [

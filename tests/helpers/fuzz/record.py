@@ -10,7 +10,7 @@ from helpers.pairs import IN_STAGES, OWN, STREAM, of_method
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.contracts.kept_state import read_kept
 from lit_fedad.core.config import call, compose
-from lit_fedad.experiment.train import build_run
+from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.message_check import outliers
 from lit_fedad.federation.processes import launch, make_fabric
