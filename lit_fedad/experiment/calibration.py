@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lit_fedad.contracts import Method
+from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config
 from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.hold_out import hold_out
@@ -169,8 +170,8 @@ def _warn(run: Run, judged: Mapping[int, Mapping[str, Any]], alpha: float) -> No
         most = max(_most(run.calibration, client, alpha) for client in silent)
         run.display.warn(
             f"evaluation.alpha={alpha:g} needs {needed_images(alpha)} calibration images, and"
-            f" {_clients(silent)} at most {most}: what cannot be promised is not called anomalous; give a larger"
-            " evaluation.alpha, or more images"
+            f" {_have(silent, run.federation.names)} at most {most}: what cannot be promised is not called anomalous;"
+            " give a larger evaluation.alpha, or more images"
         )
 
 
@@ -178,9 +179,8 @@ def _most(calibration: Calibration, client: int, alpha: float) -> int:
     return calibration.source(client, alpha).scores.total
 
 
-def _clients(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"client {numbers[0]} has"
-    return (
-        f"{len(numbers)} clients have" if len(numbers) > 8 else f"clients {', '.join(map(str, numbers))} have"
-    )
+def _have(clients: Sequence[int], names: ClientNames) -> str:
+    """Begins a sentence about what clients have, by name; of many by their number alone."""
+    if len(clients) > 8:
+        return f"{len(clients)} clients have"
+    return f"{', '.join(map(names.title, clients))} {'has' if len(clients) == 1 else 'have'}"
