@@ -101,7 +101,7 @@ def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Ch
     pool.restore(latest, {number})
     context = Context(config["seed"], round + 1, number)
     load_state(model.server, state["server"])
-    model.server.begin(context)
+    model.server.context = context
     exchange = model.method.exchanges.at(context)
     message, spec = exchange.broadcast(model.server, number), exchange.broadcast_spec(model.client)
     blob = channel.down.pack(message, spec, context, "the server")

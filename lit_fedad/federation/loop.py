@@ -101,7 +101,6 @@ class Federation:
         self.receiver = Receiver(server, client, channel.up, robust, names)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.fabric = fabric
-        server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.sender = Sender(server, client, channel.down, fabric)
@@ -122,6 +121,7 @@ class Federation:
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
+        self.server.register_clients({client: self.data.sizes[client] for client in self.clients})
         rounds = range(self.resume(), self.rounds + 1)
         self.transport.progress.begin(client for round in rounds for client in self._turns_in(round))
         for round in rounds:
@@ -139,7 +139,7 @@ class Federation:
         """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
-        self.server.begin(context)
+        self.server.context = context
         exchanges = self.exchanges.of_round(round)
         noised_sums = self.plan.released_in(exchanges, self.client) if self.plan else 0
         if (plan := self.plan) is not None:
@@ -250,7 +250,7 @@ class Federation:
 
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
-        self.server.begin(context)
+        self.server.context = context
         sums = self.summing if exchange.upload_spec(self.client) else None
         spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
         updates, results = (sums or self.collecting).collect(
@@ -323,7 +323,7 @@ class Federation:
     def _ask(self, query: ClientQuery[T], clients: list[int], pose: Pose) -> dict[int, T]:
         """Asks clients that have just received the server's message to them."""
         context = Context(self.seed, pose.round + 1)
-        self.server.begin(context)
+        self.server.context = context
         sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
         blobs = self.sender.messages(exchange, clients, context)

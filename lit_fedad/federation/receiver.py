@@ -203,13 +203,13 @@ class _Attempt:
     def restore(self) -> None:
         """Returns the server to its state before the merge."""
         load_state(self.receiver.server, deepcopy(self.before))
-        self.receiver.server.begin(self.context)
+        self.receiver.server.context = self.context
 
     def _check_next(self) -> None:
         """Checks the server's next message to each client."""
         server, client = self.receiver.server, self.receiver.client
         following = self.exchanges.after(self.context)
-        server.begin(following)
+        server.context = following
         exchange = self.exchanges.at(following)
         spec = exchange.broadcast_spec(client)
         checked: list[Any] = []
@@ -218,7 +218,7 @@ class _Attempt:
             if not any(_same(message, other) for other in checked):
                 check(message, spec, "the server")
                 checked.append(message)
-        server.begin(self.context)
+        server.context = self.context
 
 
 def _check_sum(validate: Callable[[], None], context: Context) -> None:

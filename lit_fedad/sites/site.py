@@ -16,6 +16,7 @@ from torch import Tensor
 import lit_fedad
 from lit_fedad.contracts import Client, Context, Exchange
 from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, build, compose
 from lit_fedad.core.errors import UserError, first_line
@@ -141,7 +142,7 @@ class _Seat:
         whole = _whole(config, images, settings, order.client)
         partition = with_calibration(config, images, whole, model.method)
         initial = state_of(model.client)
-        begins = digest_of([initial, model.task.learned_state()])
+        begins = digest_of([initial, learned_state(model.task)])
         states = States(
             settings.folder / "states" / order.run,
             initial,

@@ -83,7 +83,7 @@ def enrol_in_sums(folder: Path) -> None:
 def message_of(config: Config, model: Model, round: int = 1) -> bytes:
     """Packs the message that a server sends to client 0 at the beginning of a round."""
     context, down = Context(0, round), build(config["federation"]["channel"]).down
-    model.server.begin(context)
+    model.server.context = context
     sender = Sender(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
     return sender.pack(model.method.exchanges.at(context), [0], context)[0]
 

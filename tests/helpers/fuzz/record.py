@@ -128,6 +128,7 @@ def record(name: str, given: list[str]) -> Recording:
         receiver, collecting = federation.receiver, federation.collecting
         federation.receiver = _Recorder(recording)
         federation.collecting = replace(collecting, receiver=federation.receiver)
+        federation.server.register_clients({c: federation.data.sizes[c] for c in federation.clients})
         for round in range(federation.exchanges.first_round, federation.rounds + 1):
             report = federation.play(round)
             recording.refused += [f"{name}: {line}" for line in report.refused.values()]
