@@ -289,7 +289,7 @@ class Attack:
         return federation.runner.activate(exchange, context, federation.pool.get(number), blob)
 
     def _send(self, number: int) -> Message:
-        """Plays a client's turn; returns what it sends, as the server sees it."""
+        """Plays the exchange with a client; returns what it sends, as the server sees it."""
         federation, context = self.run.federation, self._context(number)
         exchange = federation.exchanges.at(context)
         self._enter(number)

@@ -24,8 +24,8 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.evidence import (
     ChangedLayer,
-    Predictor,
     SharedBank,
+    SharedModel,
     SharedMoments,
     SharedPrototypes,
     SharedSubspace,
@@ -152,8 +152,8 @@ def sent_statistics(
     if message and plain is not None and plain.shapes().keys() == message.keys():
         found["sum"] = each(lambda batch: sum_products(plain, torch.inf, batch, message))
     shown = evidence_of(federation).sent(federation.client, received, message)
-    found |= {kind: value for one in shown for kind, value in _statistic(one, federation, each).items()}
-    if exchange.trains and any(isinstance(one, Predictor) for one in shown):
+    found |= {kind: value for one in shown for kind, value in _statistic(one, each).items()}
+    if exchange.trains and any(isinstance(one, SharedModel) for one in shown):
         adversary_view(federation, client, update)
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return found
@@ -166,13 +166,13 @@ def received_statistics(
     received = observe(federation, client)
     each = _Each(federation, examples, load, size)
     shown = evidence_of(federation).received(federation.client, received)
-    found = {kind: value for one in shown for kind, value in _statistic(one, federation, each).items()}
-    if any(isinstance(one, Predictor) for one in shown):
+    found = {kind: value for one in shown for kind, value in _statistic(one, each).items()}
+    if any(isinstance(one, SharedModel) for one in shown):
         found["predictor"] = each(lambda batch: _predicted(federation, batch).unsqueeze(1))
     return found
 
 
-def _statistic(shown: Shown, federation: Federation, each: _Each) -> dict[str, Tensor]:
+def _statistic(shown: Shown, each: _Each) -> dict[str, Tensor]:
     """Computes the statistic of what a message shows, by its name in `COLUMNS`; none of a predictor."""
     match shown:
         case SharedBank(vectors, features):

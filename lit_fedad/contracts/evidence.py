@@ -98,11 +98,11 @@ class ChangedLayer:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class SharedModel:
     """A model that predicts: the live client with what it received, or with the upload (`Evidence.predict`)."""
 
 
-Shown = SharedBank | SharedMoments | SharedSubspace | SharedPrototypes | ChangedLayer | Predictor
+Shown = SharedBank | SharedMoments | SharedSubspace | SharedPrototypes | ChangedLayer | SharedModel
 """What a message can show."""
 
 

@@ -81,7 +81,7 @@ def load_client(
         found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
         context = Context(config["seed"], found.round, number, found.exchange)
         exchange = model.method.exchanges.at(context)
-        # What clients did not keep yet when an earlier version wrote this is as before their first turn.
+        # What clients did not keep yet when an earlier version wrote this is as before their first exchange.
         state = {**state_of(model.client), **found.state}
         ClientRunner(model.client, channel, fabric).activate(exchange, context, state, found.blob)
         model.client.deploy()

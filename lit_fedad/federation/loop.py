@@ -123,7 +123,7 @@ class Federation:
         """
         self.server.register_clients({client: self.data.sizes[client] for client in self.clients})
         rounds = range(self.resume(), self.rounds + 1)
-        self.transport.progress.begin(client for round in rounds for client in self._turns_in(round))
+        self.transport.progress.begin(client for round in rounds for client in self._visits_in(round))
         for round in rounds:
             report = self.play(round)
             if self.fabric.is_global_zero:
@@ -279,7 +279,7 @@ class Federation:
         """Merges the updates on the server, and adds the results of merged clients to the report.
 
         Returns:
-            Clients whose turn counts.
+            Clients whose message counts.
         """
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
@@ -351,8 +351,8 @@ class Federation:
         if self.fabric.is_global_zero:
             self.fabric.call(hook, self, *arguments)
 
-    def _turns_in(self, round: int) -> list[int]:
-        """Lists the clients that have a turn in a round, each as often as it has one."""
+    def _visits_in(self, round: int) -> list[int]:
+        """Lists the clients that a round visits, each as often as it does."""
         sampled = self.sampler.sample(self.clients, Context(self.seed, round))
         asked = self.evaluator.asked(self.client, self.clients) if self._evaluation_due(round) else []
         return sampled * len(self.exchanges.of_round(round)) + asked

@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fedad.condensation.kernels import mmd
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Client, Evidence, Message, Predictors, Update
-from lit_fedad.contracts.evidence import Predictor, Shown
+from lit_fedad.contracts.evidence import SharedModel, Shown
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.condensed_images import IMAGES, Knowledge, as_bytes, mebibytes
 from lit_fedad.methods.parts.evidence import invertible_model, weights_received
@@ -48,7 +48,7 @@ class CondensedClient(FedAvgClient):
 
     def shown(self, sent: Message) -> list[Shown]:
         """Lists what an upload shows of single images: the model that the server trains on the images in it."""
-        return [Predictor()] if IMAGES in sent else []
+        return [SharedModel()] if IMAGES in sent else []
 
 
 class CondensedServer(FedAvgServer):

@@ -12,11 +12,11 @@ from lit_fedad.contracts import Client, Message, MessageSpec, Task
 from lit_fedad.contracts.evidence import (
     ChangedLayer,
     Invertible,
-    Predictor,
     SentBank,
     SentImages,
     SentWeights,
     SharedBank,
+    SharedModel,
     SharedMoments,
     SharedSubspace,
     Shown,
@@ -140,12 +140,12 @@ def weights_sent(client: Client, received: Message, sent: Message) -> list[Shown
     shown, change = list[Shown](), _last_layer(client.task, received, sent)
     if change is not None:
         shown.append(change)
-    return [*shown, Predictor()] if _predicts(client.task, received, sent) else shown
+    return [*shown, SharedModel()] if _predicts(client.task, received, sent) else shown
 
 
 def weights_received(client: Client, received: Message) -> list[Shown]:
     """Lists that the weights in the server's message predict."""
-    return [Predictor()] if _predicts(client.task, received, received) else []
+    return [SharedModel()] if _predicts(client.task, received, received) else []
 
 
 def invertible_model(client: Client, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
