@@ -207,7 +207,7 @@ class _Observer(FederationCallback):
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Computes statistics of what the server sends next."""
-        federation.server.begin(Context(federation.seed, report.round + 1))
+        federation.server.context = Context(federation.seed, report.round + 1)
         size, found = self.shadows.config["evaluation"]["batch_size"], {}
         for client in sorted(set(self.shadows.clients) & set(federation.clients)):
             examples = self.shadows.examples(client)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Task
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.evaluation.predict import embed_batch, image_scores, predict_batch
 
 _MOST_BYTES = 1 << 28
@@ -58,7 +59,7 @@ def network_of(task: Task) -> dict[str, Tensor]:
     """Returns copies on the CPU of all that a task's `embedding` depends on and that training changes, by name."""
     return {
         name: entry.detach().to("cpu", copy=True)
-        for name, entry in task.learned_state().items()
+        for name, entry in learned_state(task).items()
         if name not in task.scoring_buffers
     }
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_fedad.contracts import Client, Method, Server, Task
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.config import Config, build, locate, takes
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.arrays import read_images
@@ -283,7 +284,7 @@ def start_from(task: Task, run: str) -> None:
         raise UserError(f"start={run}: the run is not complete; the command that began it continues it")
     server = checkpoints.load(latest)[1]["server"]
     weights = server.get("weights", {}) if isinstance(server, dict) else {}
-    own = task.learned_state()
+    own = learned_state(task)
     fitting = {
         name: entry
         for name, entry in (weights.items() if isinstance(weights, dict) else ())

@@ -23,7 +23,7 @@ _LINE = (
 
 
 class Progress(FederationCallback):
-    """A callback that shows the number of finished turns of clients, between `start` and `stop`."""
+    """A callback that shows the number of finished visits to clients, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._open = ExitStack()

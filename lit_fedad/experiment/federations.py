@@ -7,17 +7,17 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.config import Config, build, identity
 from lit_fedad.experiment.build import Model
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
+from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.evaluator import Evaluator
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.transport import Transport
-from lit_fedad.federation.turn import ClientData
-from lit_fedad.federation.turns import Turns
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import ImagePrivacy, noise_key
 from lit_fedad.privacy.protection import protect
@@ -31,7 +31,7 @@ def build_federation(
     evaluator: Evaluator,
     fabric: Fabric,
     images: str | None,
-    transport: Callable[[Turns], Transport] | None = None,
+    transport: Callable[[LocalTransport], Transport] | None = None,
     names: ClientNames = NUMBERS,
     key: bytes = b"",
 ) -> Federation:
@@ -57,7 +57,7 @@ def build_federation(
         rounds=config["rounds"],
         seed=config["seed"],
         checkpoints=open_checkpoints(folder, config, model, images),
-        pool=ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"]),
+        pool=ClientPool(state_of(model.client), folder / "personal", config["federation"]["pool_bytes"]),
         sampler=build(config["federation"]["sampler"]),
         channel=build(config["federation"]["channel"]),
         evaluate_every=config["evaluation"]["every"],

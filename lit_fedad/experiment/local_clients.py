@@ -22,11 +22,11 @@ from lit_fedad.experiment.calibration import judge, with_calibration
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation, shared_key
 from lit_fedad.experiment.figures.predictions import Predictions
-from lit_fedad.experiment.ray_turns import RayTurns, Simulation
+from lit_fedad.experiment.ray_transport import RayTransport, Simulation
 from lit_fedad.experiment.run import Run, RunCallback
 from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.transport import Transport
-from lit_fedad.federation.turns import Turns
 from lit_fedad.report.console import Display
 
 
@@ -73,7 +73,7 @@ def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
     return Run(config, folder, model, data, federation, fabric, display)
 
 
-def workers(config: Config, fabric: Fabric) -> Callable[[Turns], Transport] | None:
+def workers(config: Config, fabric: Fabric) -> Callable[[LocalTransport], Transport] | None:
     """Returns the maker of the way to Ray workers; None where clients are played in the processes of the Fabric.
 
     Raises:
@@ -92,4 +92,4 @@ def workers(config: Config, fabric: Fabric) -> Callable[[Turns], Transport] | No
             " federation/privacy out, or simulation.workers=0"
         )
     simulation: Simulation = call(Simulation, settings, "simulation")
-    return partial(RayTurns, config, simulation, build_run)
+    return partial(RayTransport, config, simulation, build_run)

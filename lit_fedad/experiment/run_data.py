@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lit_fedad.core.config import Config
+from lit_fedad.federation.client_runner import ClientData
 from lit_fedad.federation.round_report import RoundReport
-from lit_fedad.federation.turn import ClientData
 
 
 class Record(NamedTuple):

@@ -13,16 +13,16 @@ from lit_fedad.contracts import Client, Context, Exchange, Server, Update
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.channel import Link
+from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.processes import on_first
-from lit_fedad.federation.receipt import Receipt
+from lit_fedad.federation.receiver import Receiver
 from lit_fedad.federation.round_report import RoundReport, add_counts
 from lit_fedad.federation.sampling import ClientSampler
 from lit_fedad.federation.transport import Outcome, Transport
-from lit_fedad.federation.turn import ClientResult
 
 
 @dataclass(frozen=True)
-class Outbox:
+class Sender:
     """The sender of the server's messages, which packs each once.
 
     What is asked after a round comes with the message of the next round. Its bytes are kept until the server's state
@@ -100,17 +100,17 @@ class Collecting:
     """The collector of single uploads.
 
     Attributes:
-        outbox: Sends the server's messages.
+        sender: Sends the server's messages.
         transport: The way to clients.
-        receipt: Checks what they send.
+        receiver: Checks what they send.
         sampler: The policy for failures.
         names: What clients are called.
         fabric: The processes.
     """
 
-    outbox: Outbox
+    sender: Sender
     transport: Transport
-    receipt: Receipt
+    receiver: Receiver
     sampler: ClientSampler
     names: ClientNames
     fabric: Fabric
@@ -141,7 +141,7 @@ class Collecting:
         updates: dict[int, Update] = {}
         results: dict[int, ClientResult] = {}
         while playing:
-            blobs = self.outbox.messages(exchange, playing, context)
+            blobs = self.sender.messages(exchange, playing, context)
             add_counts(report.bytes_down, {client: len(blob) for client, blob in blobs.items()})
             outcome = self.transport.play(exchange, context, blobs, scored(playing))
             results |= outcome.values
@@ -162,7 +162,7 @@ class Collecting:
         """Checks what clients sent, and adds what can be used to the updates."""
         for client, result in outcome.values.items():
             try:
-                updates[client] = self.receipt.open(exchange, client, result.blob, sizes[client])
+                updates[client] = self.receiver.open(exchange, client, result.blob, sizes[client])
             except UserError as error:
                 report.refuse({client: str(error)})
         self.sampler.check_failures(self.names.titled(outcome.failures), report.round)

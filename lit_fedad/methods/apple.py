@@ -35,7 +35,7 @@ class AppleClient(FedAvgClient):
         early: L as a share of all rounds.
     """
 
-    kept = ("relations",)
+    state_names = ("relations",)
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class AppleServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("known",)
+    state_names = ("known",)
 
     def __init__(self, client: AppleClient) -> None:
         super().__init__(client)

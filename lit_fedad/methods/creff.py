@@ -139,7 +139,7 @@ class CReFFServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("retrained", "features", "seen")
+    state_names = ("retrained", "features", "seen")
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Free,
@@ -29,12 +30,13 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
+from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii, shared_slots
-from lit_fedad.memory.reduce import Reduced
+from lit_fedad.memory.reduce import PositionReduce, Reduced
 from lit_fedad.methods.parts.bank_sums import (
     BankSums,
     bank_sums_spec,
@@ -43,6 +45,7 @@ from lit_fedad.methods.parts.bank_sums import (
     slot_means,
     slot_sums,
 )
+from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.methods.parts.first_memory import FirstMemory
 from lit_fedad.methods.parts.model_sums import pack_moments
 from lit_fedad.methods.parts.pooled_moments import (
@@ -86,7 +89,7 @@ class FedDyMemClient(Client):
     """
 
     needs = MemoryBank
-    kept = ("head", "drew_head", "measured", "sent", "past")
+    state_names = ("head", "drew_head", "measured", "sent", "past")
     task: MemoryBank
 
     def __init__(
@@ -219,7 +222,7 @@ class FedDyMemServer(Server):
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
     """
 
-    kept = (
+    state_names = (
         "moments",
         "measured",
         "statistics",
@@ -372,7 +375,7 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
         (*statistics, FirstMemory(), *threshold),
         (Train(Sums(lambda client: means) if means else None),),
         BankSums() if made_of_sums(task) else None,
-        evidence=predict_with_bank,
+        evidence=Evidence(bank_sent, bank_received, predict_with_bank, _invertible),
     )
 
 
@@ -380,3 +383,7 @@ def predict_with_bank(server: FedDyMemServer, client: Client, update: Update) ->
     """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
     assert isinstance(client, FedDyMemClient)
     client.task.load_memory(update.message["memory"], update.message.get("radii"))
+
+
+def _invertible(client: FedDyMemClient, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
+    return invertible_bank(client, sent, ordered=isinstance(client.task.reduce, PositionReduce))

@@ -163,7 +163,7 @@ class FedGenServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("generator", "optimizer_state", "counts")
+    state_names = ("generator", "optimizer_state", "counts")
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ model confuses, by the clients' logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -27,6 +27,7 @@ from lit_fedad.condensation.relations import (
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
@@ -71,7 +72,7 @@ class FedVCKClient(FedDMClient):
         UserError: If the encoder has no batch normalisation, or a setting is out of range.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("previous",)
+    state_names: ClassVar[tuple[str, ...]] = ("previous",)
 
     def __init__(
         self,
@@ -178,6 +179,19 @@ class FedVCKClient(FedDMClient):
         }
         return {**super().upload_spec(), **own}
 
+    def shown(self, sent: Message) -> list[Shown]:
+        """Lists the logit prototypes in an upload, beside the model that its images train."""
+        if PROTOTYPES not in sent:
+            return super().shown(sent)
+        counted, task = sent[SIZES] > 0, self.task
+
+        def logits(batch: Mapping[str, Any]) -> Tensor:
+            found: Tensor = task.classifier(task(batch))
+            return ranks_of(found) if self.ranks else found
+
+        prototypes = SharedPrototypes(sent[PROTOTYPES][counted], sent[CLASSES][counted], logits)
+        return [prototypes, *super().shown(sent)]
+
 
 def ranks_of(logits: Tensor) -> Tensor:
     """Returns the rank of each class among a row of logits [n, K], 0 for the lowest, as float32."""
@@ -206,7 +220,7 @@ class FedVCKServer(FedDMServer):
         UserError: If a setting is out of range.
     """
 
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(
         self,

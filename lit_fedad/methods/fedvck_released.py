@@ -36,7 +36,7 @@ class FedVCKReleasedClient(FedVCKClient):
             previous model in round 2.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("synthetic",)
+    state_names: ClassVar[tuple[str, ...]] = ("synthetic",)
 
     def __init__(
         self,

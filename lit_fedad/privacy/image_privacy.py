@@ -203,7 +203,7 @@ def in_words(summary: dict[str, float | int | str | bool]) -> str:
 def releases_of(exchanges: Sequence[Exchange], client: Client) -> int:
     """Counts the exchanges in which something of images is released."""
     sums = [image_sums_of(exchange, client) for exchange in exchanges]
-    return sum(bool(one.form()) for one in sums if one is not None)
+    return sum(bool(one.shapes()) for one in sums if one is not None)
 
 
 def count_releases(exchanges: Exchanges, client: Client, rounds: int) -> int:

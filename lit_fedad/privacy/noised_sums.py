@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     SUM,
-    Additive,
     Client,
     Context,
     Exchange,
@@ -26,6 +25,7 @@ from lit_fedad.contracts import (
     ImageSums,
     Message,
     MessageSpec,
+    MessageSums,
     Method,
     Sums,
     TensorSpec,
@@ -50,7 +50,7 @@ def clipped_sum(sums: ImageSums, loader: Iterable[Any], clip: float) -> dict[str
     Returns:
         Sums by name, float64.
     """
-    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.form().items()}
+    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in sums.shapes().items()}
     for parts in clipped_parts(sums, loader, clip):
         for name, part in parts.items():
             total[name] += part.sum(0)
@@ -63,7 +63,7 @@ def clipped_parts(sums: ImageSums, loader: Iterable[Any], clip: float) -> Iterat
     Raises:
         UserError: If an image's features are not finite.
     """
-    for parts in sums.parts(loader):
+    for parts in sums.per_image(loader):
         squares = torch.stack([part.reshape(len(part), -1).square().sum(1) for part in parts.values()])
         norms = squares.sum(0).sqrt()
         if not norms.isfinite().all():
@@ -113,7 +113,7 @@ class Noised(Exchange[Any, Any]):
         self.inner, self.client, self.plan, self._key = inner, client, plan, key
         self.name = inner.name
         self.distributed = plan.settings.where == "distributed"
-        self.sums = Sums(self._additive, self._sums)
+        self.sums = Sums(self._message_sums, self._sums)
 
     def _sums(self, client: Client) -> ImageSums:
         assert self.inner.sums is not None
@@ -138,17 +138,17 @@ class Noised(Exchange[Any, Any]):
         total = clipped_sum(sums, loader, self.plan.settings.clip)
         if not self.distributed:
             return total
-        noise = gaussian(self._key, client.context, sums.form(), self.plan.share)
+        noise = gaussian(self._key, client.context, sums.shapes(), self.plan.share)
         return {name: part + noise[name] for name, part in total.items()}
 
     def upload_spec(self, client: Client) -> MessageSpec:
         """Declares the sums; they grow with a client's images."""
-        shapes = self._sums(client).form()
+        shapes = self._sums(client).shapes()
         return {name: TensorSpec(shape, torch.float64, counted=True) for name, shape in shapes.items()}
 
-    def _additive(self, client: Client) -> Additive:
+    def _message_sums(self, client: Client) -> MessageSums:
         noise = self.plan.share if self.distributed else 0.0
-        return BoundedSums(self._sums(client).form(), self.plan.settings.clip, noise)
+        return BoundedSums(self._sums(client).shapes(), self.plan.settings.clip, noise)
 
     def validate(self, server: Any, client_id: int, update: Update) -> None:
         """Checks that a sum without noise is none of longer parts."""
@@ -161,7 +161,7 @@ class Noised(Exchange[Any, Any]):
 
     def released(self, server: Any, updates: Mapping[int, Update]) -> Message:
         """Returns the noised sum of all, which is all that is promised to say little of an image."""
-        shapes = self._sums(self.client).form()
+        shapes = self._sums(self.client).shapes()
         total = {n: sum((u.message[n] for u in updates.values()), torch.zeros(())) for n in shapes}
         if self.distributed:
             return total
@@ -180,7 +180,7 @@ class Noised(Exchange[Any, Any]):
         images = sum(update.num_samples for update in updates.values())
         # Clients that finish beyond the carriers bring noise of their own.
         deviation = self.plan.deviation * max(1.0, len(clients) / self.plan.carriers) ** 0.5
-        message = self._sums(self.client).joined(
+        message = self._sums(self.client).from_sums(
             server, total, deviation if self.distributed else self.plan.deviation
         )
         self.inner.aggregate(server, {SUM: Update(message, images, tuple(clients))})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lit_fedad.federation.local_transport import LocalTransport
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.turns import Turns
 from lit_fedad.privacy.dp_sgd import TrainingPrivacy
 from lit_fedad.privacy.image_privacy import ImagePrivacy
 from lit_fedad.privacy.secure_aggregation import SecureSum
@@ -32,8 +32,8 @@ def protect(
     """
     method, sampler, clients = federation.method, federation.sampler, federation.clients
     if secure_sum is not None:
-        secure_sum.check(method, federation.channel, federation.receipt.robust, len(clients))
-        if isinstance(federation.transport, Turns):
+        secure_sum.check(method, federation.channel, federation.receiver.robust, len(clients))
+        if isinstance(federation.transport, LocalTransport):
             federation.transport.parties = Parties(federation.fabric, federation.mine)
     if privacy is not None and privacy.epsilon is not None:
         held = federation.data.at(federation.rounds)
@@ -45,7 +45,7 @@ def protect(
         federation.summing = Summing(
             secure_sum,
             method.client,
-            federation.outbox,
+            federation.sender,
             federation.transport,
             sampler,
             federation.names,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import lit_fedad
 from lit_fedad.contracts import Client, Context, Exchange
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, build, compose
 from lit_fedad.core.errors import UserError, first_line
@@ -32,9 +33,9 @@ from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.client_runner import ClientRunner, pose_client
+from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.federation.processes import make_fabric
-from lit_fedad.federation.turn import Turn, pose_client
-from lit_fedad.federation.turns import cause_of
 from lit_fedad.privacy.image_privacy import in_words
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.privacy.messages import read_survivors
@@ -141,8 +142,8 @@ class _Seat:
         model = build_model(config, order.classes)
         whole = _whole(config, images, settings, order.client)
         partition = with_calibration(config, images, whole, model.method)
-        initial = read_kept(model.client)
-        begins = digest_of([initial, model.task.learned_state()])
+        initial = state_of(model.client)
+        begins = digest_of([initial, learned_state(model.task)])
         states = States(
             settings.folder / "states" / order.run,
             initial,
@@ -159,7 +160,7 @@ class _Seat:
         self.settings, self.display = settings, display
         self.method = model.method
         self.client, self.module, self.fabric = model.client, data.module, fabric
-        self.turn = Turn(model.client, build(config["federation"]["channel"]), fabric)
+        self.runner = ClientRunner(model.client, build(config["federation"]["channel"]), fabric)
         self.secure = build(config["federation"].get("secure_sum"))
         self.summed = self.secure is not None
         if self.summed != (settings.roster is not None):
@@ -222,19 +223,19 @@ class _Seat:
         asked = Asked(self.facts.configuration, order.round, order.exchange, digest(blob), known)
         exchange = self._exchange(order, context, asked)
         self.states.settle(order.settled, order.base)
-        self.turn.activate(exchange, context, state, blob)
+        self.runner.activate(exchange, context, state, blob)
         if order.kind == "play":
             if self.noise is not None:
                 self.noise.pay(exchange, self.client, asked)
             mask = self._mask(exchange, envelopes)
             self.place = order.round, order.exchange
-            result = self.turn.play(exchange, data, mask)
-            self.states.put(order.step, read_kept(self.client))
+            result = self.runner.play(exchange, data, mask)
+            self.states.put(order.step, state_of(self.client))
             return Reply(scalars=result.scalars, letter=result.blob)
         query = self._query(order)
         pose_client(self.client, "own", {}, data)
         if order.keep:
-            state = read_kept(self.client)
+            state = state_of(self.client)
             self.states.put(order.step, state)
             trained = TrainedClient(order.round, order.exchange, blob, state)
             self._keep(lambda detector: detector.write(trained))

@@ -23,8 +23,8 @@ from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.train import train
+from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.loop import Federation
-from lit_fedad.federation.turn import Turn
 
 
 @dataclass
@@ -186,14 +186,14 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
 
     def play_all(method, task):
         given = pair_overrides(method, task)
-        play = Turn.play
+        play = ClientRunner.play
 
-        def play_but_for_one(turn, exchange, data, mask=None):
-            if exchange.trains and (turn.client.context.round, turn.client.context.client) == (2, 1):
+        def play_but_for_one(runner, exchange, data, mask=None):
+            if exchange.trains and (runner.client.context.round, runner.client.context.client) == (2, 1):
                 raise RuntimeError("out of memory")
-            return play(turn, exchange, data, mask)
+            return play(runner, exchange, data, mask)
 
-        monkeypatch.setattr(Turn, "play", play_but_for_one)
+        monkeypatch.setattr(ClientRunner, "play", play_but_for_one)
 
         score = ImageScorer.__call__
 

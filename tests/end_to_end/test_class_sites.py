@@ -19,7 +19,7 @@ from helpers.class_sites import (
 )
 from helpers.sites import DEBUG, HERE, NAMES, OF_FILES, Here, told
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import choices
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
@@ -48,7 +48,7 @@ def check_alike(folder, monkeypatch, differences, words, data, classes, public):
     run = in_one_process(folder, words, data, *public)
     one = run.federation
     assert told(there.history) == told(one.history)
-    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    assert differences(state_of(there.server), state_of(one.server)) == []
     bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
     for client, name in enumerate(NAMES):
         (states,) = (folder / name / "states").glob("*")

@@ -20,7 +20,7 @@ from helpers.sites import (
 )
 
 from lit_fedad.cli.main import main
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.errors import UserError
 from lit_fedad.deployment.export import export
 from lit_fedad.deployment.predict import predict
@@ -59,7 +59,7 @@ def test_sites_and_one_process_end_alike(tmp_path, monkeypatch, differences, met
     (there,) = played
 
     run = in_one_process(tmp_path, words, products)
-    assert differences(read_kept(there.server), read_kept(run.federation.server)) == []
+    assert differences(state_of(there.server), state_of(run.federation.server)) == []
     assert told(there.history) == told(run.federation.history)
     for name, compared in (("result.json", comparable), ("calibration.json", dict)):
         of_sites, of_one = ((tmp_path / place / name).read_text() for place in ("run", "one"))

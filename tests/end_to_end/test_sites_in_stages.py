@@ -9,7 +9,7 @@ import torch
 from helpers.sites import DEBUG, HERE, NAMES, Here, settings, told
 from lightning.fabric import Fabric
 
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import compose
 from lit_fedad.core.errors import UserError
@@ -111,7 +111,7 @@ def test_sites_with_stages_and_one_process_end_alike(tmp_path, monkeypatch, diff
     run = in_one_process(tmp_path, words, products)
     one, data = run.federation, run.local
     assert told(there.history) == told(one.history)
-    assert differences(read_kept(there.server), read_kept(one.server)) == []
+    assert differences(state_of(there.server), state_of(one.server)) == []
     bases = torch.load(there.checkpoints.latest() / "sites.pt")["bases"]
     for client, name in enumerate(NAMES):
         (states,) = (tmp_path / name / "states").glob("*")

@@ -20,10 +20,10 @@ SHAPES = {"a": (2, 3), "b": ()}
 class Rows:
     """Sums of rows [7] of a loader: six entries of ``a``, one of ``b``."""
 
-    def form(self):
+    def shapes(self):
         return SHAPES
 
-    def parts(self, loader):
+    def per_image(self, loader):
         for rows in loader:
             yield {"a": rows[:, :6].unflatten(1, (2, 3)), "b": rows[:, 6]}
 

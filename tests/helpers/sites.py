@@ -19,7 +19,7 @@ from lit_fedad.evaluation.decisions import RATES
 from lit_fedad.experiment.build import Model
 from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.train import train
-from lit_fedad.federation.collecting import Outbox
+from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.roster import write_sum_key
@@ -85,9 +85,9 @@ def enrol_in_sums(folder: Path) -> None:
 def message_of(config: Config, model: Model, round: int = 1) -> bytes:
     """Packs the message that a server sends to client 0 at the beginning of a round."""
     context, down = Context(0, round), build(config["federation"]["channel"]).down
-    model.server.begin(context)
-    outbox = Outbox(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
-    return outbox.pack(model.method.exchanges.at(context), [0], context)[0]
+    model.server.context = context
+    sender = Sender(model.server, model.client, down, Fabric(accelerator="cpu", devices=1))
+    return sender.pack(model.method.exchanges.at(context), [0], context)[0]
 
 
 def three_sites(folder: Path) -> list[Site]:

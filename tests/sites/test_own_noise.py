@@ -49,7 +49,7 @@ class OneSum:
     def upload_spec(client):
         return {"sum": None}
 
-    sums = Sums(by_image=lambda client: type("Form", (), {"form": lambda self: {"sum": (2,)}})())
+    sums = Sums(by_image=lambda client: type("Form", (), {"shapes": lambda self: {"sum": (2,)}})())
 
 
 def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from lit_fedad.audits import distance_correlation as density_privacy
 from lit_fedad.audits.distance_correlation import distance_correlation_matrix
 from lit_fedad.contracts import Context
-from lit_fedad.contracts.kept_state import read_kept
+from lit_fedad.contracts.state import state_of
 from lit_fedad.core.config import compose
 from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.predict import image_scores
@@ -333,7 +333,7 @@ def test_the_server_keeps_the_models_of_the_last_round_alone(played_fadngs):
     name = "projection.0.weight"
     mean = sum(size * server.last_merge.local[c][name] for c, size in enumerate(sizes))
     torch.testing.assert_close(server.last_merge.averaged[name], mean)
-    assert set(read_kept(server)) == {"weights", "statistics", "server_optimizer_state", "densities"}
+    assert set(state_of(server)) == {"weights", "statistics", "server_optimizer_state", "densities"}
 
 
 @pytest.mark.slow
