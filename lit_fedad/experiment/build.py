@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
@@ -21,26 +20,18 @@ from lit_fedad.data.datamodule import FederatedDataModule
 from lit_fedad.data.labelled import Images, LabelledDataset, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
-from lit_fedad.data.sample import ImageSet
-from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.evaluation.accuracy import AccuracyEvaluator
-from lit_fedad.evaluation.accuracy_stream import StreamAccuracyEvaluator
-from lit_fedad.evaluation.anomaly import AnomalyEvaluator
-from lit_fedad.evaluation.anomaly_stream import AnomalyStreamEvaluator, product_evaluators
-from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
-from lit_fedad.experiment.calibration import alphas, calibration_scores
+from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
+from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.ray_turns import RayTurns, Simulation
 from lit_fedad.experiment.run_folder import RunFolder
 from lit_fedad.federation.checkpoint import Checkpoints
 from lit_fedad.federation.client_pool import ClientPool
-from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.turn import Turn
 from lit_fedad.models.tiles import Backbone
@@ -97,7 +88,6 @@ class Data:
         partition: Training indices by client.
         transform: Transform from file to tensor.
         module: Loaders.
-        scorer: Scores all test images with a client.
         digest: Hash of images and partition.
     """
 
@@ -105,8 +95,29 @@ class Data:
     partition: Partition
     transform: ImageTransform
     module: FederatedDataModule
-    scorer: ImageScorer
     digest: str
+
+
+def build_parts(fabric: Fabric, config: Config, display: Display) -> tuple[Model, Data, Federation]:
+    """Builds all parts of a run.
+
+    Args:
+        fabric: A launched Fabric.
+        config: The configuration.
+        display: Output of progress and warnings.
+
+    Raises:
+        UserError: If the input is invalid.
+    """
+    images = build_images(config)
+    partition = build_partition(config, images)
+    public = build_public(config, images)
+    server_labelled = build_server_labelled(config, images, partition)
+    model = build_model(config, images.categories, public, server_labelled)
+    partition = with_calibration(config, images, partition, model.method)
+    data = build_data(config, images, partition, model, fabric, display)
+    federation = build_federation(config, RunFolder.of(config).path, model, data, fabric)
+    return model, data, federation
 
 
 def build_images(config: Config) -> Images:
@@ -275,43 +286,7 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    scorer = ImageScorer(module.test_dataloader(), fabric)
-    return Data(images, partition, transform, module, scorer, data_digest(images, partition))
-
-
-def build_evaluator(
-    config: Config, data: Data, method: Method, fabric: Fabric, common: bool = True
-) -> Evaluator:
-    """Builds the evaluator for this kind of data.
-
-    Args:
-        config: The configuration.
-        data: The images.
-        method: The method.
-        fabric: Device and processes.
-        common: Whether all clients are scored on the test images; otherwise these are one client's own.
-    """
-    loader, pro_limit = data.module.test_dataloader(), config["evaluation"]["pro_limit"]
-    counts, sizes = data.partition.counts(data.images), data.module.sizes
-    if isinstance(data.module, StreamDataModule) and method.client.task.kind == "classification":
-        by_stage, client_test = data.partition.stage_counts(data.images), config["evaluation"]["client_test"]
-        return StreamAccuracyEvaluator(loader, data.module, by_stage, method.client, fabric, client_test)
-    has_saturation = isinstance(data.images, ImageSet) and data.images.has_saturation
-    spro_limit = config["evaluation"]["spro_limit"] if has_saturation else None
-    if isinstance(data.module, StreamDataModule) and isinstance(data.images, ImageSet):
-        by_stage = data.partition.stage_counts(data.images)
-        judges = product_evaluators(data.images, data.module, by_stage, fabric, pro_limit, spro_limit)
-        return AnomalyStreamEvaluator(judges, data.module.timetable, by_stage, pro_limit, common)
-    if isinstance(data.images, SemanticSet):
-        scores = calibration_scores(config, data.images, data.partition, data.module, fabric, method)
-        labels, normal = data.images.test_labels, data.images.normal_classes
-        test = SemanticTest(data.scorer, labels, normal, scores, alphas(config)[0])
-        holders = [number for number, size in sizes.items() if size]
-        return SemanticEvaluator(data.images.anomalies, test, holders, common)
-    if isinstance(data.images, LabelledSet):
-        return AccuracyEvaluator(loader, torch.from_numpy(counts), fabric, common=common)
-    products = [sample.category for sample in data.images.test]
-    return AnomalyEvaluator(loader, products, data.images.has_masks, fabric, pro_limit, spro_limit, common)
+    return Data(images, partition, transform, module, data_digest(images, partition))
 
 
 def build_federation(
@@ -328,7 +303,7 @@ def build_federation(
         finished: Whether no round is to come: no secret is then made to draw noise from.
     """
     privacy = build(config["federation"].get("privacy"))
-    evaluator = build_evaluator(config, data, model.method, fabric)
+    evaluator = build_evaluator(config, data.images, data.partition, data.module, model.method, fabric)
     pool = ClientPool(read_kept(model.client), folder / "personal", config["federation"]["pool_bytes"])
     sampler, channel = build(config["federation"]["sampler"]), build(config["federation"]["channel"])
     clients = {client for client, size in data.module.sizes.items() if size}
@@ -349,7 +324,7 @@ def build_federation(
         robust=build(config["federation"].get("robust")),
         transport=None
         if simulation is None
-        else RayTurns(config, simulation, *turns, sampler.skips, sampler.deadline),
+        else RayTurns(config, simulation, build_parts, *turns, sampler.skips, sampler.deadline),
     )
     secure_sum = build(config["federation"].get("secure_sum"))
     key = b"" if finished else shared_key(folder, privacy, data.digest, fabric)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.core.bounds import at_least
@@ -17,6 +18,7 @@ from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import require
 from lit_fedad.federation.client_pool import ClientPool, State
+from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.processes import make_fabric
 from lit_fedad.federation.transport import Outcome
 from lit_fedad.federation.turn import ClientResult
@@ -48,6 +50,9 @@ class Simulation:
         require("simulation", "simulation.workers")
 
 
+Parts = Callable[[Fabric, Config, Display], tuple[Any, Any, Federation]]
+"""Builds a run's model, data and federation (`lit_fedad.experiment.build.build_parts`)."""
+
 _PATIENCE = 300
 """Seconds for which turns wait while no worker is left."""
 
@@ -63,12 +68,13 @@ class RayTurns(Turns):
     Args:
         config: The run's configuration.
         simulation: The workers.
+        parts: Builds a run's model, data and federation.
         *turns: Those of `Turns`.
     """
 
-    def __init__(self, config: Config, simulation: Simulation, *turns: Any) -> None:
+    def __init__(self, config: Config, simulation: Simulation, parts: Parts, *turns: Any) -> None:
         super().__init__(*turns)
-        self.config, self.simulation = config, simulation
+        self.config, self.simulation, self.parts = config, simulation, parts
         self._workers: list[Any] = []
         self._returning: dict[Any, Any] = {}
 
@@ -158,7 +164,8 @@ class RayTurns(Turns):
         options = {"num_cpus": given.cpus, "num_gpus": given.gpus, "max_restarts": -1, "max_task_retries": 0}
         remote = ray.remote(**options)(Worker)
         config = ray.put(self.config)
-        return [remote.remote(config, torch.get_num_threads()) for _ in range(given.workers)]
+        threads = torch.get_num_threads()
+        return [remote.remote(config, self.parts, threads) for _ in range(given.workers)]
 
 
 class Worker:
@@ -166,17 +173,16 @@ class Worker:
 
     Args:
         config: The run's configuration.
+        parts: Builds a run's model, data and federation.
         threads: Threads of torch, as in the process that asks: sums round alike.
     """
 
-    def __init__(self, config: Config, threads: int) -> None:
-        from lit_fedad.experiment.train import build_run  # which imports this module
-
+    def __init__(self, config: Config, parts: Parts, threads: int) -> None:
         torch.set_num_threads(threads)
         self.folder = tempfile.TemporaryDirectory(prefix="lit_fedad_worker_")
         config = {**config, "simulation": {"workers": 0}, "callbacks": {}, "out": self.folder.name}
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-        federation = build_run(fabric, config, Display(quiet=True)).federation
+        *_, federation = parts(fabric, config, Display(quiet=True))
         assert isinstance(federation.transport, Turns)
         self.exchanges, self.turns = federation.exchanges, federation.transport
 

@@ -10,17 +10,9 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from lit_fedad.core.config import Config, build, call, judgement
-from lit_fedad.experiment.build import (
-    build_data,
-    build_federation,
-    build_images,
-    build_model,
-    build_partition,
-    build_public,
-    build_server_labelled,
-)
-from lit_fedad.experiment.calibration import judge, with_calibration
+from lit_fedad.experiment.build import build_parts
 from lit_fedad.experiment.console import Console
+from lit_fedad.experiment.decisions import judge
 from lit_fedad.experiment.disk_full import disk_full_in_one_line
 from lit_fedad.experiment.figures.history import History
 from lit_fedad.experiment.figures.predictions import Predictions
@@ -96,26 +88,9 @@ def _play(fabric: Fabric, config: Config, quiet: bool) -> None:
 
 
 def build_run(fabric: Fabric, config: Config, display: Display) -> Run:
-    """Builds all parts of a run.
-
-    Args:
-        fabric: A launched Fabric.
-        config: The configuration.
-        display: Output of progress and warnings.
-
-    Raises:
-        UserError: If the input is invalid.
-    """
-    images = build_images(config)
-    partition = build_partition(config, images)
-    public = build_public(config, images)
-    server_labelled = build_server_labelled(config, images, partition)
-    model = build_model(config, images.categories, public, server_labelled)
-    partition = with_calibration(config, images, partition, model.method)
-    data = build_data(config, images, partition, model, fabric, display)
-    folder = RunFolder.of(config)
-    federation = build_federation(config, folder.path, model, data, fabric)
-    return Run(config, folder, model, data, federation, fabric, display)
+    """Builds a run, whose arguments are those of `build_parts`."""
+    model, data, federation = build_parts(fabric, config, display)
+    return Run(config, RunFolder.of(config), model, data, federation, fabric, display)
 
 
 def _play_all_rounds(run: Run) -> None:
