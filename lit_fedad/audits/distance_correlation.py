@@ -16,9 +16,9 @@ from lit_fedad.contracts import Client
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.evaluators import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
-    draw_some,
     embed_images,
     generator_of,
     loader_of,

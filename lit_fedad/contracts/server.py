@@ -67,6 +67,9 @@ class Server:
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Merges the messages that clients sent after training.
 
+        Tensors of ``kept`` are replaced, never changed in place: where merging fails, the server returns to those that
+        it had.
+
         Args:
             updates: By client, in client order; never empty.
         """

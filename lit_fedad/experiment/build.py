@@ -23,7 +23,6 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.data.public import refuse_overlap
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.data.transform import ImageTransform
-from lit_fedad.evaluation.image_scorer import ImageScorer
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
 from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
@@ -83,7 +82,6 @@ class Data:
         partition: Training indices by client.
         transform: Transform from file to tensor.
         module: Loaders.
-        scorer: Scores all test images with a client.
         digest: Hash of images and partition.
     """
 
@@ -91,7 +89,6 @@ class Data:
     partition: Partition
     transform: ImageTransform
     module: FederatedDataModule
-    scorer: ImageScorer
     digest: str
 
     @property
@@ -310,5 +307,4 @@ def build_data(
         if partition.stages is None
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
-    scorer = ImageScorer(module.test_dataloader(), fabric)
-    return Data(images, partition, transform, module, scorer, data_digest(images, partition))
+    return Data(images, partition, transform, module, data_digest(images, partition))

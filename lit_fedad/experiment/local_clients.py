@@ -18,7 +18,8 @@ from lit_fedad.experiment.build import (
     build_public,
     build_server_labelled,
 )
-from lit_fedad.experiment.calibration import judge, with_calibration
+from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.experiment.decisions import judge
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.federations import build_federation, shared_key
 from lit_fedad.experiment.figures.predictions import Predictions

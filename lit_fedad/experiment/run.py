@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lightning.fabric import Fabric
-from torch import Tensor
 
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import Data, Model
 from lit_fedad.experiment.run_data import RunData
 from lit_fedad.experiment.run_folder import RunFolder
@@ -34,7 +34,7 @@ class Run:
         fabric: Device, precision and processes.
         display: Output for the user; quiet in processes other than the first.
         calibration: Calibration scores by client, after the last round of an anomaly task; on the first process only.
-        scores: Image scores of the test images by client, likewise.
+        predictions: Predictions of the test images by client, likewise.
         decisions: Judged decisions (`decide`) by promised rate of false alarms, likewise.
         rates: False-alarm and miss rates of the decisions that the run ships, likewise.
         extras: Values that callbacks add to ``result.json``, by key.
@@ -48,7 +48,7 @@ class Run:
     fabric: Fabric
     display: Display
     calibration: Calibration = field(default_factory=lambda: Calibration({}, shared=False))
-    scores: dict[int, Tensor] = field(default_factory=dict)
+    predictions: Mapping[int, Predicted] = field(default_factory=dict)
     decisions: dict[float, dict[int, dict[str, Any]]] = field(default_factory=dict)
     rates: dict[str, Summary] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)

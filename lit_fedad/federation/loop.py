@@ -111,6 +111,7 @@ class Federation:
         self.summing: Collector | None = None
         self.plan: Budget | None = None
         self.history: list[RoundReport] = []
+        self._predictions: tuple[int | None, Mapping[int, Any]] = None, {}
 
     def run(self) -> list[RoundReport]:
         """Runs all rounds after the last checkpoint.
@@ -158,11 +159,22 @@ class Federation:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         self.transport.progress.extend(self.evaluator.asked(self.client, self.clients))
         found = self.evaluator.evaluate(self, round)
+        self._predictions = round, found.predictions if found is not None else {}
         if found is None:
             return None
         if found.trained is not None and self.history:
             self.history[-1].trained = found.trained
         return found.metrics
+
+    def predictions(self, round: int) -> Mapping[int, Any]:
+        """Returns the predictions of the test images after a round, by client; on the first process.
+
+        They are those of the round's evaluation. Where this process has not evaluated it, as after an interruption, it
+        does so now.
+        """
+        if self._predictions[0] != round:
+            self.evaluate(round)
+        return self._predictions[1]
 
     def ask(
         self,

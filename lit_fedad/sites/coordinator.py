@@ -18,7 +18,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationQuery, calibrate
 from lit_fedad.evaluation.decisions import decide_apart
 from lit_fedad.experiment.build import build_model
-from lit_fedad.experiment.calibration import alphas, ship
+from lit_fedad.experiment.calibration import alphas
+from lit_fedad.experiment.decisions import ship
 from lit_fedad.experiment.evaluators import TestsElsewhere, build_evaluator_of_answers
 from lit_fedad.experiment.federations import build_federation
 from lit_fedad.experiment.run import Run, RunCallback

@@ -25,10 +25,11 @@ from lit_fedad.data.partition import Partition
 from lit_fedad.data.sample import Sample
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.predictions import Predicted
 from lit_fedad.experiment.build import build_data, build_model
-from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
+from lit_fedad.experiment.calibration import calibration_scores, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.decisions import evaluated_images
 from lit_fedad.experiment.evaluators import build_evaluator
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
@@ -174,6 +175,8 @@ class _Seat:
         self.message = b""
         self.given, self.place = Given(self.states.folder / "sums.json"), (0, 0)
         self.evaluator = build_evaluator(config, data, model.method, fabric, common=False)
+        # Predictions of its test images, and the round and message after which they were made.
+        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
         if self.evaluator.local:
             raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
         products = products_of(images)
@@ -240,6 +243,8 @@ class _Seat:
             trained = TrainedClient(order.round, order.exchange, blob, state)
             self._keep(lambda detector: detector.write(trained))
         found = query(self.client, order.client)
+        if order.question == "scores":
+            self.predicted = (order.round, digest(blob)), self.evaluator.predicted(found)
         if order.question == "calibration":
             self._keep(lambda detector: detector.calibrate(found))
         message = query.pack(found)
@@ -311,16 +316,24 @@ class _Seat:
                 self.config, data.images, data.partition, data.module, self.fabric, self.method
             )
             return CalibrationQuery(order.names, scores)
-        loader, images = data.module.test_dataloader(), evaluated_images(self.config, data)
-        shipped = order.question == "decisions"
+        images, shipped = evaluated_images(self.config, data), order.question == "decisions"
 
         def scored(client: Client) -> Tensor:
-            scores = image_scores(client, loader, self.fabric)
+            predicted = self._predictions(client, order)
             if shipped:
-                self._report(client, scores, order, images)
-            return scores
+                self._report(predicted, order, images)
+            return predicted.scores
 
         return DecisionsQuery(order.names, order.numbers, images, scored, shipped)
+
+    def _predictions(self, client: Client, order: Order) -> Predicted:
+        """Returns the predictions of the test images: those that metrics were computed from, or else computes them."""
+        after = order.round, digest(self.message)
+        if self.predicted[0] != after:
+            self.predicted = after, self.evaluator.predicted(self.evaluator(client, order.client))
+        predicted = self.predicted[1]
+        assert predicted is not None
+        return predicted
 
     def _keep(self, part: Callable[[OwnDetector], None]) -> None:
         """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
@@ -335,13 +348,11 @@ class _Seat:
             if self.detector.complete and not known:
                 self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
 
-    def _report(self, client: Client, scores: Tensor, order: Order, images: EvaluatedImages) -> None:
+    def _report(self, predicted: Predicted, order: Order, images: EvaluatedImages) -> None:
         """Writes the site's own report; a failure ends no round."""
-        report = OwnReport(
-            self.settings.folder / "reports" / order.run, self.config, self.data, images, self.fabric
-        )
+        report = OwnReport(self.settings.folder / "reports" / order.run, self.config, self.data, images)
         try:
-            self.display.note(f"report: {report.write(client, scores.double(), order.numbers)}")
+            self.display.note(f"report: {report.write(predicted, order.numbers)}")
         except (OSError, ValueError, UserError) as error:
             self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_fedad.contracts import Client, Message
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.experiment.build import Data
+from lit_fedad.experiment.evaluators import draw_some
 from lit_fedad.experiment.figures.embedding import (
     density_scores,
-    draw_some,
     embed_images,
     generator_of,
     last_exchange,

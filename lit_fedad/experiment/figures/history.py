@@ -24,7 +24,7 @@ class History(RunCallback):
     def on_run_start(self, run: Run) -> None:
         """Draws ``partition.png``."""
         if run.fabric.is_global_zero and run.config["evaluation"]["pictures"]:
-            draw_partition(run.data, run.folder.path)
+            draw_partition(run.local, run.folder.path)
 
     def on_rounds_end(self, run: Run) -> None:
         """Draws a figure of each metric's curves, and ``communication.png``."""

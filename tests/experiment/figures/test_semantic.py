@@ -82,7 +82,8 @@ def run_of(federation, data, fabric, folder, calibration, alpha):
     """What callbacks are handed after the last round."""
     config = {"evaluation": {"pictures": 1, "alpha": alpha}}
     model = SimpleNamespace(task=federation.client.task)
-    return Run(config, RunFolder(folder), model, data, federation, fabric, Display(quiet=True), calibration)
+    parts = model, data, federation, fabric, Display(quiet=True)
+    return Run(config, RunFolder(folder), *parts, calibration, federation.predictions(federation.rounds))
 
 
 @pytest.fixture(scope="module")
