@@ -25,11 +25,11 @@ from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.partition import Partition
 from lit_fedad.experiment.build import (
     build_data,
-    build_federation,
     build_model,
     build_public,
     build_server_labelled,
 )
+from lit_fedad.experiment.federations import build_federation, shared_key
 from lit_fedad.experiment.finished_run import FinishedRun, one_process
 from lit_fedad.federation.callback import FederationCallback
 from lit_fedad.federation.evaluator import Evaluator, QueriedFederation
@@ -145,9 +145,17 @@ class ShadowRuns:
             model = build_model(self.config, self.images.categories, self.public, self.server_labelled)
             fabric = one_process(config, [observer])
             data = build_data(config, self.images, partition, model, fabric, Display(quiet=True))
-            federation = build_federation(config, folder, model, data, fabric)
+            federation = build_federation(
+                config,
+                folder,
+                model,
+                data.module,
+                NoEvaluation(),
+                fabric,
+                data.digest,
+                key=shared_key(folder, config, data.digest, fabric),
+            )
             observer.train = data.module.train
-            federation.evaluator = NoEvaluation()
             federation.sampler = SampledAs(**asdict(federation.sampler), seed=self.config["seed"])
             try:
                 federation.run()
@@ -200,7 +208,7 @@ class _Observer(FederationCallback):
 
     def on_round_end(self, federation: Federation, report: RoundReport) -> None:
         """Computes statistics of what the server sends next."""
-        federation.server.begin(Context(federation.seed, report.round + 1))
+        federation.server.context = Context(federation.seed, report.round + 1)
         size, found = self.shadows.config["evaluation"]["batch_size"], {}
         for client in sorted(set(self.shadows.clients) & set(federation.clients)):
             examples = self.shadows.examples(client)

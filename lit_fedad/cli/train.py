@@ -29,9 +29,18 @@ def train(overrides: Sequence[str]) -> None:
     require("train", "lit-fedad train")
     config = compose(overrides)
     # Only now: a misspelt key is refused before Lightning is imported, which takes seconds.
+    from lit_fedad.experiment.run_folder import RunFolder
     from lit_fedad.experiment.train import train
 
     train(config)
+    run = RunFolder.of(config).path
+    Display().where_next(
+        [
+            ("files", str(run)),
+            ("compare", "mlflow ui"),
+            ("new images", f"lit-fedad predict run={run} images=FOLDER"),
+        ]
+    )
 
 
 def list_choices(groups: Sequence[str]) -> None:

@@ -56,6 +56,7 @@ class Client(L.LightningModule):
 
     Attributes:
         needs: Class of task that the method requires.
+        context: Seed, round, client, exchange and stage; set before the client plays an exchange.
         state_names: Names of the attributes that hold a single client's state, in addition to those of base classes.
 
     Raises:
@@ -74,7 +75,7 @@ class Client(L.LightningModule):
         self.local_epochs = local_epochs
         self.keep_optimizer = keep_optimizer
         self.optimizer_state: dict[str, Any] | None = None
-        self.loss_scale: dict[str, Any] | None = None  # of 16-mixed; set by the client's turn
+        self.loss_scale: dict[str, Any] | None = None  # of 16-mixed; set after training
         self.context = Context(seed=0, round=0)
 
     @classmethod
@@ -96,15 +97,6 @@ class Client(L.LightningModule):
     def predictors(self) -> Predictors:
         """The models that predict; by default each client has its own."""
         return Predictors()
-
-    def begin(self, context: Context) -> None:
-        """Starts a turn: sets the client and the round.
-
-        Args:
-            context: Seed, round, client, exchange and stage.
-        """
-        self.context = context
-        self.task.round = context.round
 
     def receive(self, message: Message) -> None:
         """Loads the server's message before training."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context, Exchange
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.extras import require
+from lit_fedad.experiment.run import Run
 from lit_fedad.federation.client_pool import ClientPool, State
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.local_transport import LocalTransport
@@ -48,6 +50,9 @@ class Simulation:
         require("simulation", "simulation.workers")
 
 
+Builder = Callable[[Fabric, Config, Display], Run]
+"""Builds all parts of a run in one process."""
+
 _PATIENCE = 300
 """Seconds for which clients wait while no worker is left."""
 
@@ -63,12 +68,13 @@ class RayTransport(LocalTransport):
     Args:
         config: The run's configuration.
         simulation: The workers.
-        *parts: What `LocalTransport` is built from.
+        build: Builds the run's parts in a worker; a function of a module.
+        here: The transport to clients of this process.
     """
 
-    def __init__(self, config: Config, simulation: Simulation, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.config, self.simulation = config, simulation
+    def __init__(self, config: Config, simulation: Simulation, build: Builder, here: LocalTransport) -> None:
+        super().__init__(here.runner, here.data, here.pool, here.mine, here.evaluator, here.skips, here.limit)
+        self.config, self.simulation, self.build = config, simulation, build
         self._workers: list[Any] = []
         self._returning: dict[Any, Any] = {}
 
@@ -158,7 +164,8 @@ class RayTransport(LocalTransport):
         options = {"num_cpus": given.cpus, "num_gpus": given.gpus, "max_restarts": -1, "max_task_retries": 0}
         remote = ray.remote(**options)(Worker)
         config = ray.put(self.config)
-        return [remote.remote(config, torch.get_num_threads()) for _ in range(given.workers)]
+        threads = torch.get_num_threads()
+        return [remote.remote(config, self.build, threads) for _ in range(given.workers)]
 
 
 class Worker:
@@ -166,17 +173,16 @@ class Worker:
 
     Args:
         config: The run's configuration.
+        build: Builds the run's parts.
         threads: Threads of torch, as in the process that asks: sums round alike.
     """
 
-    def __init__(self, config: Config, threads: int) -> None:
-        from lit_fedad.experiment.train import build_run  # which imports this module
-
+    def __init__(self, config: Config, build: Builder, threads: int) -> None:
         torch.set_num_threads(threads)
         self.folder = tempfile.TemporaryDirectory(prefix="lit_fedad_worker_")
         config = {**config, "simulation": {"workers": 0}, "callbacks": {}, "out": self.folder.name}
         fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
-        federation = build_run(fabric, config, Display(quiet=True)).federation
+        federation = build(fabric, config, Display(quiet=True)).federation
         assert isinstance(federation.transport, LocalTransport)
         self.exchanges, self.transport = federation.exchanges, federation.transport
 

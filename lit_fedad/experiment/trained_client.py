@@ -15,7 +15,8 @@ from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.core.files import atomic, sha256
-from lit_fedad.experiment.build import Model, open_checkpoints
+from lit_fedad.experiment.build import Model
+from lit_fedad.experiment.federations import open_checkpoints
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_pool import ClientPool, State, detached
 from lit_fedad.federation.client_runner import ClientRunner
@@ -83,7 +84,7 @@ def load_client(
         found = TrainedClient.read(folder, own) if own else _of_run(model, folder, config, number, channel)
         context = Context(config["seed"], found.round, number, found.exchange)
         exchange = model.method.exchanges.at(context)
-        # What clients did not keep yet when an earlier version wrote this is as before their first turn.
+        # What clients did not keep yet when an earlier version wrote this is as before their first exchange.
         state = {**state_of(model.client), **found.state}
         ClientRunner(model.client, channel, fabric).activate(exchange, context, state, found.blob)
         model.client.deploy()
@@ -103,7 +104,7 @@ def _of_run(model: Model, folder: Path, config: Config, number: int, channel: Ch
     pool.restore(latest, {number})
     context = Context(config["seed"], round + 1, number)
     load_state(model.server, state["server"])
-    model.server.begin(context)
+    model.server.context = context
     exchange = model.method.exchanges.at(context)
     message, spec = exchange.broadcast(model.server, number), exchange.broadcast_spec(model.client)
     blob = channel.down.pack(message, spec, context, "the server")

@@ -97,7 +97,7 @@ class ClientRunner:
             UserError: If the message differs from the declared form.
         """
         client = self.client
-        client.begin(context)
+        client.context, client.task.round = context, context.round
         load_state(client, state)
         message = self.channel.down.unpack(blob, exchange.broadcast_spec(client), "the server")
         exchange.receive(client, message)

@@ -25,7 +25,7 @@ from lit_fedad.federation.processes import gather
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
 
 GRACE_S = 5.0
-"""Seconds that a turn has to stop at its deadline before its process is ended."""
+"""Seconds that a client has to stop at its deadline before its process is ended."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def deadline(seconds: float | None, who: str) -> Iterator[None]:
 
     Args:
         seconds: Wall-clock time; None for no limit.
-        who: Whose turn it is, such as ``"client 3"``.
+        who: Who is limited, such as ``"client 3"``.
 
     Raises:
         UserError: In the block, at the deadline; or at once, where there are no alarms (outside the main thread, on
@@ -98,7 +98,7 @@ class LocalTransport:
         mine: Clients of this process.
         evaluator: Scores clients directly after training.
         skips: Whether a client that fails is left out; otherwise mistakes in code are raised.
-        limit: Longest turn in seconds; None for no limit.
+        limit: Longest time of a client in seconds; None for no limit.
 
     Attributes:
         parties: The clients' parts in secure sums; None where there are none.
@@ -142,7 +142,7 @@ class LocalTransport:
         return self._take(train, exchange, context, data, blobs)
 
     def settle(self, counted: Collection[int]) -> None:
-        """Has this process's clients go on from their last turns or from before; see `Transport.settle`."""
+        """Has this process's clients go on from their new states or from those before; see `Transport.settle`."""
         self.pool.settle(counted)
 
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
@@ -223,6 +223,6 @@ def is_expected(error: Exception) -> bool:
 
 
 def cause_of(error: Exception) -> str:
-    """Returns why a client's turn failed, in one line."""
+    """Returns why a client failed, in one line."""
     _log.debug("a client failed", exc_info=error)
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -57,7 +57,8 @@ class Federation:
         channel: Encodes, checks and counts messages.
         evaluate_every: Rounds between evaluations; rounds 0 and T are always evaluated.
         robust: Defence against clients whose messages have the declared form and lie; None for none.
-        transport: The way to clients on other machines; None where they live in this Fabric's processes.
+        transport: Makes the way to clients on other machines, given that to clients of this Fabric's processes; None
+            where they live here.
         names: What clients are called.
 
     Attributes:
@@ -84,7 +85,7 @@ class Federation:
         channel: Channel,
         evaluate_every: int = 1,
         robust: Robust | None = None,
-        transport: Transport | None = None,
+        transport: Callable[[LocalTransport], Transport] | None = None,
         names: ClientNames = NUMBERS,
     ) -> None:
         client, server = method.client, method.server
@@ -101,17 +102,16 @@ class Federation:
         self.receiver = Receiver(server, client, channel.up, robust, names)
         self.clients = sorted(client for client, size in data.sizes.items() if size > 0)
         server.fabric = fabric
-        server.register_clients({client: data.sizes[client] for client in self.clients})
         shards = shard({c: data.sizes[c] for c in self.clients}, fabric.world_size)
         self.mine = set(shards[fabric.global_rank])
         self.sender = Sender(server, client, channel.down, fabric)
-        self.transport = transport or LocalTransport(
-            self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline
-        )
+        here = LocalTransport(self.runner, data, pool, self.mine, evaluator, sampler.skips, sampler.deadline)
+        self.transport = transport(here) if transport else here
         self.collecting = Collecting(self.sender, self.transport, self.receiver, sampler, names, fabric)
         self.summing: Collector | None = None
         self.plan: Budget | None = None
         self.history: list[RoundReport] = []
+        self._predictions: tuple[int | None, Mapping[int, Any]] = None, {}
 
     def run(self) -> list[RoundReport]:
         """Runs all rounds after the last checkpoint.
@@ -122,8 +122,9 @@ class Federation:
         Raises:
             UserError: If a client fails and the policy is to stop, or too few clients remain.
         """
+        self.server.register_clients({client: self.data.sizes[client] for client in self.clients})
         rounds = range(self.resume(), self.rounds + 1)
-        self.transport.progress.begin(client for round in rounds for client in self._turns_in(round))
+        self.transport.progress.begin(client for round in rounds for client in self._visits_in(round))
         for round in rounds:
             report = self.play(round)
             if self.fabric.is_global_zero:
@@ -139,7 +140,7 @@ class Federation:
         """Runs one round, that is all its exchanges with the sampled clients; returns its report without metrics."""
         began = time.perf_counter()
         context = Context(self.seed, round)
-        self.server.begin(context)
+        self.server.context = context
         exchanges = self.exchanges.of_round(round)
         noised_sums = self.plan.released_in(exchanges, self.client) if self.plan else 0
         if (plan := self.plan) is not None:
@@ -158,11 +159,22 @@ class Federation:
         """Scores the clients after the last finished round; returns metrics on the first process, None elsewhere."""
         self.transport.progress.extend(self.evaluator.asked(self.client, self.clients))
         found = self.evaluator.evaluate(self, round)
+        self._predictions = round, found.predictions if found is not None else {}
         if found is None:
             return None
         if found.trained is not None and self.history:
             self.history[-1].trained = found.trained
         return found.metrics
+
+    def predictions(self, round: int) -> Mapping[int, Any]:
+        """Returns the predictions of the test images after a round, by client; on the first process.
+
+        They are those of the round's evaluation. Where this process has not evaluated it, as after an interruption, it
+        does so now.
+        """
+        if self._predictions[0] != round:
+            self.evaluate(round)
+        return self._predictions[1]
 
     def ask(
         self,
@@ -250,7 +262,7 @@ class Federation:
 
     def _exchange(self, exchange: Exchange, context: Context, report: RoundReport) -> None:
         """Runs one exchange. Clients that fail in it are left out of the round's later exchanges."""
-        self.server.begin(context)
+        self.server.context = context
         spares = self.sampler.spares(self.clients, context) if context.exchange == 0 else []
         sizes = self.data.at(context.round).sizes
         cohort = Cohort(sizes, spares, lambda playing: self._scored(exchange, playing, context))
@@ -274,7 +286,7 @@ class Federation:
         """Merges the updates on the server, and adds the results of merged clients to the report.
 
         Returns:
-            Clients whose turn counts.
+            Clients whose message counts.
         """
         updates = dict(sorted(updates.items()))
         answered = senders(updates)
@@ -318,7 +330,7 @@ class Federation:
     def _ask(self, query: ClientQuery[T], clients: list[int], pose: Pose) -> dict[int, T]:
         """Asks clients that have just received the server's message to them."""
         context = Context(self.seed, pose.round + 1)
-        self.server.begin(context)
+        self.server.context = context
         sums = self.exchanges.leave_out if pose.sums else None
         exchange = sums or self.exchanges.at(context)
         blobs = self.sender.messages(exchange, clients, context)
@@ -346,8 +358,8 @@ class Federation:
         if self.fabric.is_global_zero:
             self.fabric.call(hook, self, *arguments)
 
-    def _turns_in(self, round: int) -> list[int]:
-        """Lists the clients that have a turn in a round, each as often as it has one."""
+    def _visits_in(self, round: int) -> list[int]:
+        """Lists the clients that a round visits, each as often as it does."""
         sampled = self.sampler.sample(self.clients, Context(self.seed, round))
         asked = self.evaluator.asked(self.client, self.clients) if self._evaluation_due(round) else []
         return sampled * len(self.exchanges.of_round(round)) + asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,12 +18,12 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
-from lit_fedad.contracts.state import load_state, state_of
 from lit_fedad.core.client_names import NUMBERS, ClientNames
 from lit_fedad.core.errors import UserError, first_line
 from lit_fedad.federation.channel import Link
 from lit_fedad.federation.local_training import own_scale
 from lit_fedad.federation.message_check import check, outliers
+from lit_fedad.federation.server_snapshot import ServerSnapshot
 
 FAR = 100.0
 """How many times larger than usual the values of a message may be; see `outliers`."""
@@ -168,7 +167,7 @@ class _Attempt:
     ) -> None:
         self.receiver, self.exchange, self.clients = receiver, exchange, clients
         self.exchanges, self.context = exchanges, context
-        self.before = deepcopy(state_of(receiver.server))
+        self.before = ServerSnapshot(receiver.server)
 
     def __call__(self, updates: Mapping[int, Update]) -> Exception | None:
         """Merges updates; returns what went wrong, or None."""
@@ -181,6 +180,7 @@ class _Attempt:
         except Exception as error:
             self.restore()
             return error
+        self.before.check()
         return None
 
     def at_fault(self, updates: Mapping[int, Update]) -> list[int]:
@@ -202,14 +202,14 @@ class _Attempt:
 
     def restore(self) -> None:
         """Returns the server to its state before the merge."""
-        load_state(self.receiver.server, deepcopy(self.before))
-        self.receiver.server.begin(self.context)
+        self.before.restore()
+        self.receiver.server.context = self.context
 
     def _check_next(self) -> None:
         """Checks the server's next message to each client."""
         server, client = self.receiver.server, self.receiver.client
         following = self.exchanges.after(self.context)
-        server.begin(following)
+        server.context = following
         exchange = self.exchanges.at(following)
         spec = exchange.broadcast_spec(client)
         checked: list[Any] = []
@@ -218,7 +218,7 @@ class _Attempt:
             if not any(_same(message, other) for other in checked):
                 check(message, spec, "the server")
                 checked.append(message)
-        server.begin(self.context)
+        server.context = self.context
 
 
 def _check_sum(validate: Callable[[], None], context: Context) -> None:

@@ -264,7 +264,7 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
 
     def train(self, client: DESAClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Condenses the client's images."""
-        client.condenser.begin(client.context)
+        client.condenser.context = client.context
         return client.condenser.condense(loader, fabric)
 
     def send(self, client: DESAClient, loader: DataLoader) -> Message:

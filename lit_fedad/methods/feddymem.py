@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchange,
     Exchanges,
     Free,
@@ -28,12 +29,14 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
-from lit_fedad.memory.reduce import Reduced
+from lit_fedad.memory.reduce import PositionReduce, Reduced
 from lit_fedad.methods.parts.bank_sums import check_slots, slot_means
+from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
     add_moments,
@@ -351,7 +354,7 @@ def exchanges(client: FedDyMemClient) -> Exchanges:
     return Exchanges(
         (*statistics, FirstMemory(), *threshold),
         (Train(Sums(lambda client: means) if means else None),),
-        evidence=predict_with_bank,
+        evidence=Evidence(bank_sent, bank_received, predict_with_bank, _invertible),
     )
 
 
@@ -359,3 +362,7 @@ def predict_with_bank(server: FedDyMemServer, client: Client, update: Update) ->
     """Loads the uploaded bank with the initial head of clients: trained heads are never sent; see `Evidence`."""
     assert isinstance(client, FedDyMemClient)
     client.task.load_memory(update.message["memory"], update.message.get("radii"))
+
+
+def _invertible(client: FedDyMemClient, received: MessageSpec, sent: MessageSpec) -> Invertible | None:
+    return invertible_bank(client, sent, ordered=isinstance(client.task.reduce, PositionReduce))

@@ -7,8 +7,8 @@ model confuses, by the clients' logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -27,6 +27,7 @@ from lit_fedad.condensation.relations import (
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.feddm import FedDMClient, FedDMServer, OwnImages
@@ -200,6 +201,19 @@ class FedVCKClient(FedDMClient):
             ),
         }
         return {**super().upload_spec(), **own}
+
+    def shown(self, sent: Message) -> list[Shown]:
+        """Lists the logit prototypes in an upload, beside the model that its images train."""
+        if PROTOTYPES not in sent:
+            return super().shown(sent)
+        counted, task = sent[SIZES] > 0, self.task
+
+        def logits(batch: Mapping[str, Any]) -> Tensor:
+            found: Tensor = task.classifier(task(batch))
+            return ranks_of(found) if self.ranks else found
+
+        prototypes = SharedPrototypes(sent[PROTOTYPES][counted], sent[CLASSES][counted], logits)
+        return [prototypes, *super().shown(sent)]
 
 
 def draw_weights(task: nn.Module) -> None:

@@ -30,7 +30,7 @@ from lit_fedad.core.bounds import at_least, pair, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.parts.condensed_images import Knowledge
-from lit_fedad.methods.parts.condensed_server import CondensedClient, CondensedServer, predict_with_images
+from lit_fedad.methods.parts.condensed_server import CONDENSED, CondensedClient, CondensedServer
 from lit_fedad.methods.parts.functional import evaluating, frozen, with_weights
 from lit_fedad.privacy.noised_sums import clipped_sum
 from lit_fedad.tasks.classifier import Classifier
@@ -302,4 +302,4 @@ class FedVCKSumsServer(CondensedServer):
 
 def exchanges(client: FedVCKSumsClient) -> Exchanges:
     """One exchange a round."""
-    return replace(fedavg.exchanges(client), rounds=(Embeddings(),), evidence=predict_with_images)
+    return replace(fedavg.exchanges(client), rounds=(Embeddings(),), evidence=CONDENSED)

@@ -69,7 +69,7 @@ def fit_privately(
 ) -> None:
     """Trains a client for E epochs of DP-SGD.
 
-    A turn that is played again has the same draws and noise: both follow from the secret, round and client alone.
+    An exchange that is played again has the same draws and noise: both follow from the secret, round and client alone.
 
     Args:
         client: The live client.

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 import lit_fedad
 from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.building import locate, takes
 from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
@@ -135,7 +136,7 @@ def check_agreement(
         torch=torch.__version__,
         configuration=agreed(config),
         backbone=model.fingerprint[:16],
-        initial=digest_of([state_of(model.client), model.task.learned_state()]),
+        initial=digest_of([state_of(model.client), learned_state(model.task)]),
     )
     advice: dict[str, tuple[str, Any]] = {
         "version": ("version of lit_fedad", "install the same everywhere"),

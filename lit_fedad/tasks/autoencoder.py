@@ -111,7 +111,7 @@ class FeatureAutoencoder(PatchTask):
             return Prediction(image_score=errors)
         return Prediction(image_score=self.judge(errors), anomaly_map=self.draw(errors))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Standardises by local statistics, unless pooled ones were loaded."""
         self.standardise_locally(loader)
 

@@ -268,9 +268,10 @@ class DeepSVDD(Bottleneck):
         found = self.distances(features)
         return Prediction(image_score=found - self.radius.square() if self.soft else found)
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Puts the centre at the mean of local images; it stays there when weights change."""
-        self.centre = off_zero(self.feature_mean(loader), self.margin).to(self.centre)
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Puts the centre at the mean of local images, the first time; it stays there when weights change."""
+        if first:
+            self.centre = off_zero(self.feature_mean(loader), self.margin).to(self.centre)
 
     @torch.no_grad()
     def feature_mean(self, loader: DataLoader) -> Tensor:

@@ -156,13 +156,9 @@ class Elsa(Representation):
         z = torch.cat([self.project(features).cpu() for features in map_batches(self, loader, self)])
         return spherical_kmeans(z, len(self.prototypes), generator=context.generator("prototypes"))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Takes the prototypes from local images."""
-        self.prototypes = self.cluster(loader, context).centroids.to(self.prototypes)
-
-    def refresh(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Takes the prototypes from local images under the current weights."""
-        self.prepare(loader, context)
+        self.prototypes = self.cluster(loader, context).centroids.to(self.prototypes)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Builds SGD in the warm-up, and Adam after it."""

@@ -206,8 +206,8 @@ def test_training_and_showing_it_again(say, tmp_path):
     assert status == 0
     assert err == [
         "warning: backbone 'resnet18' has RANDOM weights (seed 0): they test the plumbing, no more",
-        "warning: evaluation.alpha=0.01 needs 99 calibration images, and clients 0, 1 have at most 20: what cannot be"
-        " promised is not called anomalous; give a larger evaluation.alpha, or more images",
+        "warning: evaluation.alpha=0.01 needs 99 calibration images, and client 0, client 1 have at most 20: what"
+        " cannot be promised is not called anomalous; give a larger evaluation.alpha, or more images",
     ]
     assert any(line.startswith("round  1/1") for line in out)
     status, out, err = say(*arguments)

@@ -21,7 +21,7 @@ from PIL import Image
 from lit_fedad.core.config import Config, compose
 from lit_fedad.deployment.predict import predict
 from lit_fedad.evaluation.image_scorer import ImageScorer
-from lit_fedad.evaluation.predict import image_scores
+from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.client_runner import ClientRunner
 from lit_fedad.federation.loop import Federation
@@ -195,16 +195,15 @@ def play_pair(lab, pair_overrides, tmp_path, monkeypatch, differences, outcome):
 
         monkeypatch.setattr(ClientRunner, "play", play_but_for_one)
 
-        score = ImageScorer.__call__
+        batches = ImageScorer.batches
 
-        def score_as_alone(scorer, client):
-            found = score(scorer, client)
-            torch.testing.assert_close(
-                found, image_scores(client, scorer.loader, scorer.fabric), rtol=1e-4, atol=1e-5
-            )
-            return found
+        def batches_as_alone(scorer, client):
+            for batch, embedding, prediction in batches(scorer, client):
+                alone = predict_batch(client, batch, scorer.fabric).image_score
+                torch.testing.assert_close(prediction.image_score, alone, rtol=1e-4, atol=1e-5)
+                yield batch, embedding, prediction
 
-        monkeypatch.setattr(ImageScorer, "__call__", score_as_alone)
+        monkeypatch.setattr(ImageScorer, "batches", batches_as_alone)
         straight = lab.train(tmp_path / "straight", *given)
 
         save = Federation.save

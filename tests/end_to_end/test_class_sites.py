@@ -36,12 +36,14 @@ def check_alike(folder, monkeypatch, differences, words, data, classes, public):
     """Plays both ways, and compares server, personal states, bytes and metrics."""
     played, build = [], coordinator.build_federation
     monkeypatch.setattr(
-        coordinator, "build_federation", lambda *given: played.append(build(*given)) or played[-1]
+        coordinator,
+        "build_federation",
+        lambda *given, **more: played.append(build(*given, **more)) or played[-1],
     )
     pack(folder, own_numbers=bool(classes))
     form = [] if classes else ["data.mean=0", "data.std=1"]  # as sets of semantic anomalies have it
     plan = Plan([*words, *form], NAMES, str(folder / "run"), (*HERE, *public), classes)
-    result = coordinate(plan, Here(sites(folder, data)), Display(quiet=True))
+    result = coordinate(plan, Here(sites(folder, data)), quiet=True)
     (there,) = played
     run = in_one_process(folder, words, data, *public)
     one = run.federation
@@ -62,7 +64,7 @@ def check_own_detectors(folder, run):
     if run.model.client.predictors.shared:
         assert not list(folder.glob("*/detectors"))
         return
-    batch = next(iter(run.data.module.test_dataloader()))
+    batch = next(iter(run.local.module.test_dataloader()))
 
     def predicted(client, number):
         prediction = predict_batch(client, batch, run.fabric)

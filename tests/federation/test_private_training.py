@@ -66,7 +66,7 @@ def weights(own):
 
 def trained(rows, steps, clip=0.3, key=b"secret", round=1, own=None):
     own = own or client()
-    own.begin(Context(0, round, 0))
+    own.context = Context(0, round, 0)
     loader = DataLoader(rows, batch_size=4, collate_fn=lambda batch: batch)
     fit_privately(own, loader, Fabric(accelerator="cpu"), steps, clip, key)
     return own

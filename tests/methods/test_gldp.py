@@ -323,7 +323,7 @@ def test_at_first_the_head_predicts_and_after_the_first_fit_local_prototypes_do(
         assert torch.equal(first.image_score, client.task.predict_step(TEST).image_score)
     assert torch.equal(first.others["lp"], first.logits)
     assert torch.equal(first.others["head"], first.logits)
-    client.begin(Context(0, 1, client=0))
+    client.context = Context(0, 1, client=0)
     fit(client, loader, Fabric(accelerator="cpu", devices=1))
     client.send(loader)
     with torch.no_grad():

@@ -33,7 +33,7 @@ def played(make, rounds=3):
         server = FedAvgServer(FedAvgClient(OneWeight()), make)
         if state:
             load_state(server, state)
-        server.begin(Context(seed=0, round=number))
+        server.context = Context(seed=0, round=number)
         server.aggregate({0: Update(message(1.0), 10), 1: Update(message(5.0), 30)})
         state = state_of(server)
         weights.append(server.broadcast(0)["weight"].item())

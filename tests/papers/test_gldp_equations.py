@@ -210,7 +210,7 @@ def test_equation_6(batch_size):
     """Over all images of a class, in whatever batches."""
     client, images = make_client(), make_images(LABELS, batch_size=batch_size)
     x, y = arrays(images)
-    client.begin(Context(0, 1, client=0))
+    client.context = Context(0, 1, client=0)
     message = client.send(images)
     assert message[CLASSES].tolist() == [0, 1, 2]
     assert message[VECTORS].dtype == torch.float32
@@ -257,7 +257,7 @@ def test_equation_9(beta):
     client = make_client(beta=beta)
     old, current = some(0, 1, seed=5), some(1, 2, seed=6)
     client.old, client.current = packed(old), packed(current)
-    client.begin(Context(0, 2, client=0, stage=1))
+    client.context = Context(0, 2, client=0, stage=1)
     client.refresh(make_images(LABELS))
     assert_known(client.old, moved(old, current, beta))
     assert_known(client.current, {})
@@ -363,11 +363,11 @@ def test_algorithm_1(rounds, beta):
     common, old, current, last = {}, {0: {}, 1: {}}, {0: {}, 1: {}}, {0: 0, 1: 0}
     start = parameters(client)[:2]
     for round, participants in enumerate(rounds, start=1):
-        server.begin(Context(0, round))
+        server.context = Context(0, round)
         updates, bases, sent = {}, {}, {}
         for number, stage in participants.items():
             broadcast = server.broadcast(number)
-            client.begin(Context(0, round, client=number, stage=stage))
+            client.context = Context(0, round, client=number, stage=stage)
             load_state(client, shelf[number])
             client.receive(broadcast)
             # Everyone starts from the last mean and the last global prototypes, whoever trained just before.

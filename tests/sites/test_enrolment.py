@@ -29,7 +29,7 @@ def model(monkeypatch):
     monkeypatch.setattr(enrolment, "digest_of", lambda state: "i")
     monkeypatch.setattr(enrolment, "state_of", lambda client: {})
     return SimpleNamespace(
-        fingerprint="b", client=None, task=SimpleNamespace(learned_state=nn.Module().state_dict)
+        fingerprint="b", client=None, task=SimpleNamespace(state_dict=nn.Module().state_dict)
     )
 
 

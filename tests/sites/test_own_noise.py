@@ -205,7 +205,7 @@ def test_a_federation_whose_sites_train_privately(tmp_path):
     pytest.importorskip("opacus")
     pack(tmp_path, own_numbers=False)
     plan = coordinator.Plan(CLASSIFIER, NAMES, str(tmp_path / "run"), HERE, CLASSES)
-    result = coordinate(plan, Here(sites(tmp_path, class_data)), Display(quiet=True))
+    result = coordinate(plan, Here(sites(tmp_path, class_data)), quiet=True)
     spent = result["differential_privacy"]
     assert 7 < spent["epsilon"] <= 8
     assert spent["secret"]
@@ -230,7 +230,7 @@ def centre(folder, name, noise):
     private = ["federation/privacy=distributed", "federation.privacy.epsilon=1e12"]
     words = [*SUBSPACE, "federation=secure", *private, f"federation.privacy.noise={noise}"]
     plan = coordinator.Plan(words, NAMES, str(folder / name), OWN)
-    result = coordinate(plan, Here(found), Display(quiet=True))
+    result = coordinate(plan, Here(found), quiet=True)
     checkpoints = Checkpoints(folder / name / "checkpoints")
     return checkpoints.load(checkpoints.latest())[1]["server"]["moments"]["centre"], result
 

@@ -198,7 +198,7 @@ class NoisedSlots(Projected):
         }
 
     def receive(self, client: LoadsBank, message: Message) -> None:  # type: ignore[override]
-        """Loads the model, and keeps the rest for this turn."""
+        """Loads the model, and keeps the rest for this exchange."""
         client.receive(message)
         super().receive(client, message)
 

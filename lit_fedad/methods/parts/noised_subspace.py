@@ -139,7 +139,7 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
         return {"centre": TensorSpec((channels,)), "frame": TensorSpec((channels, client.directions))}
 
     def receive(self, client: ProjectsFeatures, message: Message) -> None:
-        """Keeps centre and frame for this turn."""
+        """Keeps centre and frame for this exchange."""
         client.frame = message
 
     def upload_spec(self, client: ProjectsFeatures) -> MessageSpec:

@@ -11,7 +11,7 @@ from lit_fedad.contracts import Context, Exchange
 from lit_fedad.contracts.state import state_of
 from lit_fedad.core.building import call
 from lit_fedad.core.config import compose
-from lit_fedad.experiment.train import build_run
+from lit_fedad.experiment.local_clients import build_run
 from lit_fedad.federation.loop import Federation
 from lit_fedad.federation.message_check import outliers
 from lit_fedad.federation.processes import launch, make_fabric
@@ -129,6 +129,7 @@ def record(name: str, given: list[str]) -> Recording:
         receiver, collecting = federation.receiver, federation.collecting
         federation.receiver = _Recorder(recording)
         federation.collecting = replace(collecting, receiver=federation.receiver)
+        federation.server.register_clients({c: federation.data.sizes[c] for c in federation.clients})
         for round in range(federation.exchanges.first_round, federation.rounds + 1):
             report = federation.play(round)
             recording.refused += [f"{name}: {line}" for line in report.refused.values()]

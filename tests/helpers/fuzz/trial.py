@@ -121,7 +121,7 @@ class Stage:
             return Found(Verdict.UNUSABLE, f"honest turn: {type(error).__name__}: {first_line(error)}")
         load_state(self.server, state)
         for later in moments[index + 1 : index + 3]:
-            self.server.begin(later.context)
+            self.server.context = later.context
             try:
                 updates, refused = self._open(later, later.blobs)
                 if not refused:
@@ -143,7 +143,7 @@ class Stage:
         context = federation.exchanges.after(moment.context)
         if context.round > federation.rounds:
             return
-        self.server.begin(context)
+        self.server.context = context
         exchange, data = federation.exchanges.at(context), federation.data.at(context.round)
         blob = federation.sender.pack(exchange, [number], context)[number]
         own = replace(context, client=number, stage=data.stages[number])
@@ -164,7 +164,7 @@ class Stage:
 
     def _restore(self, moment: Moment) -> None:
         load_state(self.server, deepcopy(moment.before))
-        self.server.begin(moment.context)
+        self.server.context = moment.context
 
     def _open(self, moment: Moment, blobs: Mapping[int, bytes]) -> tuple[dict[int, Update], dict[int, str]]:
         updates, refused = {}, {}

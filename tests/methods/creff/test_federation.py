@@ -53,7 +53,7 @@ def test_before_the_first_round_the_initial_classifier_predicts(exactly):
     client = CReFFClient(make())
     server = CReFFServer(client, **QUICK)
     for part in (client, server):
-        part.begin(Context(0, 1))
+        part.context = Context(0, 1)
     initial = client.shared_state()
     client.receive(server.broadcast(0))
     client.deploy()

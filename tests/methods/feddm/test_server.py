@@ -82,12 +82,12 @@ def test_knowledge_that_stays_is_at_distance_zero_and_other_knowledge_is_not():
     same = {0: Update(upload([0, 0, 1, 1]), 9), 1: Update(upload([1, 2], 1), 9)}
     server.aggregate(same)
     assert not {"knowledge_mmd", "knowledge_mmd_random"} & server.diagnostics().keys()
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     server.aggregate(same)
     told = server.diagnostics()
     assert told["knowledge_mmd"] == pytest.approx(0, abs=1e-9)
     assert told["knowledge_mmd_random"] == pytest.approx(0, abs=1e-9)
-    server.begin(Context(0, 3))
+    server.context = Context(0, 3)
     server.aggregate({0: Update(upload([0, 0, 1, 1], 5), 9)})
     told = server.diagnostics()
     assert told["knowledge_mmd"] > 1e-3
@@ -123,7 +123,7 @@ def test_knowledge_mmd_is_the_mean_over_classes_under_the_new_weights(feddm, tap
 def test_rounds_without_a_class_in_common_have_no_distance():
     server = server_of()
     server.aggregate({0: Update(upload([0, 0]), 9)})
-    server.begin(Context(0, 2))
+    server.context = Context(0, 2)
     server.aggregate({0: Update(upload([1, 1]), 9)})
     assert math.isnan(server.diagnostics()["knowledge_mmd"])
 

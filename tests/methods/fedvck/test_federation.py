@@ -49,7 +49,7 @@ def test_without_contrast_and_memory_the_server_is_feddm_s(exactly):
     for round in (1, 2, 3):
         updates = {0: upload([0, 0, 1], round), 1: upload([1, 2, 3], 10 + round)}
         for server in (ours, theirs):
-            server.begin(Context(0, round))
+            server.context = Context(0, round)
             server.aggregate(updates)
         exactly(ours.weights, theirs.weights)
         assert ours.diagnostics() == theirs.diagnostics()

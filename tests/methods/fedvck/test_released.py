@@ -14,7 +14,7 @@ LABELS = [0, 0, 0, 1, 1, 1, 1]
 
 def client_of(round: int = 1, **settings) -> FedVCKClient:
     client = FedVCKClient(make(), **{**CLIENT, **settings})
-    client.begin(Context(0, round, 0))
+    client.context = Context(0, round, 0)
     return client
 
 
@@ -26,7 +26,7 @@ def test_images_go_on_where_they_ended():
     starts = []
     start = client._start
     client._start = lambda *given: starts.append(start(*given)) or starts[-1]
-    client.begin(Context(0, 2, 0))
+    client.context = Context(0, 2, 0)
     client.condense(loader(LABELS), FABRIC)
     assert torch.equal(starts[0], ended)
     client.condense(loader([0, 0, 0]), FABRIC)  # other classes: from noise
@@ -49,7 +49,7 @@ def test_each_client_s_first_model_is_its_own_and_the_previous_one_of_round_two(
     models = []
     for number in (0, 1):
         client = client_of(own_first_model=True)
-        client.begin(Context(0, 1, number))
+        client.context = Context(0, 1, number)
         client.condense(loader(LABELS), FABRIC)
         client.send(loader(LABELS))
         models.append(client.previous)
@@ -67,7 +67,7 @@ def test_the_contrast_falls_over_the_run(falling):
     server.fabric = FABRIC
     weights = []
     for number in (1, 2, 3):
-        server.begin(Context(0, number))
+        server.context = Context(0, number)
         update = upload([0, 0, 1, 1, 2, 2, 3], seed=number)
         extra = server._relate([update.message])
         weights.append(extra.weight if extra else None)

@@ -141,7 +141,7 @@ def test_condensed_images_approach_the_mean_embeddings():
     losses = {}
     for steps in (1, 60):
         server = server_of(descent=Descent(steps, 20.0))
-        server.begin(Context(0, 1))
+        server.context = Context(0, 1)
         server.aggregate({0: Update(sent, 6)})
         losses[steps] = server.diagnostics()["condensation_loss"]
         (knowledge,) = server.knowledge.values()
@@ -156,7 +156,7 @@ def test_the_first_step_is_that_of_the_squared_distance_of_means():
     client = FedVCKSumsClient(make(), **CLIENT)
     sent = client.send(loader([0, 1, 1, 0], 4))
     server = server_of(descent=Descent(1, 3.0, momentum=0.0))
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     server.aggregate({0: Update(sent, 4)})
     noise = torch.randn(6, 3, 8, 8, generator=Context(0, 1).generator("condensation")).requires_grad_()
     encoder = make().encoder.eval()
@@ -202,7 +202,7 @@ def test_an_observer_of_an_upload_trains_on_images_condensed_to_it(play, tap, ex
         message = tap.uploads(report.round)[0]
         found = adversary_view(federation, 0, Update(message, 9)).task.state_dict()
         alone = server_of()
-        alone.begin(federation.server.context)
+        alone.context = federation.server.context
         alone.weights = before
         alone.aggregate({0: Update(message, 9)})
         exactly({name: found[name] for name in before}, alone.weights)
@@ -248,7 +248,7 @@ def test_as_many_images_are_counted_as_there_can_be():
 
 def test_a_round_without_an_image_is_refused_in_one_line():
     server = server_of()
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     nothing = {TOTAL: torch.zeros(K, server.task.num_features), MASS: torch.zeros(K)}
     with pytest.raises(UserError, match="no client has sent the sum of an image"):
         server.aggregate({0: Update(nothing, 4)})
