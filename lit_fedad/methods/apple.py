@@ -167,6 +167,8 @@ class AppleServer(FedAvgServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Replaces the cores of the round's clients; nothing is averaged."""
         rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
+        changed = {name: self.known[name].clone() for name in self.weights}
         for client, update in updates.items():
             for name, core in update.message.items():
-                self.known[name][rows[client]] = core
+                changed[name][rows[client]] = core
+        self.known |= changed
