@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +75,9 @@ def _end_process(who: str, seconds: float) -> None:
 
 
 T = TypeVar("T")
+Answers = dict[int, tuple[Any, str | None]]
+"""What clients answered, or why they failed, by client."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -129,17 +132,17 @@ class LocalTransport:
     ) -> Outcome[ClientResult]:
         """Plays an exchange with every client in its place; see `Transport.play`."""
         data = self.data.at(context.round)
-
-        def train(client: Client, number: int) -> ClientResult:
-            mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
-            result = self.runner.play(exchange, data, mask)
-            self.pool.hold(number, state_of(client))
-            if number in scored:
-                client.deploy()
-                result.trained = self.evaluator.score(client, number)
-            return result
-
-        return self._take(train, exchange, context, data, blobs)
+        answers: Answers = {}
+        for number in sorted(self.mine.intersection(blobs)):
+            with self._visit(number, exchange, context, data, blobs[number], answers) as client:
+                mask = self.parties.mask(number, envelopes[number]) if self.parties and envelopes else None
+                result = self.runner.play(exchange, data, mask)
+                self.pool.hold(number, state_of(client))
+                if number in scored:
+                    client.deploy()
+                    result.trained = self.evaluator.score(client, number)
+                answers[number] = result, None
+        return self._gathered(answers)
 
     def settle(self, counted: Collection[int]) -> None:
         """Has this process's clients go on from their new states or from those before; see `Transport.settle`."""
@@ -148,7 +151,7 @@ class LocalTransport:
     def confer(self, step: SumStep, blobs: Mapping[int, bytes]) -> Outcome[bytes]:
         """Has every client's part in a secure sum answer; see `Transport.confer`."""
         assert self.parties is not None
-        answers: dict[int, tuple[bytes | None, str | None]] = {}
+        answers: Answers = {}
         for number in sorted(self.mine.intersection(blobs)):
             try:
                 answers[number] = self.parties.confer(step, number, blobs[number]), None
@@ -166,14 +169,14 @@ class LocalTransport:
     ) -> Outcome[T]:
         """Asks every client in its place, set up as it predicts; see `Transport.ask`."""
         data = self.data.at(pose.round)
-
-        def answer(client: Client, number: int) -> T:
-            pose_client(client, pose.which, pose.lent, data)
-            if pose.keep:
-                self.pool.put(number, state_of(client))
-            return query(client, number)
-
-        return self._take(answer, exchange, context, data, blobs)
+        answers: Answers = {}
+        for number in sorted(self.mine.intersection(blobs)):
+            with self._visit(number, exchange, context, data, blobs[number], answers) as client:
+                pose_client(client, pose.which, pose.lent, data)
+                if pose.keep:
+                    self.pool.put(number, state_of(client))
+                answers[number] = query(client, number), None
+        return self._gathered(answers)
 
     def save(self, folder: Path, previous: Path | None) -> None:
         """Writes the states of this process's clients to a checkpoint."""
@@ -183,30 +186,32 @@ class LocalTransport:
         """Reads the states of this process's clients from a checkpoint."""
         self.pool.restore(folder, self.mine)
 
-    def _take(
+    @contextmanager
+    def _visit(
         self,
-        function: Callable[[Client, int], T],
+        number: int,
         exchange: Exchange,
         context: Context,
         data: ClientData,
-        blobs: Mapping[int, bytes],
-    ) -> Outcome[T]:
-        """Calls a function with every client of this process that a message is for, once it has received it."""
-        answers: dict[int, tuple[T | None, str | None]] = {}
-        for number in sorted(self.mine.intersection(blobs)):
-            own = replace(context, client=number, stage=data.stages[number])
-            try:
-                with deadline(self.limit, f"client {number}"):
-                    self.runner.activate(exchange, own, self.pool.get(number), blobs[number])
-                    answers[number] = function(self.runner.client, number), None
-            except Exception as error:
-                if not self.skips and not is_expected(error):
-                    raise
-                answers[number] = None, cause_of(error)
-            self.progress.step()
-        return self._gathered(answers)
+        blob: bytes,
+        answers: Answers,
+    ) -> Iterator[Client]:
+        """Gives the live client, which has received a client's message, for a block.
 
-    def _gathered(self, answers: dict[int, tuple[Any, str | None]]) -> Outcome[Any]:
+        What goes wrong there, or takes too long, is the client's failure, and becomes its answer.
+        """
+        own = replace(context, client=number, stage=data.stages[number])
+        try:
+            with deadline(self.limit, f"client {number}"):
+                self.runner.activate(exchange, own, self.pool.get(number), blob)
+                yield self.runner.client
+        except Exception as error:
+            if not self.skips and not is_expected(error):
+                raise
+            answers[number] = None, cause_of(error)
+        self.progress.step()
+
+    def _gathered(self, answers: Answers) -> Outcome[Any]:
         """Gathers values and causes of all processes on the first."""
         outcome: Outcome[Any] = Outcome({}, {})
         for number, (value, cause) in gather(self.runner.fabric, answers).items():
