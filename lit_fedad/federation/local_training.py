@@ -110,7 +110,10 @@ def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if settings[0].keys() != state["param_groups"][0].keys() - {"params"}:
         return
-    sizes = [[len(group["params"]) for group in groups] for groups in (optimizer.param_groups, state["param_groups"])]
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (optimizer.param_groups, state["param_groups"])
+    ]
     if sizes[0] != sizes[1]:
         return
     optimizer.load_state_dict(state)

@@ -180,7 +180,12 @@ class FedGenServer(FedAvgServer):
         at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
         at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
         above("method.server", 0, learning_rate=learning_rate)
-        self.steps, self.batch_size, self.spread, self.local_epochs = steps, batch_size, spread, client.local_epochs
+        self.steps, self.batch_size, self.spread, self.local_epochs = (
+            steps,
+            batch_size,
+            spread,
+            client.local_epochs,
+        )
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
         self.counts = torch.zeros(client.task.classes, dtype=torch.int64)

@@ -24,7 +24,11 @@ PARTS = {
         "tasks.contrastive.Contrastive.project",
         "methods.parts.ensemble_distillation.EnsembleDistillation.__call__",
     ],
-    "elsa": ["tasks.contrastive_losses.SimCLR.forward", "tasks.elsa.Elsa.cluster", "methods.elsa.ElsaServer.aggregate"],
+    "elsa": [
+        "tasks.contrastive_losses.SimCLR.forward",
+        "tasks.elsa.Elsa.cluster",
+        "methods.elsa.ElsaServer.aggregate",
+    ],
     "deep_svdd": ["tasks.deep_svdd.DeepSVDD.reconstructing", "tasks.deep_svdd.DeepSVDD.distances"],
     "dbe": ["methods.dbe.DBEClient.first_period", "methods.dbe.DBEServer.broadcast"],
     "fedavg task=one_class_svm experiment=semantic_small": [

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Context
 from lit_fedad.federation.evaluator import Evaluator

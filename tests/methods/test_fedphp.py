@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.federation.aggregation import weighted_mean

@@ -195,7 +195,8 @@ def test_the_literal_preset_is_as_printed():
     for score, row in zip(found, projected, strict=True):
         unit = row / np.sqrt(row @ row)
         distances = [
-            (unit - m) @ np.linalg.solve(c, unit - m) for m, c in zip(mean.numpy(), covariance.numpy(), strict=True)
+            (unit - m) @ np.linalg.solve(c, unit - m)
+            for m, c in zip(mean.numpy(), covariance.numpy(), strict=True)
         ]
         assert score == pytest.approx(min(distances), rel=1e-3)
     distillation = config["method"]["server"]["distillation"]

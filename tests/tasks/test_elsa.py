@@ -73,7 +73,10 @@ def test_crops_after_the_warm_up_have_one_area(monkeypatch):
         task.round = number
         monkeypatch.setattr(
             "lit_fedad.models.contrastive_views.crop_resize",
-            lambda images, boxes, mirrored, found=found: (found.extend(boxes[:, 2:].prod(1).tolist()), images)[1],
+            lambda images, boxes, mirrored, found=found: (
+                found.extend(boxes[:, 2:].prod(1).tolist()),
+                images,
+            )[1],
         )
         task.draw_views(torch.rand(50, 3, 32, 32))
     assert min(areas[1]) < 0.3 * 32**2

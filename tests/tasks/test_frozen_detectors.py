@@ -47,7 +47,8 @@ def scores(task) -> np.ndarray:
 @pytest.mark.parametrize("neighbours", [1, 3])
 def test_neighbours_are_scikit_learns(neighbours):
     bank, new = (
-        np.concatenate([maps.mean((2, 3)).numpy() for maps in Colours()(rows)], axis=1) for rows in (TRAIN, NEW)
+        np.concatenate([maps.mean((2, 3)).numpy() for maps in Colours()(rows)], axis=1)
+        for rows in (TRAIN, NEW)
     )
     found = NearestNeighbors(n_neighbors=neighbours).fit(bank).kneighbors(new)[0]
     task = fitted(FeatureNeighbours(frozen_encoder(), neighbours))

@@ -81,7 +81,9 @@ def test_the_last_rounds_train_the_svm_alone():
             torch.testing.assert_close(task.normal.grad, slope, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rounds", "share", "last"), [(6, 0.09, 1), (110, 0.09, 10), (1, 0.09, 0), (6, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("rounds", "share", "last"), [(6, 0.09, 1), (110, 0.09, 10), (1, 0.09, 0), (6, 0.0, 0)]
+)
 def test_how_many_rounds_train_the_svm_alone(rounds, share, last):
     task = make(rounds=rounds, svm_share=share)
     assert task.common_rounds == rounds - last
