@@ -47,8 +47,8 @@ def shift_features(task: Task, _: Any, features: Tensor) -> Tensor:
 class DBEClient(FedAvgClient):
     """A client with a personal bias on its features, whose mean without the bias is kept near that of all clients.
 
-    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features, which begins at
-    0 in every round, and g the clients' mean of r after a first period of local training with neither bias nor
+    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features, which begins
+    at 0 in every round, and g the clients' mean of r after a first period of local training with neither bias nor
     regulariser, as in the authors' code. The weights of that period are dropped.
 
     Where distances alone decide, as in a memory bank, the bias moves images and bank alike and changes no prediction.

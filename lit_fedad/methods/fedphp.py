@@ -40,8 +40,8 @@ class FedPHPClient(FedAvgClient):
     """A client that trains the received weights near the features of its inherited model, then updates that model.
 
     It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))``, sends w, and keeps ``p = m p + (1 - m) w``, with which
-    it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu, where k counts the rounds that the client has taken
-    part in before: after its first one, p is w (the authors' code).
+    it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu, where k counts the rounds that the client has
+    taken part in before: after its first one, p is w (the authors' code).
 
     Args:
         task: What the client learns.

@@ -30,9 +30,9 @@ class Elsa(Representation):
     is ``-log sum_p exp(z . p)``, without the temperature, as the released code has it.
 
     Views after the warm-up are crops of one area (``finetuning_views``), as in the released code; frozen features keep
-    the views of the warm-up, which are computed once. The released code renews prototypes every third epoch, stops early
-    by a made-up validation set, and scores one random view. Here prototypes are renewed whenever weights arrive, all rounds are trained, and images are scored as
-    they are.
+    the views of the warm-up, which are computed once. The released code renews prototypes every third epoch, stops
+    early by a made-up validation set, and scores one random view. Here prototypes are renewed whenever weights arrive,
+    all rounds are trained, and images are scored as they are.
 
     The prototypes are a buffer, which the method of the same name shares; under other methods each client has its own.
 

@@ -82,7 +82,8 @@ class FrozenDetector(Task):
 class FeatureNeighbours(FrozenDetector):
     """The score is the sum of squared distances to the nearest frozen features of the client's images (DN2).
 
-    Features have the length that pooling gives them. `Panda` before training is the same, with the banks of all clients or the client's own.
+    Features have the length that pooling gives them. `Panda` before training is the same, with the banks of all clients
+    or the client's own.
 
     Args:
         encoder: See `FrozenDetector`.

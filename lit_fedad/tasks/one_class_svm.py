@@ -21,8 +21,8 @@ class OneClassSVM(Bottleneck):
     with the initial weights, the same for all clients, and stays. In the last rounds w and rho alone are trained. The
     score is ``rho - w . phi(z)``.
 
-    Constants, the start of w (N(0, 1), cut at 2), the last rounds and the 2 before the hinge, which the paper's equation
-    lacks, are those of the authors' code.
+    Constants, the start of w (N(0, 1), cut at 2), the last rounds and the 2 before the hinge, which the paper's
+    equation lacks, are those of the authors' code.
 
     Args:
         encoder: See `Bottleneck`, also for the other arguments that are not listed here.

@@ -24,8 +24,8 @@ class Panda(Task):
     adds nothing before training, so that round 0 is nearest neighbours of pretrained features (DN2). The score is the
     sum of squared distances to the ``neighbours`` nearest vectors of the bank.
 
-    The loss is ``mean |f(x) - c|^2``, with c the mean of all images' initial features, plus, as elastic
-    weight consolidation, ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of features
+    The loss is ``mean |f(x) - c|^2``, with c the mean of all images' initial features, plus, as elastic weight
+    consolidation, ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of features
     around f, of normal images; the original's is of ImageNet's labels. Features have the length that pooling gives
     them, as in the authors' code.
 

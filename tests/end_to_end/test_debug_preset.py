@@ -19,15 +19,10 @@ PARTS = {
         "tasks.contrastive_losses.CRADCode.forward",
         "methods.parts.ensemble_distillation.EnsembleDistillation.__call__",
     ],
-    "fadngs_literal": [
-        "tasks.contrastive_losses.CRAD.forward",
-        "tasks.contrastive.Contrastive.project",
-        "methods.parts.ensemble_distillation.EnsembleDistillation.__call__",
-    ],
     "elsa": [
         "tasks.contrastive_losses.SimCLR.forward",
         "tasks.elsa.Elsa.cluster",
-        "methods.elsa.ElsaServer.aggregate",
+        "methods.elsa.ElsaClient.centres",
     ],
     "deep_svdd": ["tasks.deep_svdd.DeepSVDD.reconstructing", "tasks.deep_svdd.DeepSVDD.distances"],
     "dbe": ["methods.dbe.DBEClient.first_period", "methods.dbe.DBEServer.broadcast"],

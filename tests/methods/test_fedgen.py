@@ -100,7 +100,7 @@ def test_the_generator_learns_what_the_heads_mean():
 
 
 def test_shares_are_of_counts_that_begin_at_one(monkeypatch):
-    """The released code counts 1 + images seen in all epochs; a class with one image is asked for, one with none not."""
+    """The released code counts 1 + images seen in all epochs; classes with one image are asked for."""
     server, asked = FedGenServer(client_of(local_epochs=2), steps=40, batch_size=8), []
 
     def spy(features, labels, shares, heads):
