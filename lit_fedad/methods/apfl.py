@@ -35,7 +35,7 @@ class APFLClient(FedAvgClient):
         UserError: If a number is out of range.
     """
 
-    kept = ("personal_entries", "alpha")
+    state_names = ("personal_entries", "alpha")
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class AppleClient(FedAvgClient):
         schedule: How lambda falls.
     """
 
-    kept = ("relations",)
+    state_names = ("relations",)
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class AppleServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("known",)
+    state_names = ("known",)
 
     def __init__(self, client: AppleClient, independent_init: bool = True) -> None:
         super().__init__(client)
@@ -189,6 +189,8 @@ class AppleServer(FedAvgServer):
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Replaces the cores of the round's clients; nothing is averaged."""
         rows = {client: row for row, client in enumerate(self.known[CLIENTS].tolist())}
+        changed = {name: self.known[name].clone() for name in self.weights}
         for client, update in updates.items():
             for name, core in update.message.items():
-                self.known[name][rows[client]] = core
+                changed[name][rows[client]] = core
+        self.known |= changed

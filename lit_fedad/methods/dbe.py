@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import fit
@@ -105,7 +106,7 @@ class DBEClient(FedAvgClient):
 
     def first_period(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains the initial weights without bias and regulariser, for r alone: they are what they were afterwards."""
-        before = {name: entry.clone() for name, entry in self.task.learned_state().items()}
+        before = {name: entry.clone() for name, entry in learned_state(self.task).items()}
         self._first_period, self.task.round = True, 1
         self.offset.requires_grad_(False)
         try:
@@ -124,7 +125,7 @@ class DBEServer(FedAvgServer):
         client: A client, for the initial weights.
     """
 
-    kept = ("common",)
+    state_names = ("common",)
 
     def __init__(self, client: DBEClient) -> None:
         super().__init__(client)

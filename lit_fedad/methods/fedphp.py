@@ -52,7 +52,7 @@ class FedPHPClient(FedAvgClient):
         weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """
 
-    kept = ("inherited", "participations")
+    state_names = ("inherited", "participations")
 
     def __init__(
         self,

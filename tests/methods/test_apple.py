@@ -87,7 +87,7 @@ def test_three_rounds_are_the_authors(apple, hand, points_by_hand, clients, rate
 def test_lambda_is_the_authors(make_linear, schedule, rounds, early):
     client = AppleClient(make_linear(), rounds=rounds, early=early, schedule=schedule)
     for number in range(1, rounds + 1):
-        client.begin(Context(0, number, 0))
+        client.context = Context(0, number, 0)
         expected = authors_lambda(schedule, number - 1, int(rounds * early))
         assert client._early() == pytest.approx(expected, rel=1e-12)
 

@@ -6,7 +6,8 @@ import yaml
 from helpers.feddm import loader, make
 from torch import Tensor
 
-from lit_fedad.core.config import conf_folder, locate
+from lit_fedad.core.building import locate
+from lit_fedad.core.config import conf_folder
 
 # Each method's own part, and what switches it off; of clients, or of the server.
 # The exceptions that docs/parameter_sharing.md names are not here: DBE's bias, FedBN, APPLE's relations.

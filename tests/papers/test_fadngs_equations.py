@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.memory.density import estimate_densities
 from lit_fedad.memory.kmeans import plus_plus_seeds
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
@@ -246,7 +247,7 @@ def test_equation_9():
 def test_equation_10():
     task = contrastive()
     server = FADngsServer(FADngsClient(task))
-    server.begin(Context(0, 1))
+    server.context = Context(0, 1)
     sizes = {0: 5, 1: 20, 2: 15}
     messages = {c: {k: rows(*v.shape, seed=c).float() for k, v in server.weights.items()} for c in sizes}
     server.aggregate({c: Update(messages[c], sizes[c]) for c in sizes})
