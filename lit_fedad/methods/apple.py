@@ -159,15 +159,16 @@ class AppleServer(FedAvgServer):
         client: A client, for the initial core model.
         independent_init: Whether clients' cores are drawn independently of each other, as in the authors' code: each
             is the initial model with the entries of every tensor in an order of its own. False: all begin with the
-            initial model, for instance one that ``start`` loads.
+            initial model.
+        start: The run whose weights the initial model has, which all cores then begin with; None where it was drawn.
     """
 
     merges_sums = False
     state_names = ("known",)
 
-    def __init__(self, client: AppleClient, independent_init: bool = True) -> None:
+    def __init__(self, client: AppleClient, independent_init: bool = True, start: str | None = None) -> None:
         super().__init__(client)
-        self.independent_init = independent_init
+        self.independent_init = independent_init and start is None
         self.known: Message = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:

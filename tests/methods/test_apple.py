@@ -102,6 +102,9 @@ def test_cores_begin_independently_as_draws_of_the_same_distribution(make_classi
         exactly(drawn[name].flatten(1).sort(1).values[0], core.flatten().sort().values)
     assert not torch.equal(*drawn["downsample.0.weight"])
     assert torch.equal(*drawn["downsample.1.weight"])  # ones stay ones
+    loaded = AppleServer(client, start="a run")
+    loaded.register_clients({2: 1, 5: 3})
+    assert torch.equal(*loaded.known["downsample.0.weight"])  # weights of a run are kept
     exactly(servers[1].known["downsample.0.weight"][0], drawn["downsample.0.weight"][1])
 
 
