@@ -116,6 +116,8 @@ class _Extractor:
     ) -> FrozenFeatures:
         # A frozen encoder undoes the normalisation: it decides nothing but last digits.
         settings = (*settings, self.encoder.backbone.fingerprint, self.encoder.size)
+        if not self.encoder.unit_length:
+            settings = (*settings, "of any length")
         if views.turns:
             settings = (*settings, views.turns, vars(views.draw) if views.draw else "as they are")
         file = self.folder and self.folder / f"{features_key(images, *map(str, settings))}.safetensors"

@@ -101,7 +101,7 @@ def fit(client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
 def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Loads the moments of an earlier round; rates are those of this one.
 
-    An optimiser of another kind, which a task may build after a warm-up, begins anew.
+    An optimiser of another kind or of other parameters, which a task may build after a warm-up, begins anew.
 
     Args:
         optimizer: The optimiser of this round, as the task built it.
@@ -109,6 +109,12 @@ def resume_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     """
     settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     if settings[0].keys() != state["param_groups"][0].keys() - {"params"}:
+        return
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (optimizer.param_groups, state["param_groups"])
+    ]
+    if sizes[0] != sizes[1]:
         return
     optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, settings, strict=True):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Predictors, Task
-from lit_fedad.core.errors import UserError
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import trainable, with_weights
 
@@ -19,29 +19,41 @@ from lit_fedad.methods.parts.functional import trainable, with_weights
 class APFLClient(FedAvgClient):
     """A client that trains shared weights w as FedAvg does, and personal ones v at ``alpha v + (1 - alpha) w``.
 
-    The mixture weight is updated by gradient descent too, ``alpha -= eta <v - w, grad L(mixture)>``, and clipped to
-    [0, 1] (APFL Alg. 1).
+    The mixture weight is updated in every step by gradient descent too, ``alpha -= eta (<v - w, grad L(mixture)> +
+    decay alpha)``, and clipped to [0, 1]. The decay is the authors' code's, whose eta is the learning rate of their
+    plain SGD; it updates alpha in the first step of a round alone, and learns it only where asked to.
 
     Args:
         task: What the client learns.
         local_epochs: Passes over the client's data per round (E).
         alpha: Initial share of the personal model, in [0, 1].
         adaptive: Whether alpha is learnt.
+        alpha_learning_rate: Step size eta of alpha; the task's own rate may be one of Adam.
+        alpha_decay: Weight of alpha in its own gradient.
 
     Raises:
-        UserError: If alpha is not in [0, 1].
+        UserError: If a number is out of range.
     """
 
     state_names = ("personal_entries", "alpha")
 
-    def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.5, adaptive: bool = True) -> None:
+    def __init__(
+        self,
+        task: Task,
+        local_epochs: int = 1,
+        alpha: float = 0.5,
+        adaptive: bool = True,
+        alpha_learning_rate: float = 0.1,
+        alpha_decay: float = 0.02,
+    ) -> None:
         super().__init__(task, local_epochs)
+        within("method.client", 0, 1, alpha=alpha)
+        at_least("method.client", 0, alpha_learning_rate=alpha_learning_rate, alpha_decay=alpha_decay)
+        self.alpha_learning_rate, self.alpha_decay = alpha_learning_rate, alpha_decay
         backbone = getattr(task, "backbone", None)
         # The frozen backbone is shared; all trainable parameters exist twice.
         self.personal: Task = copy.deepcopy(task, {id(backbone): backbone})
         self.adaptive = adaptive
-        if not 0 <= alpha <= 1:
-            raise UserError(f"method.client.alpha={alpha} must be in [0, 1]")
         self.alpha = torch.tensor(float(alpha), requires_grad=adaptive)
 
     @property
@@ -88,7 +100,8 @@ class APFLClient(FedAvgClient):
         """Updates alpha by one step of plain gradient descent."""
         if self.alpha.grad is not None:
             with torch.no_grad():
-                self.alpha.sub_(optimizer.param_groups[0]["lr"] * self.alpha.grad).clamp_(0, 1)
+                slope = self.alpha.grad + self.alpha_decay * self.alpha
+                self.alpha.sub_(self.alpha_learning_rate * slope).clamp_(0, 1)
             self.alpha.grad = None  # so that the optimiser, whose rule is another, leaves it alone
 
     def on_train_end(self) -> None:

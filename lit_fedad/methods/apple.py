@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Free, Message, MessageSpec, Predictors, Task, TensorSpec, Update
-from lit_fedad.core.bounds import at_least
+from lit_fedad.contracts.randomness import generator
+from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable, with_weights
 
@@ -22,17 +23,21 @@ CLIENTS, SHARES = "clients", "shares"
 class AppleClient(FedAvgClient):
     """A client n that trains its core model c_n and its relations p_n at the mixture ``w_n = sum_m p_nm c_m``.
 
-    The other cores are constants. Up to round L the term ``lambda_t mu/2 |p_n - p_0|^2``, with
-    ``lambda_t = (1 + cos(pi t / L)) / 2``, keeps the relations near the clients' shares of the data p_0 (APPLE Alg. 1).
-    Running statistics of normalisation layers belong to the mixture and are not sent.
+    The other cores are constants. Relations begin at the clients' shares of the data p_0. In the first
+    ``L = floor(early T)`` rounds the term ``lambda mu |p_n - p_0|^2`` keeps them near these; with r the round, counted
+    from 0, lambda is ``0.001^(r / L)`` or ``(1 + cos(pi r / L)) / 2``. The start, the schedules and the relations'
+    optimiser are those of the authors' code. Running statistics of normalisation layers belong to the mixture and are
+    not sent.
 
     Args:
         task: What the client learns.
         rounds: Training rounds T.
         local_epochs: Passes over the client's data per round (E).
-        relation_learning_rate: Step size of p_n, by plain gradient descent.
+        relation_learning_rate: Step size of p_n, by SGD.
+        relation_momentum: Momentum of p_n's SGD, which starts anew in each round.
         mu: Weight of the proximal term.
         early: L as a share of all rounds.
+        schedule: How lambda falls.
     """
 
     state_names = ("relations",)
@@ -43,13 +48,16 @@ class AppleClient(FedAvgClient):
         rounds: int,
         local_epochs: int = 1,
         relation_learning_rate: float = 1e-3,
+        relation_momentum: float = 0.9,
         mu: float = 0.1,
         early: float = 0.2,
+        schedule: Literal["exponential", "cosine"] = "exponential",
     ) -> None:
         super().__init__(task, local_epochs, aggregate_buffers="local")
         at_least("method.client", 0, relation_learning_rate=relation_learning_rate, mu=mu, early=early)
-        self.relation_learning_rate, self.mu = relation_learning_rate, mu
-        self.early_rounds = early * rounds
+        within("method.client", 0, 1, relation_momentum=relation_momentum)
+        self.relation_learning_rate, self.relation_momentum = relation_learning_rate, relation_momentum
+        self.mu, self.early_rounds, self.schedule = mu, int(early * rounds), schedule
         self.relations = torch.empty(0)
         self.shares = torch.empty(0)
         self.others: Message = {}
@@ -74,7 +82,7 @@ class AppleClient(FedAvgClient):
         self.row = message[CLIENTS].tolist().index(self.context.client)
         self.shares = message[SHARES]
         if not len(self.relations):
-            self.relations = torch.full_like(self.shares, 1 / len(self.shares))
+            self.relations = self.shares.clone()
         self.others = {name: message[name] for name in trainable(self.task)}
         super().receive({name: cores[self.row] for name, cores in self.others.items()})
 
@@ -83,6 +91,9 @@ class AppleClient(FedAvgClient):
         optimizer = super().configure_optimizers()
         self.relations = self.relations.detach().clone().requires_grad_()
         optimizer.add_param_group({"params": [self.relations]})
+        self._relation_optimizer = torch.optim.SGD(
+            [self.relations], lr=self.relation_learning_rate, momentum=self.relation_momentum
+        )
         return optimizer
 
     def on_train_start(self) -> None:
@@ -93,13 +104,11 @@ class AppleClient(FedAvgClient):
         """Computes the task's loss at the mixture plus the proximal term of the relations."""
         outputs = with_weights(self.task, self._mixture(), lambda task: task.training_step(batch, batch_idx))
         distance = (self.relations - self.shares).square().sum().to(outputs["loss"].device)
-        return {**outputs, "loss": outputs["loss"] + self._early() * self.mu / 2 * distance}
+        return {**outputs, "loss": outputs["loss"] + self._early() * self.mu * distance}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Updates the relations by their gradient ``<grad, c_m> + lambda_t mu (p_m - p0_m)``."""
-        assert self.relations.grad is not None
-        with torch.no_grad():
-            self.relations.sub_(self.relation_learning_rate * self.relations.grad)
+        """Updates the relations by their gradient ``<grad, c_m> + 2 lambda mu (p_m - p0_m)``."""
+        self._relation_optimizer.step()
         self.relations.grad = None  # so that the optimiser, whose rule is another, leaves them alone
 
     def on_train_end(self) -> None:
@@ -124,8 +133,11 @@ class AppleClient(FedAvgClient):
         self.task.load_state_dict(own, strict=False)
 
     def _early(self) -> float:
-        t = self.context.round
-        return (1 + math.cos(math.pi * t / self.early_rounds)) / 2 if t < self.early_rounds else 0.0
+        past = self.context.round - 1
+        if past >= self.early_rounds:
+            return 0.0
+        share = past / self.early_rounds
+        return 1e-3**share if self.schedule == "exponential" else (1 + math.cos(math.pi * share)) / 2
 
     def _mixture(self) -> dict[str, Tensor]:
         """Computes ``sum_m p_m c_m``, differentiable in p and in the client's own core."""
@@ -145,19 +157,30 @@ class AppleServer(FedAvgServer):
 
     Args:
         client: A client, for the initial core model.
+        independent_init: Whether clients' cores are drawn independently of each other, as in the authors' code: each
+            is the initial model with the entries of every tensor in an order of its own. False: all begin with the
+            initial model.
+        start: The run whose weights the initial model has, which all cores then begin with; None where it was drawn.
     """
 
     merges_sums = False
     state_names = ("known",)
 
-    def __init__(self, client: AppleClient) -> None:
+    def __init__(self, client: AppleClient, independent_init: bool = True, start: str | None = None) -> None:
         super().__init__(client)
+        self.independent_init = independent_init and start is None
         self.known: Message = {}
 
     def register_clients(self, sizes: Mapping[int, int]) -> None:
-        """Sets the same initial core for every client."""
+        """Sets the initial core of every client."""
         shares = torch.tensor([float(size) for size in sizes.values()])
-        cores = {name: core.expand(len(sizes), *core.shape).clone() for name, core in self.weights.items()}
+        cores = {name: torch.stack([core] * len(sizes)) for name, core in self.weights.items()}
+        if self.independent_init:
+            for row, client in enumerate(sizes):
+                draw = generator(0, "core", client=client)  # the initial model depends on the seed already
+                for name, core in self.weights.items():
+                    order = torch.randperm(core.numel(), generator=draw)
+                    cores[name][row] = core.flatten()[order].view(core.shape)
         self.known = {**cores, CLIENTS: torch.tensor(list(sizes)), SHARES: shares / shares.sum()}
 
     def broadcast(self, client_id: int) -> Message:

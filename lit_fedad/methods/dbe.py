@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
-from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.local_training import fit
 from lit_fedad.methods import fedavg
 from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import pooled
@@ -46,17 +48,19 @@ def shift_features(task: Task, _: Any, features: Tensor) -> Tensor:
 class DBEClient(FedAvgClient):
     """A client with a personal bias on its features, whose mean without the bias is kept near that of all clients.
 
-    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features and g the mean
-    of all clients' features under the initial weights.
+    It minimises ``L + kappa mean_C (1/2 (r - g)^2)``, where r is a running mean of the batches' features, which begins
+    at 0 in every round, and g the clients' mean of r after a first period of local training with neither bias nor
+    regulariser, as in the authors' code. The weights of that period are dropped.
+
+    Where distances alone decide, as in a memory bank, the bias moves images and bank alike and changes no prediction.
 
     Args:
         task: What the client learns.
         local_epochs: Passes over the client's data per round (E).
-        kappa: Weight of the regulariser; with 0 only the personal bias remains.
+        kappa: Weight of the regulariser; with 0 only the personal bias remains. The authors have 50 for a small
+            convolutional network.
         momentum: Share of the newest batch in r.
     """
-
-    state_names = ("running",)
 
     def __init__(self, task: Task, local_epochs: int = 1, kappa: float = 1.0, momentum: float = 1.0) -> None:
         super().__init__(task, local_epochs)
@@ -66,6 +70,7 @@ class DBEClient(FedAvgClient):
         task.offset = self.offset = PersonalBias(task.num_features)
         task.register_forward_hook(shift_features)
         self.common = self.running = torch.zeros(task.num_features)
+        self._first_period = False
 
     def shared_keys(self) -> list[str]:
         """Lists the entries that FedAvg shares, without the bias."""
@@ -82,8 +87,9 @@ class DBEClient(FedAvgClient):
         return {**super().broadcast_spec(), MEAN: TensorSpec((self.task.num_features,))}
 
     def on_train_start(self) -> None:
-        """Moves both means to the client's device."""
-        self.common, self.running = self.common.to(self.device), self.running.to(self.device)
+        """Moves g to the client's device, and begins r anew."""
+        self.common = self.common.to(self.device)
+        self.running = torch.zeros_like(self.common)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
         """Computes the task's loss on shifted features plus the regulariser of the features without the bias."""
@@ -93,18 +99,23 @@ class DBEClient(FedAvgClient):
         newest = pooled(features).mean(0) - self.offset.bias
         running = (1 - self.momentum) * self.running + self.momentum * newest
         self.running = running.detach()
+        if self._first_period:
+            return outputs
         drift = 0.5 * (running - self.common).square().mean()
         return {**outputs, "loss": outputs["loss"] + self.kappa * drift, "drift": drift}
 
-    @torch.no_grad()
-    def feature_mean(self, loader: DataLoader) -> Tensor:
-        """Computes the mean of the client's features [num_features], the initial r."""
-        total, images = torch.zeros(self.task.num_features, dtype=torch.float64), 0
-        for features in map_batches(self.task, loader, lambda batch: pooled(self.task(batch))):
-            total += features.double().sum(0).cpu()
-            images += len(features)
-        self.running = (total / images).float()
-        return self.running
+    def first_period(self, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains the initial weights without bias and regulariser, for r alone: they are what they were afterwards."""
+        before = {name: entry.clone() for name, entry in learned_state(self.task).items()}
+        self._first_period, self.task.round = True, 1
+        self.offset.requires_grad_(False)
+        try:
+            scalars = fit(self, loader, fabric)
+        finally:
+            self._first_period, self.task.round = False, self.context.round
+            self.offset.requires_grad_(True)
+            self.task.load_state_dict(before, strict=False)
+        return scalars
 
 
 class DBEServer(FedAvgServer):
@@ -126,15 +137,20 @@ class DBEServer(FedAvgServer):
 
 
 class FeatureMean(Exchange[DBEClient, DBEServer]):
-    """The set-up exchange in which clients send the mean of their features, which the server averages to g."""
+    """The set-up exchange in which clients train for r and send it, which the server averages to g."""
 
     name = "feature mean"
     down = False
+    trains = True
     sums = MEANS
+
+    def train(self, client: DBEClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains for the mean of the client's features alone."""
+        return client.first_period(loader, fabric)
 
     def send(self, client: DBEClient, loader: DataLoader) -> Message:
         """Returns the mean of the client's features."""
-        return {MEAN: client.feature_mean(loader)}
+        return {MEAN: client.running.float().cpu()}
 
     def upload_spec(self, client: DBEClient) -> MessageSpec:
         """Declares one vector [num_features]."""

@@ -4,9 +4,7 @@ Every round has two exchanges, in the order of FADngs Alg. 1 from its second lin
 model and densities and send weights; the server merges them, and clients send the densities of their images under the
 merged model. Round 0 is a first exchange of densities, under the initial weights.
 
-Measured on real images, at a scale far below the paper's (docs/fadngs.md): distillation gains about two points of AUROC
-on CIFAR-100 over the average, as the paper claims, although it undoes much of what the clients learn by contrast; the
-gain of contrast over SimCLR is within one or two points. The paper's figures are not reached at this scale.
+What holds of the paper's claims, at a scale far below its own: docs/fadngs.md.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class FedDMClient(CondensedClient):
         minimum: Fewest synthetic images of a class.
         least: Fewest images with which a client owns a class.
         init: Whether synthetic images are initialised as ``noise``, N(0, 1), or as the client's ``real`` images.
-        radius: Norm rho of the noise over all weights; 0 for none.
+        radius: Largest norm rho of the noise over all weights; 0 for none.
         quantize: Whether images are sent as bytes, clipped to the range of pixels, or as float32, not clipped.
 
     Raises:
@@ -207,11 +207,11 @@ class FedDMClient(CondensedClient):
         return class_mmd(target, found, real.times, real.sizes, counts)
 
     def _disturbed(self) -> Message:
-        """Returns the received weights plus noise of norm ``radius`` in a random direction."""
+        """Returns the received weights plus normal noise, cut to a norm of ``radius``."""
         weights = dict(self.task.named_parameters())
         noise = {name: torch.randn(weight.shape).to(weight) for name, weight in weights.items()}
         norm = math.sqrt(sum(float(part.square().sum()) for part in noise.values()))
-        return {name: weight + self.radius / norm * noise[name] for name, weight in weights.items()}
+        return {name: weight + min(self.radius / norm, 1) * noise[name] for name, weight in weights.items()}
 
 
 class FedDMServer(CondensedServer):

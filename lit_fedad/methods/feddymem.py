@@ -314,7 +314,9 @@ class FedDyMemServer(Server):
         return dict(self.latest)
 
     def warnings(self) -> list[str]:
-        """Returns one line once the memory has collapsed."""
+        """Returns one line once the memory of trained features has collapsed; frozen ones keep their spread."""
+        if self.task.head is None:
+            return []
         spread = self.latest.get("memory_spread")
         if spread is None or self.first_spread is None or spread >= _COLLAPSED * self.first_spread:
             return []

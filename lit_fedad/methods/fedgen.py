@@ -151,8 +151,10 @@ class FedGenClient(FedAvgClient):
 class FedGenServer(FedAvgServer):
     """FedAvg's server, which trains the generator on the clients' output layers before it averages.
 
-    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``, with a_{k,y} the share of class y's
-    images that client k has; the released code's further, adversarial term has weight 0 there.
+    It minimises ``sum_k mean a_{k,y} NLL(head_k(G(y)), y) + spread * diversity``. a_{k,y} is client k's share of class
+    y's images that were looked at in the round, of which each client's count begins at 1, as in the released code: a
+    client without a class keeps a little of its weight, and a class qualifies with one image. The released code's
+    further, adversarial term has weight 0 there.
 
     Args:
         client: A client, for the initial weights and the generator.
@@ -170,7 +172,7 @@ class FedGenServer(FedAvgServer):
         self,
         client: FedGenClient,
         steps: int = 50,
-        batch_size: int = 128,
+        batch_size: int = 32,
         learning_rate: float = 3e-4,
         weight_decay: float = 1e-2,
         spread: float = 1.0,
@@ -179,7 +181,12 @@ class FedGenServer(FedAvgServer):
         at_least("method.server", 0, steps=steps, weight_decay=weight_decay, spread=spread)
         at_least("method.server", 2, batch_size=batch_size)  # of one, batch normalisation has no variance
         above("method.server", 0, learning_rate=learning_rate)
-        self.steps, self.batch_size, self.spread = steps, batch_size, spread
+        self.steps, self.batch_size, self.spread, self.local_epochs = (
+            steps,
+            batch_size,
+            spread,
+            client.local_epochs,
+        )
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.generator = {name: entry.clone() for name, entry in client.generator.state_dict().items()}
         self.counts = torch.zeros(client.task.classes, dtype=torch.int64)
@@ -224,8 +231,9 @@ class FedGenServer(FedAvgServer):
             heads: Weight [K, C] and bias [K] of each client's output layer.
         """
         device = self.fabric.device if self.fabric else torch.device("cpu")
-        shares = (counts / counts.sum(0).clamp(min=1)).float().to(device)
-        known = (counts.amax(0) > 1).nonzero()[:, 0]
+        seen = 1 + self.local_epochs * counts
+        shares = (seen / seen.sum(0)).float().to(device)
+        known = (seen.amax(0) > 1).nonzero()[:, 0]
         if not len(known) or not self.steps:
             return
         layers = [tuple(entry.float().to(device) for entry in head) for head in heads]
@@ -263,7 +271,7 @@ def generator_loss(
     Args:
         features: Generated features z [B, C].
         labels: Labels y that were asked for [B].
-        shares: a, each client's share of each class's images [N, K].
+        shares: a, each client's share of each class [N, K].
         heads: Weight [K, C] and bias [K] of each client's output layer.
     """
     losses = [F.cross_entropy(F.linear(features, *head), labels, reduction="none") for head in heads]

@@ -14,49 +14,61 @@ from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
 
-BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Widths of the kernels, as multiples of the mean squared distance of two rows."""
 
 
 def rbf_mmd(one: Tensor, other: Tensor) -> Tensor:
     """Computes the squared maximum mean discrepancy under a sum of Gaussian kernels (biased estimate).
 
+    The kernels are ``exp(-|a - b|^2 / (s d))`` with s of `WIDTHS` and d the mean squared distance of all pairs of
+    different rows, of both sets together, without gradient: the discrepancy does not depend on the features' scale.
+
     Args:
         one: Features [n, C].
         other: Features [m, C].
     """
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        squares = (a[:, None] - b[None]).square().sum(-1)
-        return sum(
-            (torch.exp(-squares / (2 * width)) for width in BANDWIDTHS), torch.zeros_like(squares)
-        ).mean()
-
-    return kernel(one, one) + kernel(other, other) - 2 * kernel(one, other)
+    rows = torch.cat([one, other])
+    squares = (rows[:, None] - rows).square().sum(-1)
+    typical = squares.detach().sum() / (len(rows) * (len(rows) - 1)) + 1e-8
+    kernels = torch.stack([torch.exp(-squares / (width * typical)) for width in WIDTHS]).sum(0)
+    n = len(one)
+    return kernels[:n, :n].mean() + kernels[n:, n:].mean() - 2 * kernels[:n, n:].mean()
 
 
 class FedPHPClient(FedAvgClient):
     """A client that trains the received weights near the features of its inherited model, then updates that model.
 
-    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))``, sends w, and keeps ``p = mu_t p + (1 - mu_t) w`` with
-    ``mu_t = mu t / T``. It predicts with p.
+    It minimises ``(1 - lambda) L(w) + lambda MMD(h(w), h(p))``, sends w, and keeps ``p = m p + (1 - m) w``, with which
+    it predicts. ``m = mu k / max(1, floor(fraction T))``, at most mu, where k counts the rounds that the client has
+    taken part in before: after its first one, p is w (the authors' code).
 
     Args:
         task: What the client learns.
         rounds: Training rounds T.
+        fraction: Share of the clients that take part in a round.
         local_epochs: Passes over the client's data per round (E).
-        mu: Weight of the old personal model in the last round.
+        mu: Largest weight of the old personal model.
         weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """
 
-    state_names = ("inherited",)
+    state_names = ("inherited", "participations")
 
     def __init__(
-        self, task: Task, rounds: int, local_epochs: int = 1, mu: float = 0.9, weight: float = 0.05
+        self,
+        task: Task,
+        rounds: int,
+        fraction: float = 1.0,
+        local_epochs: int = 1,
+        mu: float = 0.9,
+        weight: float = 0.05,
     ) -> None:
         super().__init__(task, local_epochs)
-        within("method.client", 0, 1, mu=mu)
+        within("method.client", 0, 1, mu=mu, fraction=fraction)
         at_least("method.client", 0, weight=weight)
-        self.rounds, self.mu, self.weight = rounds, mu, weight
+        self.mu, self.weight = mu, weight
+        self.expected = max(int(fraction * rounds), 1)
+        self.participations = 0
         self.inherited = self.shared_state()
 
     @property
@@ -87,7 +99,8 @@ class FedPHPClient(FedAvgClient):
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights, after the update of the inherited model."""
         message = super().send(loader)
-        kept = self.mu * self.context.round / self.rounds
+        kept = self.mu * min(self.participations / self.expected, 1)
+        self.participations += 1
         for name, entry in message.items():
             old = self.inherited[name].to(entry.device)
             self.inherited[name] = torch.lerp(entry, old, kept) if entry.is_floating_point() else entry

@@ -35,8 +35,6 @@ from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgClient, FedAvgServer
 from lit_fedad.tasks.panda import Panda
 
 BANK, CENTRE, FISHER = "bank", "centre", "fisher."
-_UNIT = 1.01
-"""Largest value of vectors of length 1, and what rounding adds."""
 
 
 class PandaClient(FedAvgClient):
@@ -95,7 +93,7 @@ class PandaClient(FedAvgClient):
 
     def facts_spec(self) -> MessageSpec:
         """Declares the centre and, with consolidation, Fisher information."""
-        centre = {CENTRE: TensorSpec((self.task.num_features,), low=-_UNIT, high=_UNIT)}
+        centre = {CENTRE: TensorSpec((self.task.num_features,))}
         if not self.task.ewc:
             return centre
         fisher = {f"{FISHER}{n}": TensorSpec(tuple(w.shape), low=0) for n, w in self.task.fisher.items()}
@@ -135,7 +133,7 @@ class PandaClient(FedAvgClient):
 
     def _bank_spec(self, most: int | None) -> TensorSpec:
         shape = (Free("vectors", most), self.task.num_features)
-        return TensorSpec(shape, low=-_UNIT, high=_UNIT, unordered=True)
+        return TensorSpec(shape, unordered=True)
 
 
 class PandaServer(FedAvgServer):

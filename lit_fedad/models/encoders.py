@@ -21,7 +21,8 @@ class FrozenEncoder(nn.Module):
     The features are the means of the maps of all layers of the backbone, joined and scaled to one length, the root of
     their number: the mean square of each is 1, as of features that were learnt. At length 1 biases outweigh them, the
     gradient of a linear head is C times smaller, and the softmax of their coordinates is uniform. The network adds to
-    them what it has learnt, which is nothing before training: the encoder begins as the frozen features.
+    them what it has learnt, which is nothing before training: the encoder begins as the frozen features. With
+    ``unit_length`` off, which a task may choose (PANDA), features and what the network adds stay as they come.
 
     Args:
         backbone: The frozen backbone.
@@ -34,6 +35,7 @@ class FrozenEncoder(nn.Module):
     Attributes:
         num_features: Channels C of all layers together.
         length: Length of the encoder's features, the root of C.
+        unit_length: Whether features are scaled.
         turns: Rotation of every view that is computed once, in quarter turns.
 
     Raises:
@@ -58,6 +60,7 @@ class FrozenEncoder(nn.Module):
         self.backbone, self.size, self.turns = backbone, size, kept_turns(views)
         self.num_features = sum(backbone.channels)
         self.length = self.num_features**0.5
+        self.unit_length = True
         self.network = None
         if hidden:
             last = nn.Linear(hidden, self.num_features)
@@ -72,18 +75,22 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Computes frozen features [B, C], of length 1, of normalised images [B, 3, S, S] or grey ones [B, 1, S, S]."""
+        """Computes frozen features [B, C] of normalised images [B, 3, S, S] or grey ones [B, 1, S, S]."""
         pixels = (images - self.pixel_mean) / self.pixel_std  # grey images get three channels
         if pixels.shape[-1] != self.size:
             pixels = F.interpolate(
                 pixels, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True
             )
         maps = self.backbone(pixels)
-        return F.normalize(torch.cat([features.float().mean((2, 3)) for features in maps], dim=1), dim=1)
+        pooled = torch.cat([features.float().mean((2, 3)) for features in maps], dim=1)
+        return F.normalize(pooled, dim=1) if self.unit_length else pooled
 
     def forward(self, images: Tensor) -> Tensor:
-        """Computes features [B, C] of images [B, 3, S, S], or of their frozen features of length 1 [B, C]."""
-        frozen = self.length * (self.features(images) if images.ndim == 4 else images)
+        """Computes features [B, C] of images [B, 3, S, S], or of their `features` [B, C]."""
+        found = self.features(images) if images.ndim == 4 else images
+        if not self.unit_length:
+            return found if self.network is None else found + self.network(found)
+        frozen = self.length * found
         if self.network is None:
             return frozen
         return self.length * F.normalize(frozen + self.network(frozen), dim=1)

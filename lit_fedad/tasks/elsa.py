@@ -67,9 +67,10 @@ class Elsa(Representation):
     with ``E(x) = log sum_p exp(z . p / tau)`` over prototypes p, spherical k-means centres of normal images. The score
     is ``-log sum_p exp(z . p)``, without the temperature, as the released code has it.
 
-    The released code renews prototypes every third epoch, stops early by a made-up validation set, and scores one
-    random view. Here prototypes are renewed whenever weights arrive, all rounds are trained, and images are scored as
-    they are.
+    Views after the warm-up are crops of one area (``finetuning_views``), as in the released code; frozen features keep
+    the views of the warm-up, which are computed once. The released code renews prototypes every third epoch, stops
+    early by a made-up validation set, and scores one random view. Here prototypes are renewed whenever weights arrive,
+    all rounds are trained, and images are scored as they are.
 
     The prototypes are a buffer, which the method of the same name shares; under other methods each client has its own.
 
@@ -77,6 +78,7 @@ class Elsa(Representation):
         encoder: See `Representation`, also for ``views``, ``projection``, ``mean`` and ``std``.
         warmup_loss: Loss of the first rounds, SimCLR.
         warmup: Number of rounds that train ``warmup_loss``.
+        finetuning_views: Draws augmented images after the warm-up.
         prototypes: Number of prototypes.
         temperature: tau.
         learning_rate: Learning rate of SGD in the warm-up.
@@ -99,6 +101,7 @@ class Elsa(Representation):
         warmup_loss: RepresentationLoss,
         warmup: int,
         views: ContrastiveViews,
+        finetuning_views: ContrastiveViews,
         projection: int = 128,
         prototypes: int = 50,
         temperature: float = 0.5,
@@ -121,6 +124,7 @@ class Elsa(Representation):
                 f" task.prototypes={least} or more"
             )
         self.warmup_loss, self.warmup, self.temperature = warmup_loss, warmup, temperature
+        self.finetuning_draw = finetuning_views
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.finetuning_rate = finetuning_rate
         self.register_buffer("prototypes", torch.zeros(prototypes, projection))
@@ -134,6 +138,11 @@ class Elsa(Representation):
     def current_loss(self) -> RepresentationLoss:
         """SimCLR, whose two views the energy has too."""
         return self.warmup_loss
+
+    def draw_views(self, images: Tensor) -> Tensor:
+        """Draws two views of each image [2, B, 3, S, S], of another kind after the warm-up."""
+        draw = self.draw if self.warming_up else self.finetuning_draw
+        return self.current_loss.views(images, draw)
 
     def project(self, features: Tensor) -> Tensor:
         """Computes z [B, D]."""

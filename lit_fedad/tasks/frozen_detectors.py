@@ -44,12 +44,13 @@ class FrozenDetector(Task):
         self.encoder, self.num_features = encoder, encoder.num_features
 
     def fit(self, features: Tensor) -> None:
-        """Fits the buffers to local features [n, C] of length 1, on the CPU."""
+        """Fits the buffers to local features [n, C], on the CPU."""
         raise NotImplementedError
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes features of length 1 [B, C]."""
-        return self.encoder(batch["image"]) / self.encoder.length
+        """Computes features [B, C], of length 1 where the encoder scales them."""
+        features = self.encoder(batch["image"])
+        return features / self.encoder.length if self.encoder.unit_length else features
 
     @torch.no_grad()
     def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
@@ -80,9 +81,10 @@ class FrozenDetector(Task):
 
 
 class FeatureNeighbours(FrozenDetector):
-    """The score is the sum of squared distances to the nearest frozen features of the client's images.
+    """The score is the sum of squared distances to the nearest frozen features of the client's images (DN2).
 
-    `Panda` before training is the same, with the banks of all clients or the client's own.
+    Features have the length that pooling gives them. `Panda` before training is the same, with the banks of all clients
+    or the client's own.
 
     Args:
         encoder: See `FrozenDetector`.
@@ -99,7 +101,7 @@ class FeatureNeighbours(FrozenDetector):
     def __init__(self, encoder: nn.Module, neighbours: int = 2) -> None:
         super().__init__(encoder)
         at_least("task", 1, neighbours=neighbours)
-        self.neighbours = neighbours
+        self.neighbours, self.encoder.unit_length = neighbours, False
         self.register_buffer("bank", torch.empty(0, self.num_features))
 
     def fit(self, features: Tensor) -> None:

@@ -24,9 +24,10 @@ class Panda(Task):
     adds nothing before training, so that round 0 is nearest neighbours of pretrained features (DN2). The score is the
     sum of squared distances to the ``neighbours`` nearest vectors of the bank.
 
-    The loss is ``mean |f(x) - c|^2``, with f of length 1 and c the mean of all images' initial features, plus, as
-    elastic weight consolidation, ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of
-    features around f, of normal images; the original's is of ImageNet's labels.
+    The loss is ``mean |f(x) - c|^2``, with c the mean of all images' initial features, plus, as elastic weight
+    consolidation, ``ewc / 2 sum F (w - w_0)^2``. F is the Fisher information of a normal distribution of features
+    around f, of normal images; the original's is of ImageNet's labels. Features have the length that pooling gives
+    them, as in the authors' code.
 
     The bank and c are buffers, which the method of the same name shares; under other methods each client has its own,
     of all of its images.
@@ -69,6 +70,7 @@ class Panda(Task):
                 "task panda adapts pretrained features: give features=frozen, with features.hidden of at least 1"
             )
         self.encoder, self.num_features = encoder, encoder.num_features
+        encoder.unit_length = False
         self.neighbours, self.ewc = neighbours, ewc
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.register_buffer("bank", torch.empty(0, self.num_features))
@@ -77,8 +79,8 @@ class Panda(Task):
         self.fisher = {name: torch.zeros_like(weight) for name, weight in self.start.items()}
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Computes features of length 1 [B, C]."""
-        return self.encoder(batch["image"]) / self.encoder.length
+        """Computes features [B, C]."""
+        return self.encoder(batch["image"])
 
     def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Computes the loss, and with consolidation its ``drift`` from the initial weights."""

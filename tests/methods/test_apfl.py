@@ -13,7 +13,7 @@ from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.local import LocalClient
 
-STEP, ROUNDS = 0.1, 3
+STEP, RATE, ROUNDS = 0.1, 0.05, 3
 RUNNING = {"downsample.1.running_mean", "downsample.1.running_var"}
 
 # Weights are in double precision here, the mixture weight alpha in single.
@@ -29,7 +29,8 @@ def by_hand(hand, data, alpha, adaptive):
             w, v, a = shared, personal[client], alphas[client]
             for x, y in hand.batches(loader):
                 at_mixture = hand.gradient(a * v + (1 - a) * w, x, y)
-                moved = np.clip(a - STEP * ((v - w) * at_mixture).sum(), 0, 1) if adaptive else a
+                slope = ((v - w) * at_mixture).sum() + 0.02 * a
+                moved = np.clip(a - RATE * slope, 0, 1) if adaptive else a
                 w, v, a = w - STEP * hand.gradient(w, x, y), v - STEP * a * at_mixture, moved
             trained[client], personal[client], alphas[client] = w, v, a
         total = sum(len(loader.dataset) for loader in data.values())
@@ -41,8 +42,9 @@ def by_hand(hand, data, alpha, adaptive):
 def apfl(federate, make_linear):
     """Plays APFL on the linear task."""
 
-    def play(data, **settings):
-        return federate(APFLClient, task=make_linear(), data=data, **settings)
+    def play(data, client=None, **settings):
+        client = {"alpha_learning_rate": RATE, **(client or {})}
+        return federate(APFLClient, task=make_linear(), data=data, client=client, **settings)
 
     return play
 
@@ -75,28 +77,26 @@ def one_point():
 
 
 def test_one_step_in_numbers(apfl, hand, one_point):
-    """w follows the gradient, v alpha = half of it; alpha's gradient is along v - w = 0."""
+    """w follows the gradient, v alpha = half of it; alpha's gradient is along v - w = 0, and its decay."""
     played = apfl(one_point(1), rounds=1)
     own = played.pool.get(0)
     nearly(hand.theta(played.server.weights), [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]])
     nearly(hand.theta(own["personal_entries"]), [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]])
-    assert own["alpha"] == 0.5
+    nearly(own["alpha"], 0.5 - RATE * 0.02 * 0.5)
 
 
 def test_the_second_step_moves_alpha(apfl, one_point):
-    """A step shrinks features f by 1 - 0.1 * 6 = 0.4, v's half a step by 0.7: the mixture's are 0.55 f.
+    """A step shrinks features f by 1 - 0.1 * 6 = 0.4, v's half a step by 0.7: without decay, the mixture's are 0.55 f.
 
     v - w = 0.05 f x^T, hence <v - w, 0.55 f x^T> = 0.0275 |f|^2 * 6.
     """
-    played = apfl(one_point(2), rounds=1)
-    squared = 1.375**2 + 3.75**2
-    nearly(played.pool.get(0)["alpha"], 0.5 - 0.1 * 0.0275 * squared * 6)
-    nearly(played.pool.get(0)["alpha"], 0.2367734375)
+    played = apfl(one_point(2), rounds=1, client={"alpha_decay": 0.0})
+    nearly(played.pool.get(0)["alpha"], 0.5 - RATE * 0.0275 * (1.375**2 + 3.75**2) * 6)
 
 
 @pytest.mark.parametrize(("alpha", "slope", "end"), [(0.05, 10.0, 0.0), (0.95, -10.0, 1.0)])
 def test_alpha_is_clipped(make_linear, alpha, slope, end):
-    client = APFLClient(make_linear(), alpha=alpha)
+    client = APFLClient(make_linear(), alpha=alpha, alpha_learning_rate=STEP)
     client.alpha.grad = torch.tensor(slope)
     client.on_before_optimizer_step(torch.optim.SGD(client.task.parameters(), lr=STEP))
     assert client.alpha == end

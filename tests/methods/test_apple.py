@@ -1,15 +1,14 @@
 """APPLE: the paper's numbers, its limits, all cores down and one up."""
 
 import copy
-import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from torch.utils.data import DataLoader
 
+from lit_fedad.contracts import Context
 from lit_fedad.federation.evaluator import Evaluator
 from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.apple import CLIENTS, SHARES, AppleClient, AppleServer
@@ -26,22 +25,29 @@ def cores_of(known):
     return np.concatenate([known["layer.weight"].numpy(), known["layer.bias"].numpy()[..., None]], axis=-1)
 
 
-def by_hand(hand, data, rate, mu, early):
-    """Cores [N, 2, 3] and relations [N, N] after three rounds; `early` in rounds."""
-    count = len(data)
+def authors_lambda(schedule, r, count):
+    """As in the authors' code, with rounds r counted from 0."""
+    if r >= count:
+        return 0.0
+    return 0.001 ** (r / count) if schedule == "exponential" else (np.cos(np.pi / count * r) + 1) / 2
+
+
+def by_hand(hand, data, rate, mu, early, schedule="exponential"):
+    """Cores [N, 2, 3] and relations [N, N] after three rounds, by the authors' rules; `early` in rounds."""
     sizes = np.array([len(loader.dataset) for loader in data.values()])
     shares = sizes / sizes.sum()
-    cores, relations = np.stack([hand.start] * count), np.full((count, count), 1 / count)
-    for t in range(1, ROUNDS + 1):
-        hold = (1 + math.cos(math.pi * t / early)) / 2 if t < early else 0.0
+    cores, relations = np.stack([hand.start] * len(data)), np.stack([shares] * len(data))
+    for r in range(ROUNDS):
+        weight = authors_lambda(schedule, r, early) * mu
         received = cores.copy()
         for n, loader in enumerate(data.values()):
-            mine, p = received.copy(), relations[n]
+            mine, p, velocity = received.copy(), relations[n], 0.0
             for x, y in hand.batches(loader):
                 slope = hand.gradient(np.tensordot(p, mine, axes=1), x, y)
-                by_relation = (slope * mine).sum((1, 2)) + hold * mu * (p - shares)
+                by_relation = (slope * mine).sum((1, 2)) + weight * 2 * (p - shares)
                 mine[n] -= STEP * p[n] * slope
-                p = p - rate * by_relation
+                velocity = 0.9 * velocity + by_relation
+                p = p - rate * velocity
             cores[n], relations[n] = mine[n], p
     return cores, relations
 
@@ -52,6 +58,7 @@ def apple(federate, make_linear):
 
     def play(data, client=None, **settings):
         client = {"rounds": ROUNDS, "relation_learning_rate": 0.02, **(client or {})}
+        settings = {"server": {"independent_init": False}, **settings}
         return federate(AppleClient, AppleServer, task=make_linear(), data=data, client=client, **settings)
 
     return play
@@ -61,43 +68,44 @@ def apple(federate, make_linear):
 
 
 @pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
-@pytest.mark.parametrize(("rate", "mu", "early"), [(0.02, 0.5, 1.0), (0.02, 2.0, 0.5), (0.0, 0.5, 1.0)])
-def test_three_rounds_are_the_papers(apple, hand, points_by_hand, clients, rate, mu, early):
+@pytest.mark.parametrize(
+    ("rate", "mu", "early", "schedule"),
+    [(0.02, 0.5, 1.0, "exponential"), (0.02, 2.0, 0.7, "cosine"), (0.0, 0.5, 1.0, "exponential")],
+)
+def test_three_rounds_are_the_authors(apple, hand, points_by_hand, clients, rate, mu, early, schedule):
     data = {number: points_by_hand[client] for number, client in enumerate(clients)}
-    played = apple(data, client={"relation_learning_rate": rate, "mu": mu, "early": early})
-    cores, relations = by_hand(hand, data, rate, mu, early * ROUNDS)
+    settings = {"relation_learning_rate": rate, "mu": mu, "early": early, "schedule": schedule}
+    played = apple(data, client=settings)
+    cores, relations = by_hand(hand, data, rate, mu, int(early * ROUNDS), schedule)
     nearly(cores_of(played.server.known), cores)
     for client in data:
         nearly(played.pool.get(client)["relations"], relations[client])
 
 
-def test_one_step_in_numbers(apple, exactly):
-    """Equal cores, p = (1/2, 1/2): the mixture's features f at x = (1, 2) are (-1.375, 3.75), y = 0.
-
-    The own core moves by half a gradient f x^T; <f x^T, c> = |f|^2 = 15.953125 for both cores; with
-    lambda_1 = (1 + cos(pi/2)) / 2 = 1/2 and mu = 2, relations are also drawn to the shares (3/4, 1/4).
-    """
-    row = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
-    client = {"rounds": 2, "relation_learning_rate": 0.01, "mu": 2.0, "early": 1.0}
-    played = apple({0: DataLoader([row] * 3), 1: DataLoader([row])}, rounds=1, client=client)
-    exactly(played.server.known[SHARES], torch.tensor([0.75, 0.25]))
-    core = [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]]
-    nearly(cores_of(played.server.known)[1], core)
-    nearly(played.pool.get(1)["relations"], [0.34296875, 0.33796875])
+@pytest.mark.parametrize("schedule", ["exponential", "cosine"])
+@pytest.mark.parametrize(("rounds", "early"), [(6, 0.2), (20, 0.2), (160, 0.1), (4, 0.2)])
+def test_lambda_is_the_authors(make_linear, schedule, rounds, early):
+    client = AppleClient(make_linear(), rounds=rounds, early=early, schedule=schedule)
+    for number in range(1, rounds + 1):
+        client.context = Context(0, number, 0)
+        expected = authors_lambda(schedule, number - 1, int(rounds * early))
+        assert client._early() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("early", "holds"), [(1.0, [0.75, 0.25, 0.0]), (2 / 3, [0.5, 0.0, 0.0]), (0.0, [0.0, 0.0, 0.0])]
-)
-def test_lambda_falls_as_a_cosine_and_ends(apple, early, holds):
-    """On target there is no gradient but lambda's, which leaves the sum of relations, and so the mixture, alone."""
-    row = {"x": torch.zeros(2).double(), "y": torch.tensor([0.125, -0.5]).double()}
-    data = {0: DataLoader([row] * 3, batch_size=3), 1: DataLoader([row])}
-    client = {"relation_learning_rate": 0.1, "mu": 2.0, "early": early}
-    p = np.array([0.5, 0.5])
-    for rounds, hold in enumerate(holds, start=1):
-        p = p - 0.1 * hold * 2.0 * (p - np.array([0.75, 0.25]))
-        nearly(apple(data, rounds=rounds, client=client).pool.get(1)["relations"], p)
+def test_cores_begin_independently_as_draws_of_the_same_distribution(make_classifier, exactly):
+    client = AppleClient(make_classifier(), rounds=ROUNDS)
+    servers = [AppleServer(client), AppleServer(client)]
+    for server, sizes in zip(servers, [{2: 1, 5: 3}, {5: 3}], strict=True):
+        server.register_clients(sizes)
+    weights, drawn = servers[0].weights, servers[0].known
+    for name, core in weights.items():
+        exactly(drawn[name].flatten(1).sort(1).values[0], core.flatten().sort().values)
+    assert not torch.equal(*drawn["downsample.0.weight"])
+    assert torch.equal(*drawn["downsample.1.weight"])  # ones stay ones
+    loaded = AppleServer(client, start="a run")
+    loaded.register_clients({2: 1, 5: 3})
+    assert torch.equal(*loaded.known["downsample.0.weight"])  # weights of a run are kept
+    exactly(servers[1].known["downsample.0.weight"][0], drawn["downsample.0.weight"][1])
 
 
 # ---------------------------------------------------------------------------------------------------- its limits
@@ -106,7 +114,8 @@ def test_lambda_falls_as_a_cosine_and_ends(apple, early, holds):
 def test_one_client_with_fixed_relations_is_on_its_own(federate, make_classifier, make_points, exactly):
     data = {0: make_points(6)}
     fixed, fresh = {"rounds": ROUNDS, "relation_learning_rate": 0.0}, {"keep_optimizer": False}
-    ours = federate(AppleClient, AppleServer, task=make_classifier(), data=data, shuffle=True, client=fixed)
+    common = {"server": {"independent_init": False}, "shuffle": True}
+    ours = federate(AppleClient, AppleServer, task=make_classifier(), data=data, client=fixed, **common)
     theirs = federate(LocalClient, task=make_classifier(), data=data, shuffle=True, client=fresh)
     assert ours.pool.get(0)["relations"].tolist() == [1.0]
     exactly(ours.history[-1].metrics, theirs.history[-1].metrics)
@@ -160,7 +169,7 @@ def test_an_absent_client_keeps_core_and_relations(apple, hand, points_by_hand, 
     exactly(after[present], before[present])
     exactly(long.pool.get(present), short.pool.get(present))
     exactly(before[later], hand.start)
-    assert short.pool.get(later)["relations"].tolist() == [0.5, 0.5]
+    assert short.pool.get(later)["relations"].tolist() == pytest.approx([0.6, 0.4])
 
 
 def test_predicts_with_the_mixture(apple, hand, points_by_hand):

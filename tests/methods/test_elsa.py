@@ -24,6 +24,7 @@ def task(**settings) -> Elsa:
             "warmup_loss": SimCLR(),
             "warmup": 1,
             "views": ContrastiveViews(),
+            "finetuning_views": ContrastiveViews(),
             "projection": 3,
             "prototypes": 8,
         }

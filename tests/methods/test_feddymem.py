@@ -153,14 +153,15 @@ def test_mean_aggregation_is_the_ablation_without_kmeans(make_task, make_loader)
     torch.testing.assert_close(play.server.known["memory"], expected)
 
 
-def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
-    play = Play(make_task(head=None), {0: make_loader()}, KMeansAggregation()).set_up()
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_collapsing_memory_of_a_head_is_said_with_the_round(make_task, make_loader, trains):
+    task = make_task() if trains else make_task(head=None)
+    play = Play(task, {0: make_loader()}, KMeansAggregation()).set_up()
     assert play.server.warnings() == []
     play.server.context = Context(0, 7)
     play.server.aggregate({0: Update({"memory": play.server.known["memory"] * 0.3}, 1)})
-    assert play.server.warnings() == [
-        "round 7: the memory is collapsing: its spread is 30% of what it was at first"
-    ]
+    line = "round 7: the memory is collapsing: its spread is 30% of what it was at first"
+    assert play.server.warnings() == ([line] if trains else [])
 
 
 def test_slots_that_every_client_shares_agree_fully():

@@ -99,6 +99,22 @@ def test_the_generator_learns_what_the_heads_mean():
     assert (said == torch.tensor([0, 1]).repeat(20)).float().mean() > 0.9
 
 
+def test_shares_are_of_counts_that_begin_at_one(monkeypatch):
+    """The released code counts 1 + images seen in all epochs; classes with one image are asked for."""
+    server, asked = FedGenServer(client_of(local_epochs=2), steps=40, batch_size=8), []
+
+    def spy(features, labels, shares, heads):
+        asked.append((labels.unique().tolist(), shares))
+        return features.sum() * 0
+
+    monkeypatch.setattr("lit_fedad.methods.fedgen.generator_loss", spy)
+    server.context = Context(0, 1)
+    server.learn(torch.tensor([[3, 1, 0], [0, 0, 0]]), [(torch.zeros(3, 5), torch.zeros(3))] * 2)
+    expected = [[7 / 8, 3 / 4, 1 / 2], [1 / 8, 1 / 4, 1 / 2]]
+    np.testing.assert_allclose(asked[0][1], expected, rtol=1e-6)
+    assert {label for labels, _ in asked for label in labels} == {0, 1}
+
+
 def test_the_generator_goes_down_and_counts_go_up(federate, tap):
     played = federate(
         FedGenClient, FedGenServer, task=make(), data=data_of(), client=SMALL, rounds=2, channel=tap

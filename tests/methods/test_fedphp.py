@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Update
 from lit_fedad.federation.aggregation import weighted_mean
@@ -12,30 +11,29 @@ from lit_fedad.memory.reduce import SampleReduce
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.fedphp import FedPHPClient, rbf_mmd
 
-BANDWIDTHS = (10, 15, 20, 50)
 STEP, ROUNDS = 0.1, 3
 
 
-def mmd_by_loop(one, other):
-    def kernel(a, b):
-        return sum(np.exp(-((a - b) ** 2).sum() / (2 * width)) for width in BANDWIDTHS)
+def authors_kernels(rows):
+    """As in the authors' code: five bandwidths, each twice the last, the middle one the mean squared distance."""
+    squares = ((rows[:, None] - rows) ** 2).sum(-1)
+    bandwidth = squares.sum() / (len(rows) ** 2 - len(rows)) + 1e-8
+    return squares, [bandwidth / 2**2 * 2**i for i in range(5)]
 
-    def mean(rows, columns):
-        return sum(kernel(a, b) for a in rows for b in columns) / (len(rows) * len(columns))
 
-    return mean(one, one) + mean(other, other) - 2 * mean(one, other)
+def authors_mmd(one, other):
+    squares, widths = authors_kernels(np.concatenate([one, other]))
+    kernels, n = sum(np.exp(-squares / width) for width in widths), len(one)
+    return (kernels[:n, :n] + kernels[n:, n:] - kernels[:n, n:] - kernels[n:, :n]).mean()
 
 
 def mmd_slope(one, other):
-    """Derivative of the discrepancy by each row of `one`."""
-
-    def slope(a, b):
-        return sum(-(a - b) / width * np.exp(-((a - b) ** 2).sum() / (2 * width)) for width in BANDWIDTHS)
-
-    n, m = len(one), len(other)
-    within = [2 / n**2 * sum(slope(row, each) for each in one) for row in one]
-    across = [2 / (n * m) * sum(slope(row, each) for each in other) for row in one]
-    return np.array(within) - np.array(across)
+    """Derivative of the discrepancy by each row of `one`, with constant bandwidths."""
+    rows, n = np.concatenate([one, other]), len(one)
+    squares, widths = authors_kernels(rows)
+    falls = sum(-2 / width * np.exp(-squares / width) for width in widths)
+    apart = falls[:, :, None] * (rows[:, None] - rows)  # of k(a, b) by a
+    return 2 * apart[:n, :n].mean(1) / n - 2 * apart[:n, n:].mean(1) / n
 
 
 def by_hand(hand, data, mu, weight):
@@ -48,7 +46,7 @@ def by_hand(hand, data, mu, weight):
             for x, y in hand.batches(loader):
                 drift = mmd_slope(x @ w.T, x @ inherited[client].T).T @ x
                 w = w - STEP * ((1 - weight) * hand.gradient(w, x, y) + weight * drift)
-            kept = mu * t / ROUNDS
+            kept = mu * (t - 1) / ROUNDS  # the rounds that it has taken part in before
             inherited[client] = kept * inherited[client] + (1 - kept) * w
             trained[client] = w
         total = sum(len(loader.dataset) for loader in data.values())
@@ -85,18 +83,18 @@ def play(request, federate, make_classifier, make_points, make_task, make_loader
 # ------------------------------------------------------------------------------------------ the paper's numbers
 
 
-def test_discrepancy_is_the_double_loop():
+def test_discrepancy_is_the_authors():
     draw = torch.Generator().manual_seed(0)
-    one, other = torch.randn(2, 5, 3, generator=draw, dtype=torch.float64) * 4
-    by_loop = mmd_by_loop(one.numpy(), other[:4].numpy())
-    assert float(rbf_mmd(one, other[:4])) == pytest.approx(by_loop, rel=1e-12)
+    one, other = torch.randn(2, 5, 3, generator=draw, dtype=torch.float64) + torch.tensor([[[0.0]], [[1.0]]])
+    assert float(rbf_mmd(one, other)) == pytest.approx(authors_mmd(one.numpy(), other.numpy()), rel=1e-12)
+    assert float(rbf_mmd(one, one)) == pytest.approx(0, abs=1e-12)
 
 
-def test_discrepancy_is_nothing_for_equal_sets_and_eight_for_far_ones():
-    """Far ones: four kernels, each 1 within a set of one point and 0 between sets, 4 + 4 - 0."""
-    rows = torch.eye(3, dtype=torch.float64)
-    assert float(rbf_mmd(rows, rows)) == pytest.approx(0, abs=1e-12)
-    assert float(rbf_mmd(rows[:1], rows[:1] + 1000)) == pytest.approx(8)
+@pytest.mark.parametrize("scale", [1e-2, 1e3])
+def test_discrepancy_does_not_depend_on_the_scale(scale):
+    one, other = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1)).double()
+    assert float(rbf_mmd(scale * one, scale * other)) == pytest.approx(float(rbf_mmd(one, other)), rel=1e-4)
+    assert float(rbf_mmd(scale * one, scale * (one + 0.1))) > 1e-3
 
 
 @pytest.mark.parametrize("clients", [(0, 1), (0,), (0, 0)])
@@ -111,14 +109,22 @@ def test_three_rounds_are_the_papers(fedphp, hand, points_by_hand, clients):
         np.testing.assert_allclose(hand.theta(kept), inherited[client], rtol=1e-12)
 
 
-def test_one_step_in_numbers(fedphp, hand):
-    """One point x = (1, 2), y = 0: features (-1.375, 3.75) are the gradient's factor, and mu_1 = 0.5."""
-    point = {"x": torch.tensor([1.0, 2.0]).double(), "y": torch.zeros(2).double()}
-    played = fedphp({0: DataLoader([point])}, rounds=1, client={"rounds": 1, "mu": 0.5, "weight": 0.0})
-    trained = [[0.6375, -0.725, 0.2625], [-0.125, 1.25, -0.875]]
-    inherited = [[0.56875, -0.8625, 0.19375], [0.0625, 1.625, -0.6875]]
-    np.testing.assert_allclose(hand.theta(played.server.weights), trained, rtol=1e-14)
-    np.testing.assert_allclose(hand.theta(played.pool.get(0)["inherited"]), inherited, rtol=1e-14)
+def test_shares_count_the_clients_own_rounds(fedphp, hand, points_by_hand, tap):
+    """Half of the clients a round: two of four rounds are expected, and a first round leaves nothing of the start."""
+    client = {"rounds": 4, "fraction": 0.5, "mu": 0.8, "weight": 0.0}
+    played = fedphp(points_by_hand, rounds=4, fraction=0.5, client=client, channel=tap)
+    for number in points_by_hand:
+        sent = [
+            hand.theta(tap.uploads(report.round)[number])
+            for report in played.history
+            if report.round > 0 and number in report.participants
+        ]
+        inherited = hand.start
+        for count, trained in enumerate(sent):
+            share = 0.8 * min(count / 2, 1)
+            inherited = share * inherited + (1 - share) * trained
+        np.testing.assert_allclose(hand.theta(played.pool.get(number)["inherited"]), inherited, rtol=1e-12)
+        assert played.pool.get(number)["participations"] == len(sent)
 
 
 def test_running_statistics_are_inherited_as_weights_are(
@@ -126,14 +132,10 @@ def test_running_statistics_are_inherited_as_weights_are(
 ):
     """Looking at the inherited model's features, batch by batch, does not move its statistics."""
     client, data = {"rounds": 2, "mu": 0.5}, {0: make_points(6)}
-    played = federate(FedPHPClient, task=make_classifier(), data=data, rounds=1, client=client, channel=tap)
-    inherited, sent, start = (
-        played.pool.get(0)["inherited"],
-        tap.uploads(1)[0],
-        make_classifier().state_dict(),
-    )
+    played = federate(FedPHPClient, task=make_classifier(), data=data, rounds=2, client=client, channel=tap)
+    inherited, first, second = played.pool.get(0)["inherited"], tap.uploads(1)[0], tap.uploads(2)[0]
     for name in ("downsample.1.running_mean", "downsample.1.running_var", "downsample.1.weight"):
-        exactly(inherited[name], torch.lerp(sent[name], start[name], 0.25))
+        exactly(inherited[name], torch.lerp(second[name], first[name], 0.25))
 
 
 # ---------------------------------------------------------------------------------------------------- its limits

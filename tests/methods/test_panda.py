@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from helpers.frozen import frozen_encoder
+from helpers.frozen import Colours, frozen_encoder
 from sklearn.neighbors import NearestNeighbors
 from torch.utils.data import DataLoader
 
@@ -58,11 +58,13 @@ def by_scikit_learn(bank, queries) -> np.ndarray:
 def test_before_training_it_is_nearest_neighbours_of_frozen_features(play):
     data = {0: images(6), 1: images(5, seed=1)}
     played = play(data, rounds=0)
-    bank = np.concatenate([features(loader) for loader in data.values()])
-    frozen = frozen_encoder().features(NEW["image"]).numpy()
-    np.testing.assert_allclose(
-        played.history[-1].metrics[0], by_scikit_learn(bank, frozen), rtol=1e-3, atol=1e-6
-    )
+
+    def raw(images):  # the authors' DN2: pooled features of any length
+        return np.concatenate([maps.mean((2, 3)).numpy() for maps in Colours()(images)], axis=1)
+
+    bank = np.concatenate([raw(batch["image"]) for loader in data.values() for batch in loader])
+    expected = by_scikit_learn(bank, raw(NEW["image"]))
+    np.testing.assert_allclose(played.history[-1].metrics[0], expected, rtol=1e-3, atol=1e-6)
     # As many centres as images: the images themselves. The centre is the mean of all.
     np.testing.assert_allclose(played.server.facts[CENTRE], bank.mean(0), rtol=1e-4, atol=1e-6)
 
@@ -87,8 +89,11 @@ def test_clients_send_no_more_vectors_than_asked_for(play):
 
 
 def test_training_makes_features_compact(play):
-    data = {0: images(8), 1: images(8, seed=1)}
-    played = play(data, task(learning_rate=0.3), rounds=10, client={"clip": None})
+    bright = {
+        seed: DataLoader([{"image": 20 * row["image"]} for row in images(8, seed).dataset], batch_size=4)
+        for seed in (0, 1)
+    }
+    played = play(bright, task(learning_rate=0.02), rounds=10, client={"clip": None})
     losses = [report.scalars["loss"] for report in played.history if report.round > 0]
     assert losses[-1] < 0.8 * losses[0]
 

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.memory.density import estimate_densities
 from lit_fedad.memory.kmeans import plus_plus_seeds
 from lit_fedad.methods.fadngs import FADngsClient, FADngsServer
@@ -159,6 +161,48 @@ def test_equation_7():
         below = sum(math.exp(cosine(views[anchor], views[j]) / TAU) for j in range(24) if j != anchor)
         total += -1 / 1 * math.log(above / below)
     assert float(CRAD(TAU)(z, {"normal": normal})["loss"]) == pytest.approx(total / 2, rel=1e-5)
+
+
+def test_the_literal_preset_is_as_printed():
+    """Eq. 7 without a factor, and Eq. 6 of z; the distillation's temperatures and rate stay what the paper has."""
+    config = compose(["method=fadngs_literal"])
+    given = {key: value for key, value in config["task"].items() if key != "encoder"}
+    task = build(given, encoder=Encoder())
+    z = rows(8, 3, 5)
+    views, normal = z.numpy().reshape(24, 5), torch.tensor([True, False, True])
+    anchors, losses = [0, 2, 3, 5], []
+    for anchor in anchors:
+        below = sum(math.exp(cosine(views[anchor], views[j]) / TAU) for j in range(24) if j != anchor)
+        positives = [at for at in anchors if at != anchor]
+        above = sum(math.exp(cosine(views[anchor], views[at]) / TAU) for at in positives)
+        losses.append(-1 / len(positives) * math.log(above / below))
+    task.round = task.warmup + 1
+    assert float(task.current_loss(z, {"normal": normal})["loss"]) == pytest.approx(np.mean(losses), rel=1e-5)
+    # The warm-up's SimCLR has no factor either.
+    task.round, total = 1, 0.0
+    pair = z[:2].numpy().reshape(6, 5)
+    for i in range(6):
+        below = sum(math.exp(cosine(pair[i], pair[j]) / TAU) for j in range(6) if j != i)
+        total -= math.log(math.exp(cosine(pair[i], pair[(i + 3) % 6]) / TAU) / below)
+    assert float(task.current_loss(z[:2], {})["loss"]) == pytest.approx(total / 6, rel=1e-5)
+    width = task.projected
+    mean, root = rows(2, width, seed=1), rows(2, width, width, seed=2)
+    covariance = root @ root.mT / width + 0.5 * torch.eye(width)
+    task.densities.set(mean, covariance)
+    features = rows(5, task.num_features, seed=3).float()
+    with torch.no_grad():
+        found = task.predict(features, {}).image_score.numpy()
+        projected = task.projection(features).double().numpy()
+    for score, row in zip(found, projected, strict=True):
+        unit = row / np.sqrt(row @ row)
+        distances = [
+            (unit - m) @ np.linalg.solve(c, unit - m)
+            for m, c in zip(mean.numpy(), covariance.numpy(), strict=True)
+        ]
+        assert score == pytest.approx(min(distances), rel=1e-3)
+    distillation = config["method"]["server"]["distillation"]
+    assert (distillation["teacher_temperature"], distillation["student_temperature"]) == (TAU, TAU)
+    assert distillation["learning_rate"] == 0.03
 
 
 def test_equation_8():

@@ -23,6 +23,7 @@ def make(**overrides) -> Elsa:
         "warmup_loss": SimCLR(),
         "warmup": 1,
         "views": ContrastiveViews(),
+        "finetuning_views": ContrastiveViews((0.54, 0.54)),
         "projection": 3,
         "prototypes": 8,
     }
@@ -62,6 +63,24 @@ def test_the_warm_up_is_simclr_by_sgd_and_then_adam():
     task.round = 2
     assert isinstance(task.configure_optimizers(), torch.optim.Adam)
     assert not torch.equal(task.objective(features, batch)["loss"], expected)
+
+
+def test_crops_after_the_warm_up_have_one_area(monkeypatch):
+    """As the authors' fine-tuning: 54 % of the image, whatever the warm-up draws."""
+    areas = {1: [], 2: []}
+    task = make(views=ContrastiveViews((0.08, 1.0)))
+    for number, found in areas.items():
+        task.round = number
+        monkeypatch.setattr(
+            "lit_fedad.models.contrastive_views.crop_resize",
+            lambda images, boxes, mirrored, found=found: (
+                found.extend(boxes[:, 2:].prod(1).tolist()),
+                images,
+            )[1],
+        )
+        task.draw_views(torch.rand(50, 3, 32, 32))
+    assert min(areas[1]) < 0.3 * 32**2
+    np.testing.assert_allclose(np.array(areas[2]) / 32**2, 0.54, atol=0.04)
 
 
 def test_fine_tuning_draws_projections_to_prototypes():

@@ -10,7 +10,7 @@ from torch import nn
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.models.convnets import ConvNet, Decoder
-from lit_fedad.tasks.deep_svdd import OneClassSVM
+from lit_fedad.tasks.one_class_svm import OneClassSVM
 
 
 def make(seed: int = 0, **overrides) -> OneClassSVM:
@@ -21,6 +21,7 @@ def make(seed: int = 0, **overrides) -> OneClassSVM:
         "image_size": 16,
         "mean": (0.5, 0.5, 0.5),
         "std": (0.5, 0.5, 0.5),
+        "rounds": 1,
         "width": 2,
         "fourier": 3,
     }
@@ -38,8 +39,9 @@ def test_loss_and_scores_by_hand():
     outputs = task.objective(z, batch)
     error = (task.decoder(z) - task._inputs(batch)).square().mean()
     assert outputs["reconstruction"].item() == pytest.approx(error.item(), rel=1e-6)
-    # |w|^2 / 2 - rho + mean(0.5, 0) / nu
-    expected = 2 * error.item() + 12.5 - 3.5 + 0.25 / 0.25
+    # The authors' code: |w|^2 / 2 - rho + mean(m + |m|) / nu, with m = 0.5 and -0.5.
+    margins = np.array([0.5, -0.5])
+    expected = 2 * error.item() + 12.5 - 3.5 + np.mean(margins + np.abs(margins)) / 0.25
     assert outputs["loss"].item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -58,8 +60,43 @@ def test_directions_are_no_state_and_come_with_the_initial_weights():
     assert "directions" not in one.state_dict()
 
 
+def test_the_last_rounds_train_the_svm_alone():
+    task = make(rounds=22, svm_share=0.1, svm_learning_rate=0.1)
+    images = {"image": torch.randn(8, 3, 16, 16)}
+    for number, svm_alone in ((20, False), (21, True), (22, True)):
+        task.round, before = number, {name: entry.clone() for name, entry in task.state_dict().items()}
+        task.train()
+        optimizer, outputs = task.configure_optimizers(), task.training_step(images)
+        optimizer.zero_grad()
+        outputs["loss"].backward()
+        optimizer.step()
+        moved = {name for name, entry in task.state_dict().items() if not torch.equal(entry, before[name])}
+        assert (moved == {"normal", "rho"}) == svm_alone
+        assert ("reconstruction" in outputs) != svm_alone
+        if svm_alone:  # the slope of |w|^2 / 2 - rho + mean(m + |m|) / nu
+            phi = task.fourier(task(images))
+            inside = before["rho"] - phi @ before["normal"] > 0
+            slope = before["normal"] - 2 / task.nu * (phi * inside[:, None]).mean(0)
+            torch.testing.assert_close(task.normal.grad, slope, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "share", "last"), [(6, 0.09, 1), (110, 0.09, 10), (1, 0.09, 0), (6, 0.0, 0)]
+)
+def test_how_many_rounds_train_the_svm_alone(rounds, share, last):
+    task = make(rounds=rounds, svm_share=share)
+    assert task.common_rounds == rounds - last
+
+
+def test_weights_begin_as_the_authors():
+    """N(0, 1), cut at 2 standard deviations; of standard deviation .88 then."""
+    weights = make(fourier=5000).normal.detach()
+    assert float(weights.abs().max()) <= 2
+    assert float(weights.std()) == pytest.approx(0.88, abs=0.02)
+
+
 def test_training_moves_normal_images_inside():
-    task = make(encoder=frozen_encoder(), learning_rate=1e-2, fourier=50)
+    task = make(encoder=frozen_encoder(), learning_rate=1e-2, fourier=50, alpha=10.0, nu=0.2)
     images = {"image": torch.randn(16, 3, 16, 16)}
     optimizer = task.configure_optimizers()
     for _ in range(150):
