@@ -40,6 +40,7 @@ TASKS = {
             "elsa",
             "feature_neighbours",
             "feature_svm",
+            "reverse_distillation",
         )
     },
     "autoencoder": target("task/autoencoder", "train"),

@@ -32,6 +32,10 @@ def small_tasks(folder):
             "task=autoencoder", "features=frozen", "features.hidden=8", "task.bottleneck=4", "data=textures",
             "data.size=64", "data.train_per_product=8",
         ],
+        "reverse_distillation": [
+            "task=reverse_distillation", "task.blocks=1", "image.size=64", "data=textures", "data.size=64",
+            "data.train_per_product=8",
+        ],
         "deep_svdd": [
             "task=deep_svdd", "features=train", "encoder.channels=4", "task.decoder.channels=4", "task.width=8",
             *motifs,
