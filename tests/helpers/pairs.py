@@ -41,6 +41,7 @@ TASKS = {
             "feature_neighbours",
             "feature_svm",
             "reverse_distillation",
+            "padim",
         )
     },
     "autoencoder": target("task/autoencoder", "train"),

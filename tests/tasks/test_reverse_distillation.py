@@ -13,7 +13,7 @@ from lit_fedad.tasks.reverse_distillation import ReverseDistillation
 def make(**settings):
     torch.manual_seed(0)
     task = ReverseDistillation(TinyPyramid(), image_size=40, blocks=2, **settings).double()
-    for name, entry in task.named_parameters():
+    for entry in task.parameters():
         if entry.dim() == 1:  # scales and shifts of the normalisation, which begin at 1 and 0
             entry.data += 0.1 * torch.randn_like(entry)
     return task
