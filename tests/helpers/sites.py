@@ -29,7 +29,6 @@ HERE = ("fabric.accelerator=cpu",)
 
 OF_FILES = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
-    "fednova", "feddyn", "ditto", "pfedme",
     "federated_bank", "federated_subspace", "federated_padim", "feddymem", "feddymem_literal", "feddetect",
 )  # fmt: skip
 """Methods that are played on anomalies in image files."""
