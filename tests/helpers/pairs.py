@@ -42,6 +42,7 @@ TASKS = {
             "feature_svm",
             "reverse_distillation",
             "padim",
+            "simplenet",
         )
     },
     "autoencoder": target("task/autoencoder", "train"),
