@@ -47,6 +47,7 @@ TASKS = {
     },
     "autoencoder": target("task/autoencoder", "train"),
     "feature_autoencoder": target("task/autoencoder", "frozen"),
+    "efficient_ad": target("task", "efficient_ad", "task"),
 }
 
 

@@ -22,6 +22,10 @@ def small_tasks(folder):
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
         "padim": ["task=padim", "task.channels=5", "data=textures", "data.size=64", "data.train_per_product=8"],
         "simplenet": ["task=simplenet", "task.hidden=8", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "efficient_ad": [
+            "task=efficient_ad", "task.width=8", "task.latent=4", "data=textures", "data.size=64",
+            "data.train_per_product=8",
+        ],
         "classifier": [
             "task=classifier_convnet", "encoder.channels=8", "data=packed", f"data.root={folder}",
             "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
