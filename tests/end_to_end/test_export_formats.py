@@ -43,6 +43,9 @@ RUNS = {
     "padim": ("method=federated_padim", "task.channels=5"),
     "simplenet": ("method=fedavg", "task=simplenet", "task.hidden=8"),
     "efficient_ad": ("method=fedavg", "task=efficient_ad", "task.width=8", "task.latent=4"),
+    "dinomaly": (
+        "method=fedavg", "task=dinomaly", "backbone.name=vit_tiny_patch16_224", "backbone.layers=[0,1]"
+    ),
     "reverse_distillation": ("method=fedavg", "task=reverse_distillation", "task.blocks=1", "image.size=64"),
     "contrastive": (
         "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"

@@ -43,6 +43,7 @@ TASKS = {
             "reverse_distillation",
             "padim",
             "simplenet",
+            "dinomaly",
         )
     },
     "autoencoder": target("task/autoencoder", "train"),

@@ -22,6 +22,10 @@ def small_tasks(folder):
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
         "padim": ["task=padim", "task.channels=5", "data=textures", "data.size=64", "data.train_per_product=8"],
         "simplenet": ["task=simplenet", "task.hidden=8", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "dinomaly": [
+            "task=dinomaly", "backbone.name=vit_tiny_patch16_224", "backbone.layers=[0,1]", "data=textures",
+            "data.size=64", "data.train_per_product=8",
+        ],
         "efficient_ad": [
             "task=efficient_ad", "task.width=8", "task.latent=4", "data=textures", "data.size=64",
             "data.train_per_product=8",
