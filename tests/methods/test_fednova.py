@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from helpers.methods import exchanges_of
 
 from lit_fedad.contracts import Update
+from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fednova import FedNovaClient, FedNovaServer, predict_with_weights
 
 STEP = 0.1
@@ -53,3 +55,12 @@ def test_an_upload_shows_the_trained_weights(federate, make_linear, points_by_ha
     server = FedNovaServer(FedNovaClient(make_linear()))
     predict_with_weights(server, played.client, Update(tap.uploads(1)[0], 3))
     np.testing.assert_allclose(hand.theta(played.client.task.state_dict()), y, rtol=1e-7)
+
+
+def test_an_exaggerated_length_is_refused(make_linear):
+    client = FedNovaClient(make_linear(), local_epochs=2)
+    server = FedNovaServer(client)
+    (exchange,) = exchanges_of(client).rounds
+    exchange.validate(server, 0, Update({"length": torch.tensor(6.0)}, 3))
+    with pytest.raises(UserError, match="a way of 7 steps, and its images allow 6"):
+        exchange.validate(server, 0, Update({"length": torch.tensor(7.0)}, 3))
