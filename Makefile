@@ -23,15 +23,22 @@ help: ## Show this help
 	@echo '  methods: $(notdir $(basename $(wildcard conf/method/*.yaml)))'
 	@echo '  data:    $(notdir $(basename $(wildcard conf/data/*.yaml)))'
 
-install: $(READY) ## Make the environment (done by every other target when needed)
+install: $(READY) ## Make the environment (done by every other target when needed): HASHES=1 checks the lock's hashes
 
 # The environment is marked ready only when everything is in it, so that an interrupted install is done again.
+# The lock's hashes are those of the public index; another index may carry builds of its own, such as torch for CPUs.
 $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lit_fedad needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Making the environment in $(VENV) (once, some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet $(LOCK:%=--constraint %) --editable ".[dev]"
+ifdef HASHES
+	@$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCK)
+	@$(BIN)/python -m pip install --quiet --no-deps --editable .
+else
+	@cat $(LOCK) /dev/null | sed -e 's/ \\$$//' -e '/--hash=/d' > $(VENV)/constraints.txt
+	@$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable ".[dev]"
+endif
 	@touch $(READY)
 
 # Without the environment's packages, which a lock that lacks a new dependency may not allow.
@@ -39,7 +46,7 @@ lock: ## Write the versions that the environment is made of, for every Python an
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet uv
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 \
-	  --extra dev --no-annotate --output-file requirements-dev.lock $(ARGS) pyproject.toml
+	  --extra dev --no-annotate --generate-hashes --output-file requirements-dev.lock $(ARGS) pyproject.toml
 
 train: $(READY) ## Run an experiment: METHOD=, DATA=, ARGS="key=value ..."
 	@$(BIN)/lit-fedad train method=$(METHOD) $(if $(DATA),data=$(DATA)) $(ARGS)

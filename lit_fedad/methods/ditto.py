@@ -28,7 +28,7 @@ class DittoClient(FedAvgClient):
         lam: Weight lambda that holds v near the received weights ``w^t``; 0 is training alone.
     """
 
-    kept = ("personal_entries",)
+    state_names = ("personal_entries",)
 
     def __init__(self, task: Task, local_epochs: int = 1, lam: float = 0.1) -> None:
         super().__init__(task, local_epochs)

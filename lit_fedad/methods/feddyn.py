@@ -30,7 +30,7 @@ class FedDynClient(FedAvgClient):
         gradient: g_i by weight: the gradient of the client's loss where it last stopped.
     """
 
-    kept = ("gradient",)
+    state_names = ("gradient",)
 
     def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.1) -> None:
         super().__init__(task, local_epochs)
@@ -75,7 +75,7 @@ class FedDynServer(FedAvgServer):
         correction: ``h / alpha`` by weight.
     """
 
-    kept = ("correction",)
+    state_names = ("correction",)
     merges_sums = True
 
     def __init__(self, client: FedDynClient) -> None:

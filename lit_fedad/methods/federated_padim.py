@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
     Client,
+    Evidence,
     Exchanges,
     Message,
     MessageSpec,
@@ -22,6 +23,7 @@ from lit_fedad.contracts import (
     TensorSpec,
 )
 from lit_fedad.core.bounds import at_least
+from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.feature_sums import MomentSums
 from lit_fedad.methods.parts.model_sums import (
     ModelSums,
@@ -47,7 +49,7 @@ class FederatedPaDiMClient(Client):
     """
 
     needs = PaDiM
-    kept = ("measured",)
+    state_names = ("measured",)
     task: PaDiM
 
     def __init__(self, task: PaDiM, noised_directions: int = 16, noised_cells: int = 4) -> None:
@@ -98,7 +100,7 @@ class FederatedPaDiMServer(Server):
         gaussians: The message to clients.
     """
 
-    kept = ("moments", "measured", "gaussians")
+    state_names = ("moments", "measured", "gaussians")
 
     def __init__(self, client: FederatedPaDiMClient) -> None:
         super().__init__()
@@ -155,4 +157,5 @@ def exchanges(client: FederatedPaDiMClient) -> Exchanges:
     """Moments before round 1; in rounds those of new data."""
     rounds = (NewPositionMoments(client.sets, 1),)
     noised = Exchanges(noised_padim(client.cells), rounds)
-    return Exchanges((PositionMoments(client.sets, 1),), rounds, PositionSums(), noised=noised)
+    setup = (PositionMoments(client.sets, 1),)
+    return Exchanges(setup, rounds, PositionSums(), noised, Evidence(moments_sent))

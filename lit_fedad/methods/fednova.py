@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec, Server, Task, TensorSpec, Update
+from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
-from lit_fedad.federation.local_training import Train
 from lit_fedad.methods import fedavg
-from lit_fedad.methods.fedavg import MEANS, FedAvgClient, FedAvgServer
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.functional import trainable
 
 
@@ -74,6 +73,12 @@ class FedNovaServer(FedAvgServer):
         self.longest = client.local_epochs / (1 - momentum)
         """Largest length an image: batches of one."""
 
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks the length: a client that exaggerates it would drive all others too far."""
+        length, most = float(update.message["length"]), self.longest * update.num_samples
+        if length > most * 1.001:  # sums of rounded lengths exceed their whole in the last digits
+            raise UserError(f"the client claims a way of {length:g} steps, and its images allow {most:g}")
+
     def aggregate(self, updates: Mapping[int, Update]) -> None:
         """Moves the weights."""
         merged = weighted_mean(updates)
@@ -82,17 +87,6 @@ class FedNovaServer(FedAvgServer):
             x = self.weights[name].double()
             merged[name] = (x + tau * (merged[name].double() - x)).to(merged[name].dtype)
         self.weights = merged
-
-
-class TrainAndCount(Train):
-    """The exchange of a round, in which lengths are bounded by what a client's images allow."""
-
-    def validate(self, server: Server, client_id: int, update: Update) -> None:
-        """Checks the length: a client that exaggerates it would drive all others too far."""
-        assert isinstance(server, FedNovaServer)
-        length, most = float(update.message["length"]), server.longest * update.num_samples
-        if length > most * 1.001:  # sums of rounded lengths exceed their whole in the last digits
-            raise UserError(f"the client claims a way of {length:g} steps, and its images allow {most:g}")
 
 
 def predict_with_weights(server: FedNovaServer, client: Client, update: Update) -> None:
@@ -105,5 +99,5 @@ def predict_with_weights(server: FedNovaServer, client: Client, update: Update) 
 
 
 def exchanges(client: FedNovaClient) -> Exchanges:
-    """FedAvg's, with lengths."""
-    return replace(fedavg.exchanges(client), rounds=(TrainAndCount(MEANS),), evidence=predict_with_weights)
+    """FedAvg's, with evidence of its own."""
+    return replace(fedavg.exchanges(client), evidence=replace(WEIGHTS, predict=predict_with_weights))

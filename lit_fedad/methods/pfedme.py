@@ -33,7 +33,7 @@ class PFedMeClient(FedAvgClient):
         learning_rate: Learning rate eta of w.
     """
 
-    kept = ("personal_entries",)
+    state_names = ("personal_entries",)
 
     def __init__(
         self,

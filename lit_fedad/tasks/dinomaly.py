@@ -13,8 +13,8 @@ from lit_fedad.contracts import Prediction, Task
 from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.bounds import above, at_least, pair, within
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.tasks.patches import AnomalyMap
 
 _HEAD = 64
 """Channels of an attention head."""

@@ -126,14 +126,10 @@ class EfficientAD(PatchTask):
         scores = scaled.mean(2).flatten()
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Standardises by local statistics, unless pooled ones were loaded, and measures quantiles."""
-        self.standardise_locally(loader)
-        self.refresh(loader, context)
-
     @torch.no_grad()
-    def refresh(self, loader: DataLoader, context: Context) -> None:
-        """Measures the quantiles of both maps on local images, under the current weights."""
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Measures the quantiles of both maps on local images, after statistics, unless pooled ones were loaded."""
+        self.standardise_locally(loader)
         errors = torch.cat([maps.flatten(0, 1).cpu() for maps in map_batches(self, loader, self.embedding)])
         ordered = errors.float().sort(dim=0).values
         at = [min(len(ordered) - 1, int(share * len(ordered))) for share in self.shares]

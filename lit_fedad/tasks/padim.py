@@ -116,9 +116,10 @@ class PaDiM(PatchTask):
         """Loads the mean [P, d] of each position, and the factor U [P, d, d] of ``Sigma^-1 = U^T U``."""
         self.centres, self.whiteners = centres.to(self.centres), whiteners.to(self.whiteners)
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
-        """Fits the Gaussians to local data."""
-        self.load_gaussians(*self.fit_gaussians(self.moments(loader)))
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Fits the Gaussians to local data, the first time."""
+        if first:
+            self.load_gaussians(*self.fit_gaussians(self.moments(loader)))
 
     def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
         """Scores images by the distances ``sqrt((x - m)^T Sigma^-1 (x - m))`` of their positions (Eq. 2)."""

@@ -14,8 +14,8 @@ from lit_fedad.contracts import Prediction, Task
 from lit_fedad.contracts.compute import full_precision
 from lit_fedad.core.bounds import above, at_least, pair
 from lit_fedad.core.errors import UserError
-from lit_fedad.models.anomaly_map import AnomalyMap
 from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.tasks.patches import AnomalyMap
 
 _WIDE = 256
 """Channels of the finest map from which on residual blocks are bottlenecks, as in the authors' wide ResNet."""

@@ -101,7 +101,7 @@ class SimpleNet(PatchTask):
         scores = -self.outputs(features).float()
         return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
 
-    def prepare(self, loader: DataLoader, context: Context) -> None:
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
         """Standardises by local statistics, where asked and unless pooled ones were loaded."""
         self.standardise_locally(loader)
 

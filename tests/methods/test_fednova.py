@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from helpers.methods import exchanges_of
 
 from lit_fedad.contracts import Update
 from lit_fedad.core.errors import UserError
@@ -60,7 +59,6 @@ def test_an_upload_shows_the_trained_weights(federate, make_linear, points_by_ha
 def test_an_exaggerated_length_is_refused(make_linear):
     client = FedNovaClient(make_linear(), local_epochs=2)
     server = FedNovaServer(client)
-    (exchange,) = exchanges_of(client).rounds
-    exchange.validate(server, 0, Update({"length": torch.tensor(6.0)}, 3))
+    server.validate(0, Update({"length": torch.tensor(6.0)}, 3))
     with pytest.raises(UserError, match="a way of 7 steps, and its images allow 6"):
-        exchange.validate(server, 0, Update({"length": torch.tensor(7.0)}, 3))
+        server.validate(0, Update({"length": torch.tensor(7.0)}, 3))

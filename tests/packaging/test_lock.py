@@ -1,5 +1,6 @@
 """The development lock: every dependency of pyproject.toml in a version that it allows, and nothing of this machine."""
 
+import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
@@ -13,10 +14,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
+def entries():
+    """Requirements of the lock, each with its hashes."""
+    text = (ROOT / "requirements-dev.lock").read_text().replace("\\\n", "")
+    return [line.split(" --hash=") for line in text.splitlines() if not line.startswith("#")]
+
+
 def lines():
-    """Lines of the lock without comments."""
-    text = (ROOT / "requirements-dev.lock").read_text()
-    return [line for line in text.splitlines() if not line.startswith("#")]
+    """Requirements of the lock."""
+    return [requirement.strip() for requirement, *_ in entries()]
 
 
 def needed(given=PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]):
@@ -40,12 +46,18 @@ def pins():
 
 
 def test_a_line_is_a_name_and_one_version():
-    """No address, path, hash or option: those of the machine that wrote it."""
+    """No address, path or option: those of the machine that wrote it."""
     for line in lines():
         requirement = Requirement(line)
         assert requirement.url is None, line
         assert [pin.operator for pin in requirement.specifier] == ["=="], line
         assert "+" not in str(requirement.specifier), line
+
+
+def test_every_version_has_its_files_hashes():
+    for requirement, *hashes in entries():
+        assert hashes, requirement
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", entry.strip()) for entry in hashes), requirement
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -77,7 +77,7 @@ class ImageCells(ProjectedSums):
         shares = torch.nn.functional.one_hot(at, cells**2).float()
         self.shares = shares / shares.sum(0)  # [H0 * W0, cells * cells]
 
-    def form(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Declares the sums."""
         return {"weight": (1,), "cells": (self.shares.shape[1], self.directions)}
 
@@ -87,7 +87,7 @@ class ImageCells(ProjectedSums):
         scaled = means / len(means[0]) ** 0.5
         return {"weight": projected.new_full((len(projected), 1), CONSTANT), "cells": scaled}
 
-    def joined(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
         """Computes ``cells``; means that noise may have made are shrunk towards that of all (James and Stein).
 
         Raises:
