@@ -27,8 +27,8 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.options import read
 from lit_fedad.experiment.run import Run
 from lit_fedad.experiment.train import build_run
-from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.federation.client_runner import ClientResult, ClientRunner
+from lit_fedad.federation.processes import launch, make_fabric
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.memory.kmeans import kmeans
 from lit_fedad.report.console import Display, plain_warnings

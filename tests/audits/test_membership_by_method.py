@@ -92,7 +92,8 @@ def test_fedavg_shares_no_bank_to_score_with(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "moon", "dbe", "apfl", "apple"]
+    "method",
+    ["fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "moon", "dbe", "apfl", "apple", "fednova", "ditto"],
 )
 def test_methods_that_share_weights(tmp_path, method):
     train(compose([*TINY, f"method={method}", "rounds=2", f"out={tmp_path}"]), quiet=True)

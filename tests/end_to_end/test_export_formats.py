@@ -40,6 +40,15 @@ RUNS = {
     "dbe": ("method=dbe",),
     "apfl": ("method=apfl",),
     "autoencoder": ("method=fedavg", "task=autoencoder", "cache.enabled=false"),
+    "padim": ("method=federated_padim", "task.channels=5"),
+    "efficient_ad": ("method=fedavg", "task=efficient_ad", "task.width=8", "task.latent=4"),
+    "anomaly_dino": (
+        "method=federated_bank", "task=anomaly_dino", "backbone.name=vit_tiny_patch16_224", "backbone.layers=[1]"
+    ),
+    "dinomaly": (
+        "method=fedavg", "task=dinomaly", "backbone.name=vit_tiny_patch16_224", "backbone.layers=[0,1]"
+    ),
+    "reverse_distillation": ("method=fedavg", "task=reverse_distillation", "task.blocks=1", "image.size=64"),
     "contrastive": (
         "method=fadngs", *SEMANTIC, "public.count=8", "method.server.distillation.queue=64", "task.warmup=1"
     ),
@@ -49,7 +58,12 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW = {"padim", "efficient_ad", "anomaly_dino", "dinomaly", "reverse_distillation"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RUNS]
+)
 def test_files_compute_what_the_client_does(lab, name, tmp_path):
     """`export` refuses files that do not; here its own measure is not trusted."""
     run, _ = lab.finished(*RUNS[name])

@@ -19,7 +19,9 @@ SETTINGS = [
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*RANDOM weights")
-@pytest.mark.parametrize(("method", "sums"), [("federated_subspace", 3), ("federated_bank", 5)])
+@pytest.mark.parametrize(
+    ("method", "sums"), [("federated_subspace", 3), ("federated_bank", 5), ("federated_padim", 4)]
+)
 def test_a_run_says_what_it_has_spent(tmp_path, capsys, monkeypatch, method, sums):
     recorded = []
     monkeypatch.setattr(Tracker, "metrics", lambda self, values, step: recorded.append(values))

@@ -95,7 +95,8 @@ def check_new_images(folder, run):
         LocalQuery("image scores", lambda client, _: image_scores(client, loader, run.fabric)),
     )
     known = {str(sample.path): float(score) for sample, score in zip(images, scores[1], strict=True)}
-    assert found == pytest.approx({path: known[path] for path in found}, rel=1e-4)
+    # Images were scored by features that are cached in half precision, and which PaDiM whitens.
+    assert found == pytest.approx({path: known[path] for path in found}, rel=5e-4)
     assert found
 
 

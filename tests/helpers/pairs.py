@@ -41,10 +41,15 @@ TASKS = {
             "elsa",
             "feature_neighbours",
             "feature_svm",
+            "reverse_distillation",
+            "padim",
+            "simplenet",
+            "dinomaly",
         )
     },
     "autoencoder": target("task/autoencoder", "train"),
     "feature_autoencoder": target("task/autoencoder", "frozen"),
+    "efficient_ad": target("task", "efficient_ad", "task"),
 }
 
 

@@ -32,7 +32,7 @@ HERE = ("fabric.accelerator=cpu",)
 
 OF_FILES = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
-    "federated_bank", "federated_subspace", "feddymem", "feddymem_literal", "feddetect",
+    "federated_bank", "federated_subspace", "federated_padim", "feddymem", "feddymem_literal", "feddetect",
 )  # fmt: skip
 """Methods that are played on anomalies in image files."""
 

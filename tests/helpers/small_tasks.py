@@ -20,6 +20,16 @@ def small_tasks(folder):
     return {
         "memory_bank": ["task=memory_bank", "data=textures", "data.size=64", "data.train_per_product=8"],
         "subspace": ["task=subspace", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "padim": ["task=padim", "task.channels=5", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "simplenet": ["task=simplenet", "task.hidden=8", "data=textures", "data.size=64", "data.train_per_product=8"],
+        "dinomaly": [
+            "task=dinomaly", "backbone.name=vit_tiny_patch16_224", "backbone.layers=[0,1]", "data=textures",
+            "data.size=64", "data.train_per_product=8",
+        ],
+        "efficient_ad": [
+            "task=efficient_ad", "task.width=8", "task.latent=4", "data=textures", "data.size=64",
+            "data.train_per_product=8",
+        ],
         "classifier": [
             "task=classifier_convnet", "encoder.channels=8", "data=packed", f"data.root={folder}",
             "data.train=train.npz", "data.test=test.npz", "~data.train_per_product", "~data.test_per_product",
@@ -31,6 +41,10 @@ def small_tasks(folder):
         "feature_autoencoder": [
             "task=autoencoder", "features=frozen", "features.hidden=8", "task.bottleneck=4", "data=textures",
             "data.size=64", "data.train_per_product=8",
+        ],
+        "reverse_distillation": [
+            "task=reverse_distillation", "task.blocks=1", "image.size=64", "data=textures", "data.size=64",
+            "data.train_per_product=8",
         ],
         "deep_svdd": [
             "task=deep_svdd", "features=train", "encoder.channels=4", "task.decoder.channels=4", "task.width=8",

@@ -7,13 +7,17 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient, AppleServer
 from lit_fedad.methods.dbe import DBEClient, DBEServer
+from lit_fedad.methods.ditto import DittoClient
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.fedbn import FedBNClient, FedBNServer
+from lit_fedad.methods.feddyn import FedDynClient, FedDynServer
+from lit_fedad.methods.fednova import FedNovaClient, FedNovaServer
 from lit_fedad.methods.fedphp import FedPHPClient
 from lit_fedad.methods.fedprox import FedProxClient
 from lit_fedad.methods.fedrep import FedRepClient
 from lit_fedad.methods.local import LocalClient
 from lit_fedad.methods.moon import MoonClient
+from lit_fedad.methods.pfedme import PFedMeClient
 from lit_fedad.methods.scaffold import ScaffoldClient, ScaffoldServer
 
 METHODS = {
@@ -28,6 +32,10 @@ METHODS = {
     "dbe": (DBEClient, DBEServer, {}),
     "apfl": (APFLClient, FedAvgServer, {"alpha": 0.4}),
     "apple": (AppleClient, AppleServer, {"rounds": 3, "relation_learning_rate": 0.05}),
+    "fednova": (FedNovaClient, FedNovaServer, {}),
+    "feddyn": (FedDynClient, FedDynServer, {}),
+    "ditto": (DittoClient, FedAvgServer, {}),
+    "pfedme": (PFedMeClient, FedAvgServer, {"inner_steps": 2}),
     "fedrep": (FedRepClient, FedAvgServer, {"head_epochs": 2, "base_epochs": 1}),
 }
 HEADLESS = {**METHODS}
@@ -36,6 +44,10 @@ AVERAGING = {**METHODS}
 del AVERAGING["apple"]  # keeps every client's model, and averages none
 ALIKE = {**AVERAGING}
 del ALIKE["dbe"]  # sends a mean of features down besides
+del ALIKE["fednova"]  # sends a number of steps up besides
+REPLACING = {**AVERAGING}
+del REPLACING["fednova"]  # goes several mean steps
+del REPLACING["feddyn"]  # corrects the mean
 
 
 @pytest.fixture(params=METHODS)
@@ -138,7 +150,7 @@ def test_evaluating_a_trained_run_again_changes_nothing(play, make_task, make_lo
 # ---------------------------------------------------------------------------------- who the clients are
 
 
-@pytest.mark.parametrize("play", AVERAGING, indirect=True)
+@pytest.mark.parametrize("play", REPLACING, indirect=True)
 def test_one_client_is_its_own_mean(play, make_classifier, make_points, tap):
     """The server holds, bit for bit, what the client sent."""
     weights = play(make_classifier(), {0: make_points(6)}, channel=tap).server.weights

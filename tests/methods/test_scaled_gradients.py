@@ -12,6 +12,8 @@ from lit_fedad.contracts.state import state_of
 from lit_fedad.methods.apfl import APFLClient
 from lit_fedad.methods.apple import AppleClient, AppleServer
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.fednova import FedNovaClient, FedNovaServer
+from lit_fedad.methods.pfedme import PFedMeClient
 from lit_fedad.methods.scaffold import CONTROL, ScaffoldClient, ScaffoldServer
 
 METHODS = {
@@ -19,6 +21,8 @@ METHODS = {
     "scaffold": (ScaffoldClient, ScaffoldServer, {"learning_rate": 0.05}),
     "apfl": (APFLClient, FedAvgServer, {"alpha": 0.4}),
     "apple": (AppleClient, AppleServer, {"rounds": 3, "relation_learning_rate": 0.05}),
+    "fednova": (FedNovaClient, FedNovaServer, {}),
+    "pfedme": (PFedMeClient, FedAvgServer, {"inner_steps": 2}),
 }
 
 

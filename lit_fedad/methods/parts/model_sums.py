@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import LeaveOut, Message, MessageSpec, TensorSpec
@@ -84,6 +83,15 @@ def packed_moments_spec(sets: int, channels: int) -> MessageSpec:
     }
 
 
+def unpack_moments(message: Message) -> list[Moments]:
+    """Unpacks `pack_moments`: the moments by set, float64 on the CPU."""
+    rows = zip(message["sum_count"].tolist(), message["sum_mean"], message["sum_covariance"], strict=True)
+    return [
+        Moments(count, mean.double().cpu(), symmetric(triangle.double().cpu(), len(mean)))
+        for count, mean, triangle in rows
+    ]
+
+
 def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> list[Moments]:
     """Computes the moments of all clients' images but those of a loader.
 
@@ -95,10 +103,6 @@ def remaining_moments(message: Message, task: PatchTask, loader: DataLoader) -> 
     Raises:
         UserError: If no image remains.
     """
-
-    def total(number: int, mean: Tensor) -> Moments:
-        covariance = symmetric(message["sum_covariance"][number].double().cpu(), len(mean))
-        return Moments(int(message["sum_count"][number]), mean.double().cpu(), covariance)
-
-    own = task.moments(loader)
-    return [total(number, mean).without(own[number]) for number, mean in enumerate(message["sum_mean"])]
+    return [
+        total.without(own) for total, own in zip(unpack_moments(message), task.moments(loader), strict=True)
+    ]

@@ -1,0 +1,103 @@
+"""FedDyn: a regulariser that changes with the rounds aligns the clients' optima (Acar et al., ICLR 2021, Alg. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Exchanges, Sums, Task, Update, WeightedMeans, senders
+from lit_fedad.core.bounds import above
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.federation.local_training import Train
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.functional import trainable
+
+
+class FedDynClient(FedAvgClient):
+    """A client that minimises ``L(w) - <g_i, w> + alpha/2 |w - w^t|^2``, then sets ``g_i -= alpha (w_i - w^t)``.
+
+    Args:
+        task: What the client learns.
+        local_epochs: Passes over the client's data per round (E).
+        alpha: Weight of the regulariser.
+
+    Attributes:
+        gradient: g_i by weight: the gradient of the client's loss where it last stopped.
+    """
+
+    state_names = ("gradient",)
+
+    def __init__(self, task: Task, local_epochs: int = 1, alpha: float = 0.1) -> None:
+        super().__init__(task, local_epochs)
+        above("method.client", 0, alpha=alpha)
+        self.alpha = alpha
+        self.gradient = {name: torch.zeros_like(p, device="cpu") for name, p in trainable(task).items()}
+        self._received: dict[str, Tensor] = {}
+        self._gradient: dict[str, Tensor] = {}
+
+    def on_train_start(self) -> None:
+        """Stores the received weights ``w^t``."""
+        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+        self._gradient = {name: self.gradient[name].to(p) for name, p in self._received.items()}
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the task's loss with the regulariser, which is tracked as ``regulariser``."""
+        outputs = self.task.training_step(batch, batch_idx)
+        terms = [
+            self.alpha / 2 * (p - self._received[name]).square().sum() - (self._gradient[name] * p).sum()
+            for name, p in trainable(self.task).items()
+        ]
+        regulariser = torch.stack(terms).sum()
+        return {**outputs, "loss": outputs["loss"] + regulariser, "regulariser": regulariser}
+
+    def on_train_end(self) -> None:
+        """Updates ``g_i``."""
+        self.gradient = {
+            name: (self._gradient[name] - self.alpha * (p.detach() - self._received[name])).cpu()
+            for name, p in trainable(self.task).items()
+        }
+
+
+class FedDynServer(FedAvgServer):
+    """The server: ``h -= alpha/N sum (w_i - w^t)`` over those of the N clients that take part, ``w = mean - h/alpha``.
+
+    All clients have the same weight. ``h / alpha`` is kept, in which alpha cancels.
+
+    Args:
+        client: A client, for the initial weights.
+
+    Attributes:
+        correction: ``h / alpha`` by weight.
+    """
+
+    state_names = ("correction",)
+    merges_sums = True
+
+    def __init__(self, client: FedDynClient) -> None:
+        super().__init__(client)
+        self.correction = {name: torch.zeros_like(self.weights[name]) for name in self.trained}
+        self.clients = 0
+
+    def register_clients(self, sizes: Mapping[int, int]) -> None:
+        """Sets the number N of all clients."""
+        self.clients = len(sizes)
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Updates h, then the weights; running statistics are averaged."""
+        merged = weighted_mean(updates, equal=True)
+        share = len(senders(updates)) / self.clients
+        for name in self.trained:
+            self.correction[name] = self.correction[name] - share * (merged[name] - self.weights[name])
+            merged[name] = merged[name] - self.correction[name]
+        self.weights = merged
+
+
+def exchanges(client: FedDynClient) -> Exchanges:
+    """FedAvg's; in their sum all clients have equal weights."""
+    equal = Sums(lambda client: WeightedMeans(equal=True))
+    return replace(fedavg.exchanges(client), rounds=(Train(equal),))

@@ -1,0 +1,161 @@
+"""Federated PaDiM: clients send the moments of features at each position once; sums give the central Gaussians.
+
+Moments add up over clients and stages: the result is that of one client with all data, whatever the partition. Nothing
+is trained, and rounds send nothing but the moments of data that have come since.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import (
+    Client,
+    Evidence,
+    Exchanges,
+    Message,
+    MessageSpec,
+    NothingNew,
+    Predictors,
+    Server,
+    Sums,
+    TensorSpec,
+)
+from lit_fedad.core.bounds import at_least
+from lit_fedad.methods.parts.evidence import moments_sent
+from lit_fedad.methods.parts.feature_sums import MomentSums
+from lit_fedad.methods.parts.model_sums import (
+    ModelSums,
+    pack_moments,
+    packed_moments_spec,
+    remaining_moments,
+)
+from lit_fedad.methods.parts.noised_padim import noised_padim
+from lit_fedad.methods.parts.pooled_moments import PooledMoments, held_moments, no_moments
+from lit_fedad.tasks.padim import PaDiM
+
+
+class FederatedPaDiMClient(Client):
+    """A client that sends the moments of its features by position, and scores by the Gaussians of all clients.
+
+    Args:
+        task: Features and Gaussians.
+        noised_directions: Number of directions of features that are looked at under differential privacy.
+        noised_cells: Cells along a side of the image whose means are told apart then; covariances are not.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    needs = PaDiM
+    state_names = ("measured",)
+    task: PaDiM
+
+    def __init__(self, task: PaDiM, noised_directions: int = 16, noised_cells: int = 4) -> None:
+        super().__init__(task)
+        at_least("method.client", 2, noised_directions=noised_directions)
+        at_least("method.client", 1, noised_cells=noised_cells)
+        self.sets, self.measured = task.moment_sets, 0
+        self.directions = min(noised_directions, task.num_features)
+        self.cells = min(noised_cells, *task.grid)
+        self.sums: Message = {}
+        self.frame: Message = {}
+
+    @property
+    def predictors(self) -> Predictors:
+        """One model for all clients."""
+        return Predictors(shared=True)
+
+    def receive(self, message: Message) -> None:
+        """Loads the Gaussians."""
+        centres, packed = message["centres"], message["whiteners"]
+        whiteners = packed.new_zeros(*centres.shape, centres.shape[1])
+        rows, columns = torch.triu_indices(centres.shape[1], centres.shape[1])
+        whiteners[:, rows, columns] = packed
+        self.task.load_gaussians(centres, whiteners)
+
+    def broadcast_spec(self) -> MessageSpec:
+        """Declares a mean and the upper triangle of a whitener for each position."""
+        channels = self.task.num_features
+        return {
+            "centres": TensorSpec((self.sets, channels)),
+            "whiteners": TensorSpec((self.sets, channels * (channels + 1) // 2)),
+        }
+
+    def sums_spec(self) -> MessageSpec:
+        """Declares the moments of all clients."""
+        return packed_moments_spec(self.sets, self.task.num_features)
+
+
+class FederatedPaDiMServer(Server):
+    """The server, which adds moments up and fits the Gaussians.
+
+    Args:
+        client: A client, for sizes.
+
+    Attributes:
+        moments: Those of all features, by position; under differential privacy what is known of them (`HoldsNoised`).
+        measured: Number of each client's images behind them.
+        gaussians: The message to clients.
+    """
+
+    state_names = ("moments", "measured", "gaussians")
+
+    def __init__(self, client: FederatedPaDiMClient) -> None:
+        super().__init__()
+        self.task, self.directions, self.cells = client.task, client.directions, client.cells
+        self.moments: Message = {}
+        self.measured: dict[int, int] = {}
+        self.gaussians: Message = {}
+
+    def learn(self) -> None:
+        """Fits the Gaussians to all features that clients have measured so far."""
+        self.tell(*self.task.fit_gaussians(held_moments(self.moments)))
+
+    def tell(self, centres: Tensor, whiteners: Tensor) -> None:
+        """Sets what clients are sent: means [P, d] and upper triangular whiteners [P, d, d]."""
+        rows, columns = torch.triu_indices(*whiteners.shape[1:])
+        self.gaussians = {"centres": centres, "whiteners": whiteners[:, rows, columns]}
+
+    def broadcast(self, client_id: int) -> Message:
+        """Returns the Gaussians, the same to every client."""
+        return self.gaussians
+
+    def model_sums(self, client_id: int) -> Message:
+        """Returns the moments of all clients."""
+        return pack_moments(self.moments)
+
+
+class PositionMoments(PooledMoments):
+    """The set-up exchange in which clients send moments; each position has one vector an image."""
+
+    sums = Sums(lambda client: MomentSums(1))
+
+
+class NewPositionMoments(PositionMoments):
+    """The exchange of a round: clients receive the Gaussians, and send the moments of a stage that has begun."""
+
+    down = True
+    sums = Sums(
+        lambda client: MomentSums(1),
+        # Without stages, rounds bring no image that was not measured before.
+        lambda client: NothingNew(no_moments(client.task.num_features)),
+    )
+
+
+class PositionSums(ModelSums[FederatedPaDiMClient]):
+    """The exchange after the rounds in which clients receive the moments of all images."""
+
+    def leave_out(self, client: FederatedPaDiMClient, loader: DataLoader) -> None:
+        """Fits the Gaussians to the moments of all images but these."""
+        remaining = remaining_moments(client.sums, client.task, loader)
+        client.task.load_gaussians(*client.task.fit_gaussians(remaining))
+
+
+def exchanges(client: FederatedPaDiMClient) -> Exchanges:
+    """Moments before round 1; in rounds those of new data."""
+    rounds = (NewPositionMoments(client.sets, 1),)
+    noised = Exchanges(noised_padim(client.cells), rounds)
+    setup = (PositionMoments(client.sets, 1),)
+    return Exchanges(setup, rounds, PositionSums(), noised, Evidence(moments_sent))

@@ -1,0 +1,103 @@
+"""FedNova: clients' changes are divided by their numbers of steps before they are averaged (Wang et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.aggregation import weighted_mean
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import WEIGHTS, FedAvgClient, FedAvgServer
+from lit_fedad.methods.parts.functional import trainable
+
+
+class FedNovaClient(FedAvgClient):
+    """A client that sends its mean step, ``x + (y_i - x) / |a_i|_1``, and the length ``|a_i|_1`` of its way.
+
+    ``a_i`` holds the weights of the gradients in ``y_i - x``. Its sum is the number of steps; with momentum rho a step
+    is also moved by later ones, and counts ``1 + rho + ... + rho^(k-1)`` in step k (FedNova Sec. 4).
+
+    Args:
+        task: What the client learns.
+        local_epochs: Passes over the client's data per round (E).
+    """
+
+    def __init__(self, task: Task, local_epochs: int = 1) -> None:
+        super().__init__(task, local_epochs)
+        self._received: dict[str, Tensor] = {}
+        self._pull = self._length = 0.0
+
+    def on_train_start(self) -> None:
+        """Stores the received weights x."""
+        self._received = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+        self._pull = self._length = 0.0
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Counts the step."""
+        self._pull = 1.0 + optimizer.param_groups[0].get("momentum", 0.0) * self._pull
+        self._length += self._pull
+
+    def send(self, loader: DataLoader) -> Message:
+        """Returns the weights after a mean step, and the length; running statistics are sent as they are."""
+        message, length = super().send(loader), max(self._length, 1.0)
+        for name, received in self._received.items():
+            x = received.cpu()
+            message[name] = x + (message[name] - x) / length
+        return {**message, "length": torch.tensor(length)}
+
+    def upload_spec(self) -> MessageSpec:
+        """Declares the shared entries and the length."""
+        return {**super().upload_spec(), "length": TensorSpec((), low=1, counted=True)}
+
+
+class FedNovaServer(FedAvgServer):
+    """The server, which goes the mean step as often as clients have on average: ``x += tau sum_i p_i (z_i - x)``.
+
+    ``z_i`` are the clients' messages, ``p_i`` shares of images, and ``tau = sum_i p_i |a_i|_1`` (FedNova Eq. 7).
+
+    Args:
+        client: A client, for the initial weights.
+    """
+
+    merges_sums = True
+
+    def __init__(self, client: FedNovaClient) -> None:
+        super().__init__(client)
+        momentum = client.configure_optimizers().param_groups[0].get("momentum", 0.0)
+        self.longest = client.local_epochs / (1 - momentum)
+        """Largest length an image: batches of one."""
+
+    def validate(self, client_id: int, update: Update) -> None:
+        """Checks the length: a client that exaggerates it would drive all others too far."""
+        length, most = float(update.message["length"]), self.longest * update.num_samples
+        if length > most * 1.001:  # sums of rounded lengths exceed their whole in the last digits
+            raise UserError(f"the client claims a way of {length:g} steps, and its images allow {most:g}")
+
+    def aggregate(self, updates: Mapping[int, Update]) -> None:
+        """Moves the weights."""
+        merged = weighted_mean(updates)
+        tau = merged.pop("length").double()
+        for name in self.trained:
+            x = self.weights[name].double()
+            merged[name] = (x + tau * (merged[name].double() - x)).to(merged[name].dtype)
+        self.weights = merged
+
+
+def predict_with_weights(server: FedNovaServer, client: Client, update: Update) -> None:
+    """Loads the weights y_i that the upload was made from; see `Evidence`."""
+    message = dict(update.message)
+    length = message.pop("length")
+    for name in server.trained:
+        message[name] = server.weights[name] + length * (message[name] - server.weights[name])
+    fedavg.predict_with_weights(server, client, replace(update, message=message))
+
+
+def exchanges(client: FedNovaClient) -> Exchanges:
+    """FedAvg's, with evidence of its own."""
+    return replace(fedavg.exchanges(client), evidence=replace(WEIGHTS, predict=predict_with_weights))

@@ -1,0 +1,172 @@
+"""The exchanges that find Gaussians by position under differential privacy: four noised sums over images.
+
+A covariance at each position has millions of entries, and noise would hide them. Here cells of the image have means of
+their own, in a few directions of public pictures, and all positions one covariance around these. Mean and scale are
+found as in `noised_subspace`, before the cells' means and the covariance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts.sums import HiddenByNoiseError
+from lit_fedad.methods.parts.image_moments import CONSTANT, ImageProducts, ProjectedSums
+from lit_fedad.methods.parts.noised_subspace import (
+    SOFTNESS,
+    HoldsNoised,
+    NoisedMean,
+    NoisedProducts,
+    Projected,
+    ProjectsFeatures,
+    held_frame,
+    released,
+    whitener,
+)
+from lit_fedad.tasks.padim import PaDiM
+
+_LEAST = 1e-2
+"""Variance that is added to each direction's, as a share of the mean variance."""
+
+
+class HoldsCells(HoldsNoised, Protocol):
+    """A server that estimates Gaussians; its ``moments`` have ``cells`` [cells, k] too, means in the frame.
+
+    Attributes:
+        cells: Cells along a side.
+    """
+
+    cells: int
+
+    @property
+    def task(self) -> PaDiM:
+        """Features."""
+
+    def tell(self, centres: Tensor, whiteners: Tensor) -> None:
+        """Sets what clients are sent."""
+
+
+def cell_of(grid: tuple[int, int], cells: int) -> Tensor:
+    """Returns the cell of each position [H0 * W0], row by row, in ``cells`` times ``cells`` of them.
+
+    Example:
+        >>> cell_of((2, 4), 2).tolist()
+        [0, 0, 1, 1, 2, 2, 3, 3]
+    """
+    rows, columns = (torch.arange(side) * cells // side for side in grid)
+    return (rows[:, None] * cells + columns).flatten()
+
+
+class ImageCells(ProjectedSums):
+    """The sums ``weight`` [1] and ``cells`` [cells * cells, k]: 1/2 and the mean of each cell, at length 1.
+
+    Args:
+        task: Features.
+        directions: Number of directions k.
+        frame: See `ProjectedSums`.
+        cells: Cells along a side.
+    """
+
+    def __init__(self, task: PaDiM, directions: int, frame: Message, cells: int) -> None:
+        super().__init__(task, directions, frame)
+        at = cell_of(task.grid, cells)
+        shares = torch.nn.functional.one_hot(at, cells**2).float()
+        self.shares = shares / shares.sum(0)  # [H0 * W0, cells * cells]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declares the sums."""
+        return {"weight": (1,), "cells": (self.shares.shape[1], self.directions)}
+
+    def _parts(self, projected: Tensor) -> dict[str, Tensor]:
+        means = self.shares.T.to(projected) @ projected
+        # Of cells together as long as the image's mean is.
+        scaled = means / len(means[0]) ** 0.5
+        return {"weight": projected.new_full((len(projected), 1), CONSTANT), "cells": scaled}
+
+    def from_sums(self, server: Any, sums: Mapping[str, Tensor], noise: float) -> Message:
+        """Computes ``cells``; means that noise may have made are shrunk towards that of all (James and Stein).
+
+        Raises:
+            HiddenByNoiseError: If the weight of all images lies within three deviations of the noise.
+        """
+        weight = float(sums["weight"])
+        if weight <= 3 * noise:
+            raise HiddenByNoiseError
+        squares = sums["cells"].square().sum(1, keepdim=True).clamp(min=1e-300)
+        known = (1 - noise**2 * self.directions / squares).clamp(min=0)
+        return {"cells": known * sums["cells"] * len(sums["cells"]) ** 0.5 * CONSTANT / weight}
+
+
+class ImageSpread(ImageProducts):
+    """The sum of products of features around the means of their cells."""
+
+    def _parts(self, projected: Tensor) -> dict[str, Tensor]:
+        cells = self.frame["cells"].to(projected)
+        at = cell_of(self.task.grid, round(len(cells) ** 0.5)).to(projected.device)
+        return super()._parts(projected - cells[at])
+
+
+class NoisedCells(Projected):
+    """The exchange that finds the means of cells."""
+
+    sums = Sums(
+        by_image=lambda client: ImageCells(client.task, client.directions, client.frame, client.cells)
+    )
+
+    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
+        """Keeps the means."""
+        server.moments = {**held_frame(server), "cells": released(updates)["cells"]}
+
+
+class NoisedSpread(Projected):
+    """The exchange that finds the covariance around them, and with it the Gaussians.
+
+    Args:
+        name: Name in reports.
+        cells: Cells along a side.
+    """
+
+    sums = Sums(by_image=lambda client: ImageSpread(client.task, client.directions, client.frame))
+
+    def __init__(self, name: str, cells: int) -> None:
+        super().__init__(name)
+        object.__setattr__(self, "cells", cells)  # `Projected` is frozen
+
+    def broadcast(self, server: HoldsNoised, client_id: int) -> Message:
+        """Returns centre and frame, and the means of cells."""
+        return {**super().broadcast(server, client_id), "cells": server.moments["cells"].float()}
+
+    def broadcast_spec(self, client: ProjectsFeatures) -> MessageSpec:
+        """Declares centre and frame, and the means of cells."""
+        cells = TensorSpec((self.cells**2, client.directions))  # type: ignore[attr-defined]
+        return {**super().broadcast_spec(client), "cells": cells}
+
+    def aggregate(self, server: HoldsNoised, updates: Mapping[int, Update]) -> None:
+        """Fits the Gaussians; distances are true up to a factor, as images count alike whatever their contrast."""
+        held, found = server.moments, released(updates)
+        least = _LEAST * float(found["product"].trace()) / server.directions
+        factor = whitener(found["product"], least + SOFTNESS * float(found["noise"]))
+        frame = held["frame"] @ factor  # [d, k]
+        # The upper triangular U of `frame frame^T = U^T U`, with rows of zeros.
+        upper = torch.linalg.qr(frame.T, mode="r").R
+        whole = upper.new_zeros(len(frame), len(frame))
+        whole[: len(upper)] = upper
+        back = torch.linalg.pinv(held["frame"])  # [k, d]
+        holder = cast("HoldsCells", server)
+        at = cell_of(holder.task.grid, holder.cells)
+        centres = held["centre"] + held["cells"][at] @ back
+        holder.tell(centres.float(), whole.float().expand(len(at), -1, -1))
+
+
+def noised_padim(cells: int) -> tuple[Exchange, ...]:
+    """Builds the exchanges, before round 1."""
+    return (
+        NoisedMean("mean"),
+        NoisedProducts("spread"),
+        NoisedCells("cells"),
+        NoisedSpread("covariance", cells),
+    )

@@ -1,0 +1,113 @@
+"""pFedMe: personal models are Moreau envelopes around a shared one (Dinh et al., NeurIPS 2020, Alg. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Client, Exchanges, Message, Predictors, Task
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.federation.local_training import Train, fit
+from lit_fedad.methods import fedavg
+from lit_fedad.methods.fedavg import MEANS, FedAvgClient
+from lit_fedad.methods.parts.functional import trainable
+
+
+class PFedMeClient(FedAvgClient):
+    """A client with ``theta = argmin L(theta) + lam/2 |theta - w|^2`` on each batch, then ``w -= eta lam (w - theta)``.
+
+    The task's optimiser takes ``inner_steps`` steps of theta on a batch. The client sends w and predicts with theta;
+    before it first takes part it predicts with the received weights. A task that draws its views draws one a step.
+
+    Args:
+        task: What the client learns.
+        local_epochs: Passes over the client's data per round.
+        lam: Weight lambda of the distance.
+        inner_steps: Steps K of theta on each batch.
+        learning_rate: Learning rate eta of w.
+    """
+
+    state_names = ("personal_entries",)
+
+    def __init__(
+        self,
+        task: Task,
+        local_epochs: int = 1,
+        lam: float = 15.0,
+        inner_steps: int = 5,
+        learning_rate: float = 0.005,
+    ) -> None:
+        super().__init__(task, local_epochs)
+        above("method.client", 0, lam=lam, learning_rate=learning_rate)
+        at_least("method.client", 1, inner_steps=inner_steps)
+        self.lam, self.inner_steps, self.learning_rate = lam, inner_steps, learning_rate
+        self.personal_entries: dict[str, Tensor] = {}
+        self._shared: dict[str, Tensor] = {}
+
+    @property
+    def predictors(self) -> Predictors:
+        """The personal model of each client; the server's model is the same for all."""
+        return replace(super().predictors, shared=False)
+
+    def on_train_start(self) -> None:
+        """Begins with w and theta at the received weights."""
+        self._shared = {name: p.detach().clone() for name, p in trainable(self.task).items()}
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Tensor]:
+        """Computes the loss of theta; before the first step on a batch, w follows the theta of the batch before."""
+        if batch_idx % self.inner_steps == 0:
+            self._follow()
+        outputs = self.task.training_step(batch, batch_idx)
+        distances = [(p - self._shared[name]).square().sum() for name, p in trainable(self.task).items()]
+        envelope = self.lam / 2 * torch.stack(distances).sum()
+        return {**outputs, "loss": outputs["loss"] + envelope, "envelope": envelope}
+
+    def on_train_end(self) -> None:
+        """Moves w a last time, and keeps theta."""
+        self._follow()
+        self.personal_entries = self.shared_state()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        for name, theta in trainable(self.task).items():
+            self._shared[name].lerp_(theta, self.learning_rate * self.lam)
+
+    def send(self, loader: DataLoader) -> Message:
+        """Returns w, with the running statistics of theta."""
+        return {**super().send(loader), **{name: w.cpu() for name, w in self._shared.items()}}
+
+    def deploy(self, which: Literal["own", "server"] = "own") -> None:
+        """Loads theta into the task."""
+        if which == "own":
+            self.task.load_state_dict(self.personal_entries, strict=False)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Batches of a loader, each several times in a row."""
+
+    loader: DataLoader
+    times: int
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return (batch for batch in self.loader for _ in range(self.times))
+
+
+class TrainOnRepeated(Train):
+    """The exchange in which clients take K steps on each batch."""
+
+    def train(self, client: Client, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
+        """Trains the client by `fit`."""
+        assert isinstance(client, PFedMeClient)
+        return fit(client, Repeated(loader, client.inner_steps), fabric)
+
+
+def exchanges(client: PFedMeClient) -> Exchanges:
+    """FedAvg's, with K steps on each batch."""
+    return replace(fedavg.exchanges(client), rounds=(TrainOnRepeated(MEANS),))

@@ -1,0 +1,112 @@
+"""SimpleNet: a discriminator tells adapted features of normal patches from noisy ones (Liu et al., CVPR 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lit_fedad.contracts import Context, Prediction
+from lit_fedad.core.bounds import above, at_least
+from lit_fedad.models.backbones import FeaturePyramid
+from lit_fedad.tasks.patches import PatchTask
+
+
+class SimpleNet(PatchTask):
+    """Frozen patch features, a linear adaptor, and a discriminator whose output is high for normal patches.
+
+    ``L = mean max(0, t - D(q)) + mean max(0, t + D(q + e))``, with adapted features q, noise e from N(0, s^2), and
+    ``t = margin`` (SimpleNet Eq. 6 to 9). The score of a patch is ``-D(q)``.
+
+    Args:
+        backbone: Frozen feature extractor.
+        grid: See `PatchTask`, also for the other arguments that are not listed here.
+        image_size: See `PatchTask`.
+        noise: Standard deviation s.
+        margin: t.
+        hidden: Hidden units of the discriminator.
+        adaptor_rate: Learning rate of the adaptor.
+        learning_rate: Learning rate of the discriminator.
+        weight_decay: Weight decay of both.
+
+    Raises:
+        UserError: If a number is out of range.
+    """
+
+    output_modules = ("discriminator",)
+
+    def __init__(
+        self,
+        backbone: FeaturePyramid,
+        grid: int = 56,
+        image_size: int | Sequence[int] = 224,
+        noise: float = 0.015,
+        margin: float = 0.5,
+        hidden: int = 1024,
+        adaptor_rate: float = 1e-4,
+        learning_rate: float = 2e-4,
+        weight_decay: float = 1e-5,
+        standardise: bool = False,
+        shrinkage: float = 1.0,
+        average_pool: bool | str = True,
+        sigma: float = 4.0,
+        rim: int = 0,
+        top: float = 0.0,
+        tile: int | None = None,
+    ) -> None:
+        super().__init__(
+            backbone, grid, image_size, standardise, shrinkage, None, average_pool, sigma, rim, top, tile
+        )
+        above("task", 0, noise=noise, learning_rate=learning_rate)
+        at_least("task", 0, margin=margin, adaptor_rate=adaptor_rate, weight_decay=weight_decay)
+        at_least("task", 1, hidden=hidden)
+        self.noise, self.margin = noise, margin
+        self.rates, self.weight_decay = (adaptor_rate, learning_rate), weight_decay
+        self.adaptor = nn.Linear(self.channels, self.channels)
+        self.discriminator = nn.Sequential(
+            nn.Linear(self.channels, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.LeakyReLU(0.2),
+            nn.Linear(hidden, 1, bias=False),
+        )
+        for layer in (self.adaptor, self.discriminator[0], self.discriminator[3]):
+            nn.init.xavier_normal_(layer.weight)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def view(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes frozen features ``patches`` [B, P, C], once for all that look at the view."""
+        return {"patches": self.standardised(self.embed(batch))}
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        """Computes adapted features [B, P, C] of a view or a batch."""
+        patches: Tensor = (batch if "patches" in batch else self.view(batch))["patches"]
+        return self.adaptor(patches)
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Computes D of adapted features [B, P, C], as one row [B * P]."""
+        return self.discriminator(features.flatten(0, 1))[:, 0]
+
+    def objective(self, features: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Computes the truncated L1 loss, of features as they are and with noise; both are normalised together."""
+        shifted = features + self.noise * torch.randn_like(features)
+        normal, anomalous = self.outputs(torch.cat([features, shifted])).chunk(2)
+        loss = (self.margin - normal).relu().mean() + (self.margin + anomalous).relu().mean()
+        return {"loss": loss}
+
+    def predict(self, features: Tensor, batch: Mapping[str, Any]) -> Prediction:
+        """Computes a smoothed map of ``-D``, and its peak."""
+        scores = -self.outputs(features).float()
+        return Prediction(image_score=self.judge(scores), anomaly_map=self.draw(scores))
+
+    def refresh(self, loader: DataLoader, context: Context, first: bool = False) -> None:
+        """Standardises by local statistics, where asked and unless pooled ones were loaded."""
+        self.standardise_locally(loader)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Builds Adam, with a rate for the adaptor and one for the discriminator."""
+        parts = zip((self.adaptor, self.discriminator), self.rates, strict=True)
+        groups = [{"params": list(part.parameters()), "lr": rate} for part, rate in parts]
+        return torch.optim.Adam(groups, weight_decay=self.weight_decay)

@@ -1,0 +1,64 @@
+"""FedNova: rounds by hand, with and without momentum, and what an observer gets back from an upload."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fedad.contracts import Update
+from lit_fedad.core.errors import UserError
+from lit_fedad.methods.fednova import FedNovaClient, FedNovaServer, predict_with_weights
+
+STEP = 0.1
+
+
+def by_hand(hand, data, momentum, participants):
+    """Wang et al., Eq. 7 and Sec. 4: a_i counts how often each gradient is in the client's change."""
+    x = hand.start
+    for picked in participants:
+        images = {client: len(data[client].dataset) for client in picked}
+        shares = {client: number / sum(images.values()) for client, number in images.items()}
+        change, tau = np.zeros_like(x), 0.0
+        for client in picked:
+            y, velocity, batches = x, np.zeros_like(x), hand.batches(data[client])
+            for points, targets in batches:
+                velocity = momentum * velocity + hand.gradient(y, points, targets)
+                y = y - STEP * velocity
+            a = [sum(momentum**j for j in range(len(batches) - k)) for k in range(len(batches))]
+            change += shares[client] * (y - x) / sum(a)
+            tau += shares[client] * sum(a)
+        x = x + tau * change
+    return x
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_rounds_by_hand_with_half_of_the_clients(federate, make_linear, make_points, hand, momentum):
+    class WithMomentum(make_linear):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=STEP, momentum=momentum)
+
+    data = {client: make_points(1 + 2 * client, seed=client) for client in range(4)}
+    played = federate(FedNovaClient, FedNovaServer, task=WithMomentum(), data=data, rounds=4, fraction=0.5)
+    participants = [report.participants for report in played.history]
+    assert all(len(picked) == 2 for picked in participants)
+    expected = by_hand(hand, data, momentum, participants)
+    # Lengths and messages are float32 on the way: the length is exact, the mean step is in double.
+    np.testing.assert_allclose(hand.theta(played.server.weights), expected, rtol=1e-7)
+
+
+def test_an_upload_shows_the_trained_weights(federate, make_linear, points_by_hand, hand, tap):
+    parts = {"task": make_linear(), "data": points_by_hand, "rounds": 1}
+    played = federate(FedNovaClient, FedNovaServer, **parts, channel=tap)
+    y = hand.start
+    for points, targets in hand.batches(points_by_hand[0]):
+        y = y - STEP * hand.gradient(y, points, targets)
+    server = FedNovaServer(FedNovaClient(make_linear()))
+    predict_with_weights(server, played.client, Update(tap.uploads(1)[0], 3))
+    np.testing.assert_allclose(hand.theta(played.client.task.state_dict()), y, rtol=1e-7)
+
+
+def test_an_exaggerated_length_is_refused(make_linear):
+    client = FedNovaClient(make_linear(), local_epochs=2)
+    server = FedNovaServer(client)
+    server.validate(0, Update({"length": torch.tensor(6.0)}, 3))
+    with pytest.raises(UserError, match="a way of 7 steps, and its images allow 6"):
+        server.validate(0, Update({"length": torch.tensor(7.0)}, 3))

@@ -1,0 +1,80 @@
+"""EfficientAD: loss, scores and quantiles against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPyramid
+
+from lit_fedad.contracts import Context
+from lit_fedad.core.errors import UserError
+from lit_fedad.tasks.efficient_ad import EfficientAD
+
+
+def make(**settings):
+    torch.manual_seed(0)
+    given = {"width": 6, "latent": 4, "hard": 0.8}
+    task = EfficientAD(TinyPyramid(), grid=4, image_size=32, **{**given, **settings})
+    draw = torch.Generator().manual_seed(1)
+    task.load_statistics(torch.rand(8, generator=draw), 0.5 + torch.rand(8, generator=draw))
+    return task.eval()  # without dropout
+
+
+def images(number=3, seed=2):
+    return {"image": torch.rand(number, 3, 32, 32, generator=torch.Generator().manual_seed(seed))}
+
+
+def parts(task, image):
+    """Teacher, both halves of the student, and the autoencoder: [n, positions, channels], float64."""
+    with torch.no_grad():
+        teacher = (task.embed({"image": image}) - task.mean) / task.scale
+        outputs, rebuilt = task({"image": image}), task.autoencoder(image)
+    return [x.double().numpy() for x in (teacher, outputs[..., :8], outputs[..., 8:], rebuilt)]
+
+
+def test_the_loss_is_that_of_the_paper():
+    task, batch = make(), images()
+    torch.manual_seed(5)
+    view = task.view(batch)
+    assert not torch.equal(view["changed"], batch["image"])
+    teacher, student, _, _ = parts(task, batch["image"])
+    errors = np.sort(((teacher - student) ** 2).ravel())
+    hard = errors[int(0.8 * len(errors)) :].mean()
+    target, _, imitated, rebuilt = parts(task, view["changed"])
+    expected = hard + ((target - rebuilt) ** 2).mean() + ((rebuilt - imitated) ** 2).mean()
+    torch.manual_seed(5)
+    assert task.training_step(batch)["loss"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_maps_are_scaled_by_quantiles_of_normal_images():
+    task, batch, normal = make(), images(), images(5, seed=3)
+    task.refresh([normal], Context(seed=0, round=1))
+
+    def errors(image):
+        teacher, student, imitated, rebuilt = parts(task, image)
+        return ((teacher - student) ** 2).mean(2), ((rebuilt - imitated) ** 2).mean(2)
+
+    expected = 0.0
+    for own, seen in zip(errors(batch["image"]), errors(normal["image"]), strict=True):
+        ordered = np.sort(seen.ravel())
+        low, high = (ordered[int(share * len(ordered))] for share in (0.9, 0.995))
+        expected += 0.5 * 0.1 * (own - low) / (high - low)
+    found = task.predict_step(batch)
+    drawn = task.draw(torch.from_numpy(expected).float().flatten())
+    torch.testing.assert_close(found.anomaly_map, drawn, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.image_score, drawn.flatten(1).amax(1), rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_trains_student_and_autoencoder():
+    task, batch = make().train(), images()
+    optimizer = task.configure_optimizers()
+    before = {name: p.detach().clone() for name, p in task.named_parameters()}
+    task.training_step(batch)["loss"].backward()
+    optimizer.step()
+    moved = {name.split(".")[0] for name, p in task.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"student", "autoencoder"}
+
+
+def test_cached_features_alone_are_refused():
+    task = make()
+    with pytest.raises(UserError, match=r"needs images.* set cache\.enabled=false"):
+        task.predict_step({"pyramid": task.backbone(images()["image"])})

@@ -1,0 +1,68 @@
+"""SimpleNet: loss, scores and a step against NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TinyPyramid
+
+from lit_fedad.tasks.simplenet import SimpleNet
+
+
+def make(**settings):
+    torch.manual_seed(0)
+    given = {"hidden": 6, "sigma": 0.0, "noise": 0.3}
+    return SimpleNet(TinyPyramid(), grid=4, image_size=32, **{**given, **settings})
+
+
+def images(number=3):
+    return {"image": torch.rand(number, 3, 32, 32, generator=torch.Generator().manual_seed(2))}
+
+
+def adapted(task, batch):
+    """Adapted features [n, C] of all patches, float64."""
+    weight, bias = (p.detach().double().numpy() for p in (task.adaptor.weight, task.adaptor.bias))
+    return task.embed(batch).flatten(0, 1).double().numpy() @ weight.T + bias
+
+
+def discriminated(task, rows, statistics=None):
+    """D of rows [n, C], normalised by their own statistics or the given ones."""
+    state = {name: entry.double().numpy() for name, entry in task.discriminator.state_dict().items()}
+    x = rows @ state["0.weight"].T + state["0.bias"]
+    mean, variance = statistics or (x.mean(0), x.var(0))
+    x = (x - mean) / np.sqrt(variance + 1e-5) * state["1.weight"] + state["1.bias"]
+    return (np.where(x > 0, x, 0.2 * x) @ state["3.weight"].T)[:, 0]
+
+
+def test_the_loss_is_that_of_the_paper():
+    task, batch = make().train(), images()
+    torch.manual_seed(5)
+    noise = 0.3 * torch.randn(3, 16, 8).flatten(0, 1).double().numpy()
+    rows = adapted(task, batch)
+    normal, anomalous = np.split(discriminated(task, np.concatenate([rows, rows + noise])), 2)
+    expected = np.maximum(0, 0.5 - normal).mean() + np.maximum(0, 0.5 + anomalous).mean()
+    torch.manual_seed(5)
+    assert task.training_step(batch)["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_scores_are_low_where_the_discriminator_is_high():
+    task, batch = make().eval(), images()
+    expected = -discriminated(task, adapted(task, batch), (np.zeros(6), np.ones(6)))
+    found = task.predict_step(batch)
+    drawn = task.draw(torch.from_numpy(expected).float())
+    torch.testing.assert_close(found.anomaly_map, drawn, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.image_score, drawn.flatten(1).amax(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_first_step_has_a_rate_for_each_part():
+    """Adam's first step is ``-lr g / (|g| + eps)``, with the decay in g."""
+    task, batch = make(adaptor_rate=1e-3, learning_rate=2e-3, weight_decay=0.1).train(), images()
+    before = {name: p.detach().clone() for name, p in task.named_parameters()}
+    optimizer = task.configure_optimizers()
+    task.training_step(batch)["loss"].backward()
+    optimizer.step()
+    for name, rate in (("adaptor.weight", 1e-3), ("discriminator.0.weight", 2e-3)):
+        weight = task.get_parameter(name)
+        gradient = weight.grad + 0.1 * before[name]
+        expected = -rate * gradient / (gradient.abs() + 1e-8)
+        torch.testing.assert_close(weight.detach() - before[name], expected, rtol=1e-2, atol=1e-6)
+    assert not any(p.requires_grad for p in task.backbone.parameters())
