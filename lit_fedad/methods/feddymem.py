@@ -72,7 +72,7 @@ class FedDyMemClient(Client):
     Args:
         task: Features, head, loss and bank.
         local_epochs: Passes over the client's data per round (E).
-        keep_optimizer: Whether AdamW's state is kept between rounds.
+        keep_optimizer: Whether the optimiser's state is kept between rounds.
         send_counts: Whether each slot's number of patches and radius are sent too, two values per slot.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
@@ -349,13 +349,13 @@ class FedDyMemServer(Server):
         return dict(self.latest)
 
     def warnings(self) -> list[str]:
-        """Returns one line once the memory has collapsed."""
-        spread = self.latest.get("memory_spread")
-        if spread is None or self.first_spread is None or spread >= self.collapse * self.first_spread:
+        """Returns one line once training has collapsed the memory; without a head nothing is trained."""
+        spread, first = self.latest.get("memory_spread"), self.first_spread
+        if self.task.head is None or spread is None or first is None or spread >= self.collapse * first:
             return []
-        share = spread / self.first_spread
         return [
-            f"round {self.context.round}: the memory is collapsing: its spread is {share:.0%} of what it was at first"
+            f"round {self.context.round}: the memory is collapsing: its spread is {spread / first:.0%} of what it was"
+            " at first"
         ]
 
 

@@ -56,8 +56,9 @@ class MemoryBank(PatchTask):
         grid: See `PatchTask`, also for the other arguments that are not listed here.
         slots: Size of the bank; None for grid * grid.
         patches_per_image: Random patches of each image per training step; None for all.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
+        learning_rate: Learning rate of the optimiser.
+        weight_decay: Weight decay of the optimiser.
+        optimizer: Builds the optimiser of the head, given its parameters, ``lr`` and ``weight_decay``.
 
     Raises:
         UserError: If a number is out of range, or there are fewer slots than neighbours.
@@ -92,6 +93,7 @@ class MemoryBank(PatchTask):
         patches_per_image: int | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 5e-4,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
         sigma: float = 4.0,
         rim: int = 0,
         top: float = 0.0,
@@ -122,7 +124,7 @@ class MemoryBank(PatchTask):
         self.subspace, self.cosine, self.maps = subspace, distance == "cosine", maps
         self.slots = slots or grid * grid
         self.patches_per_image = patches_per_image
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.learning_rate, self.weight_decay, self.optimizer = learning_rate, weight_decay, optimizer
         self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
         self.register_buffer("centre", torch.zeros(self.num_features))
@@ -186,11 +188,9 @@ class MemoryBank(PatchTask):
         return {"loss": loss, "nn_distance": distances[:, 0].detach().mean()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds AdamW with AMSGrad (as in CFA; the likely meaning of the paper's "Adam, momentum 1")."""
+        """Builds the optimiser of all that is trained."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(
-            parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True
-        )
+        return self.optimizer(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     # ---------------------------------------------------------------------------------------------- the bank
 

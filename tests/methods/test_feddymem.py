@@ -155,13 +155,15 @@ def test_mean_aggregation_is_the_ablation_without_kmeans(make_task, make_loader)
 
 
 def test_a_collapsing_memory_is_said_with_the_round(make_task, make_loader):
-    play = Play(make_task(head=None), {0: make_loader()}, KMeansAggregation()).set_up()
+    play = Play(make_task(), {0: make_loader()}, KMeansAggregation()).set_up()
     assert play.server.warnings() == []
     play.server.begin(Context(0, 7))
     play.server.aggregate({0: Update({"memory": play.server.known["memory"] * 0.3}, 1)})
     assert play.server.warnings() == [
         "round 7: the memory is collapsing: its spread is 30% of what it was at first"
     ]
+    play.server.task.head = None  # nothing is trained
+    assert play.server.warnings() == []
 
 
 def test_slots_that_every_client_shares_agree_fully():
