@@ -54,7 +54,8 @@ class MemoryBank(PatchTask):
         maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
             ``"subspace"`` at their local scale.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
-        slots: Size of the bank; None for grid * grid.
+        slots: Size of the bank; None for slots_per_place * grid * grid.
+        slots_per_place: Slots for each patch of an image, where ``slots`` is None.
         patches_per_image: Random patches of each image per training step; None for all.
         learning_rate: Learning rate of the optimiser.
         weight_decay: Weight decay of the optimiser.
@@ -86,6 +87,7 @@ class MemoryBank(PatchTask):
         grid: int = 56,
         image_size: int | Sequence[int] = 224,
         slots: int | None = None,
+        slots_per_place: int = 1,
         standardise: bool = False,
         shrinkage: float = 1.0,
         whiten: float | None = None,
@@ -104,7 +106,7 @@ class MemoryBank(PatchTask):
         super().__init__(
             backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
         )
-        at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
+        at_least("task", 1, slots=slots, slots_per_place=slots_per_place, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
         check_share("task", subspace=subspace)
         if distance not in get_args(Distance):
@@ -113,16 +115,16 @@ class MemoryBank(PatchTask):
             raise UserError(
                 f"task.maps={maps}: give bank, or subspace where task.subspace is a share of variance"
             )
+        self.slots = slots or slots_per_place * grid * grid
         reach = max(loss.reach, score.neighbours)
-        if (slots or grid * grid) < reach:
+        if self.slots < reach:
             raise UserError(
-                f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {slots or grid * grid} slots, but"
+                f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {self.slots} slots, but"
                 f" loss and score look at {reach}; give more, or fewer task.loss.neighbours"
             )
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.subspace, self.cosine, self.maps = subspace, distance == "cosine", maps
-        self.slots = slots or grid * grid
         self.patches_per_image = patches_per_image
         self.learning_rate, self.weight_decay, self.optimizer = learning_rate, weight_decay, optimizer
         self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
