@@ -162,7 +162,7 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
 
 
 def merge_radii(
-    memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor, prior: float = 0.0
+    memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor, neighbours: int = 1
 ) -> Tensor:
     """Computes the root mean square distance of all clients' patches to their merged slot.
 
@@ -174,17 +174,23 @@ def merge_radii(
         counts: Number of patches of each vector [n].
         radii: Root mean square distance of these patches to their vector [n].
         merged: The merged memory [slots, C].
-        prior: See `root_mean_squares`.
+        neighbours: Number of nearest slots, itself among them, whose patches make a slot's radius: its own may be
+            few, and lie near it because it is their mean.
 
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
     offsets, at = nearest(memories, merged, 1)
-    squares = radii.double().square() + offsets[:, 0].double().square()
-    return pooled_radii(counts, squares, at[:, 0], len(merged), prior)
+    weights = counts.double()
+    squares = weights * (radii.double().square() + offsets[:, 0].double().square())
+    totals, mass = (torch.bincount(at[:, 0], part, minlength=len(merged)) for part in (squares, weights))
+    if neighbours > 1:
+        _, near = nearest(merged, merged, min(neighbours, len(merged)))
+        totals, mass = totals[near].sum(1), mass[near].sum(1)
+    return root_mean_squares(totals, mass)
 
 
-def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prior: float = 0.0) -> Tensor:
+def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> Tensor:
     """Computes the root mean square of patch values by slot.
 
     Args:
@@ -192,28 +198,19 @@ def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prio
         squares: Their mean square value [n].
         slots: Their slot [n].
         size: Number of slots.
-        prior: See `root_mean_squares`.
 
     Returns:
         Radii [size]; those of slots without a patch are the root mean square of the others.
     """
     weights = counts.double()
     mass = torch.bincount(slots, weights, minlength=size)
-    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass, prior)
+    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass)
 
 
-def root_mean_squares(totals: Tensor, counts: Tensor, prior: float = 0.0) -> Tensor:
-    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all.
-
-    Args:
-        totals: Sums of squares [n].
-        counts: Numbers of terms [n].
-        prior: Number of terms of the mean size that are added to each sum: few terms tell little of their own.
-    """
+def root_mean_squares(totals: Tensor, counts: Tensor) -> Tensor:
+    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all."""
     typical = totals.sum() / counts.sum().clamp(min=1e-12)
-    weights = counts + prior
-    mean = (totals + prior * typical) / weights.clamp(min=1e-12)
-    return torch.where(weights > 0, mean, typical).sqrt().float()
+    return torch.where(counts > 0, totals / counts.clamp(min=1e-12), typical).sqrt().float()
 
 
 def agreement(memories: Tensor, merged: Tensor) -> float:
