@@ -162,7 +162,7 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
 
 
 def merge_radii(
-    memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor, neighbours: int = 1
+    memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor, prior: float = 0.0
 ) -> Tensor:
     """Computes the root mean square distance of all clients' patches to their merged slot.
 
@@ -174,23 +174,17 @@ def merge_radii(
         counts: Number of patches of each vector [n].
         radii: Root mean square distance of these patches to their vector [n].
         merged: The merged memory [slots, C].
-        neighbours: Number of nearest slots, itself among them, whose patches make a slot's radius: its own may be
-            few, and lie near it because it is their mean.
+        prior: See `root_mean_squares`.
 
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
     offsets, at = nearest(memories, merged, 1)
-    weights = counts.double()
-    squares = weights * (radii.double().square() + offsets[:, 0].double().square())
-    totals, mass = (torch.bincount(at[:, 0], part, minlength=len(merged)) for part in (squares, weights))
-    if neighbours > 1:
-        _, near = nearest(merged, merged, min(neighbours, len(merged)))
-        totals, mass = totals[near].sum(1), mass[near].sum(1)
-    return root_mean_squares(totals, mass)
+    squares = radii.double().square() + offsets[:, 0].double().square()
+    return pooled_radii(counts, squares, at[:, 0], len(merged), prior)
 
 
-def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> Tensor:
+def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prior: float = 0.0) -> Tensor:
     """Computes the root mean square of patch values by slot.
 
     Args:
@@ -198,19 +192,28 @@ def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> T
         squares: Their mean square value [n].
         slots: Their slot [n].
         size: Number of slots.
+        prior: See `root_mean_squares`.
 
     Returns:
         Radii [size]; those of slots without a patch are the root mean square of the others.
     """
     weights = counts.double()
     mass = torch.bincount(slots, weights, minlength=size)
-    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass)
+    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass, prior)
 
 
-def root_mean_squares(totals: Tensor, counts: Tensor) -> Tensor:
-    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all."""
+def root_mean_squares(totals: Tensor, counts: Tensor, prior: float = 0.0) -> Tensor:
+    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all.
+
+    Args:
+        totals: Sums of squares [n].
+        counts: Numbers of terms [n].
+        prior: Number of terms of the mean size that are added to each sum: few terms tell little of their own.
+    """
     typical = totals.sum() / counts.sum().clamp(min=1e-12)
-    return torch.where(counts > 0, totals / counts.clamp(min=1e-12), typical).sqrt().float()
+    weights = counts + prior
+    mean = (totals + prior * typical) / weights.clamp(min=1e-12)
+    return torch.where(weights > 0, mean, typical).sqrt().float()
 
 
 def agreement(memories: Tensor, merged: Tensor) -> float:

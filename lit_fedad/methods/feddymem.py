@@ -217,7 +217,8 @@ class FedDyMemServer(Server):
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
         collapse: Share of the memory's initial spread below which the server warns of a collapse.
-        radius_slots: Number of nearest slots whose patches make the radius of a slot, see `merge_radii`.
+        prior_patches: Patches at the usual distance that are added to each slot's own for its radius, so that slots of
+            few patches do not seem narrow.
     """
 
     kept = (
@@ -237,11 +238,10 @@ class FedDyMemServer(Server):
         client: FedDyMemClient,
         aggregation: Aggregation,
         collapse: float = 0.5,
-        radius_slots: int = 1,
+        prior_patches: float = 0.0,
     ) -> None:
         super().__init__()
-        at_least("method.server", 0, collapse=collapse)
-        at_least("method.server", 1, radius_slots=radius_slots)
+        at_least("method.server", 0, collapse=collapse, prior_patches=prior_patches)
         task = client.task
         self.counted, self.min_images = client.send_counts, client.min_images
         self.task, self.share, self.sets = task, task.subspace, client.sets
@@ -250,7 +250,7 @@ class FedDyMemServer(Server):
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
         self.oversampling, self.clients = client.oversampling, 1
-        self.aggregation, self.collapse, self.radius_slots = aggregation, collapse, radius_slots
+        self.aggregation, self.collapse, self.prior_patches = aggregation, collapse, prior_patches
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
         self.statistics: Message = {}
@@ -344,7 +344,7 @@ class FedDyMemServer(Server):
             torch.cat([m[name] for m in messages]) for name in ("memory", "counts", "radii")
         )
         if self.share is None:
-            return merge_radii(vectors, counts, radii, memory, self.radius_slots)
+            return merge_radii(vectors, counts, radii, memory, self.prior_patches)
         if (
             place is None
         ):  # radii are residuals here, which clients do not group by slots before they know these

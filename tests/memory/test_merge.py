@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.memory.merge import LloydAggregation, merge_radii, pooled_radii, shared_slots
+from lit_fedad.memory.merge import LloydAggregation, pooled_radii, shared_slots
 from lit_fedad.memory.reduce import SlotReduce
 
 
@@ -88,9 +88,8 @@ def test_radii_are_root_mean_squares_over_all_patches_of_a_slot():
     torch.testing.assert_close(found, torch.tensor([1.0, overall, 3.0]))
 
 
-def test_a_radius_is_that_of_all_patches_of_the_nearest_slots():
-    slots = torch.tensor([[0.0], [1.0], [9.0], [10.0]])
-    counts, radii = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.tensor([2.0, 0.0, 3.0, 0.0])
-    found = merge_radii(slots, counts, radii, slots, neighbours=2)
-    left, right = ((1 * 4 + 3 * 0) / 4) ** 0.5, ((2 * 9) / 2) ** 0.5
-    torch.testing.assert_close(found, torch.tensor([left, left, right, right]))
+def test_radii_of_few_patches_are_drawn_to_the_usual_one():
+    found = pooled_radii(torch.tensor([1.0, 99.0]), torch.tensor([0.0, 4.0]), torch.tensor([0, 1]), 3, prior=16)
+    usual = 99 * 4 / 100
+    expected = [(16 * usual / 17) ** 0.5, ((99 * 4 + 16 * usual) / 115) ** 0.5, usual**0.5]
+    torch.testing.assert_close(found, torch.tensor(expected))
