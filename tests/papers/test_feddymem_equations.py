@@ -7,7 +7,8 @@ from lightning.fabric import Fabric
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
-from lit_fedad.core.config import build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.merge import KMeansAggregation
 from lit_fedad.memory.reduce import PositionReduce
@@ -194,7 +195,7 @@ def test_the_literal_preset_takes_steps_of_adam_from_a_head_of_each_client(print
     task, heads = printed.task, []
     for number in range(2):
         printed.drew_head = False
-        printed.begin(Context(0, 0, number))
+        printed.context = Context(0, 0, number)
         printed.receive({})
         heads.append(task.head.project.weight.detach().clone())
     assert not torch.equal(*heads)  # Algorithm 4, line 2
