@@ -161,7 +161,9 @@ def shared_slots(memory: Tensor, images: Tensor, min_images: int) -> Tensor:
     return place
 
 
-def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor) -> Tensor:
+def merge_radii(
+    memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor, prior: float = 0.0
+) -> Tensor:
     """Computes the root mean square distance of all clients' patches to their merged slot.
 
     Uploaded vectors are means of their patches: the mean square distance of patches to a merged slot is their mean
@@ -172,16 +174,17 @@ def merge_radii(memories: Tensor, counts: Tensor, radii: Tensor, merged: Tensor)
         counts: Number of patches of each vector [n].
         radii: Root mean square distance of these patches to their vector [n].
         merged: The merged memory [slots, C].
+        prior: See `root_mean_squares`.
 
     Returns:
         Radii [slots]; those of slots without a patch are the root mean square of the others.
     """
     offsets, at = nearest(memories, merged, 1)
     squares = radii.double().square() + offsets[:, 0].double().square()
-    return pooled_radii(counts, squares, at[:, 0], len(merged))
+    return pooled_radii(counts, squares, at[:, 0], len(merged), prior)
 
 
-def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> Tensor:
+def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int, prior: float = 0.0) -> Tensor:
     """Computes the root mean square of patch values by slot.
 
     Args:
@@ -189,19 +192,28 @@ def pooled_radii(counts: Tensor, squares: Tensor, slots: Tensor, size: int) -> T
         squares: Their mean square value [n].
         slots: Their slot [n].
         size: Number of slots.
+        prior: See `root_mean_squares`.
 
     Returns:
         Radii [size]; those of slots without a patch are the root mean square of the others.
     """
     weights = counts.double()
     mass = torch.bincount(slots, weights, minlength=size)
-    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass)
+    return root_mean_squares(torch.bincount(slots, weights * squares, minlength=size), mass, prior)
 
 
-def root_mean_squares(totals: Tensor, counts: Tensor) -> Tensor:
-    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all."""
+def root_mean_squares(totals: Tensor, counts: Tensor, prior: float = 0.0) -> Tensor:
+    """Computes root mean squares from sums of squares [n] and numbers of terms [n]; without a term, that of all.
+
+    Args:
+        totals: Sums of squares [n].
+        counts: Numbers of terms [n].
+        prior: Number of terms of the mean size that are added to each sum: few terms tell little of their own.
+    """
     typical = totals.sum() / counts.sum().clamp(min=1e-12)
-    return torch.where(counts > 0, totals / counts.clamp(min=1e-12), typical).sqrt().float()
+    weights = counts + prior
+    mean = (totals + prior * typical) / weights.clamp(min=1e-12)
+    return torch.where(weights > 0, mean, typical).sqrt().float()
 
 
 def agreement(memories: Tensor, merged: Tensor) -> float:

@@ -31,6 +31,7 @@ from lit_fedad.contracts import (
 )
 from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
+from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.memory.merge import Aggregation, agreement, merge_radii, pooled_radii
@@ -67,7 +68,7 @@ class FedDyMemClient(Client):
     Args:
         task: Features, head, loss and bank.
         local_epochs: Passes over the client's data per round (E).
-        keep_optimizer: Whether AdamW's state is kept between rounds.
+        keep_optimizer: Whether the optimiser's state is kept between rounds.
         send_counts: Whether each slot's number of patches and radius are sent too, two values per slot.
         independent_init: Whether every client draws its own initial head, as printed in FedDyMem Alg. 4. Features of
             different clients are then not comparable: a stress test, not a useful setting.
@@ -200,6 +201,8 @@ class FedDyMemServer(Server):
     Args:
         client: A client, for sizes.
         aggregation: Aggregation of N memories to one.
+        prior_patches: Patches at the usual distance that are added to each slot's own for its radius, so that slots of
+            few patches do not seem narrow.
     """
 
     state_names: ClassVar[tuple[str, ...]] = (
@@ -212,8 +215,9 @@ class FedDyMemServer(Server):
         "latest",
     )
 
-    def __init__(self, client: FedDyMemClient, aggregation: Aggregation) -> None:
+    def __init__(self, client: FedDyMemClient, aggregation: Aggregation, prior_patches: float = 0.0) -> None:
         super().__init__()
+        at_least("method.server", 0, prior_patches=prior_patches)
         task = client.task
         self.counted = client.send_counts
         self.task, self.share, self.sets = task, task.subspace, client.sets
@@ -221,7 +225,7 @@ class FedDyMemServer(Server):
         # A slot of a map that each image fills counts the image, so that there are as many counts as slots.
         self.slots, self.vectors_per_image = task.slots, task.vectors_per_image
         self.counts_per_image = max(self.vectors_per_image, self.slots)
-        self.aggregation = aggregation
+        self.aggregation, self.prior_patches = aggregation, prior_patches
         self.moments: Message = {}
         self.measured: dict[int, int] = {}
         self.statistics: Message = {}
@@ -303,7 +307,7 @@ class FedDyMemServer(Server):
             torch.cat([m[name] for m in messages]) for name in ("memory", "counts", "radii")
         )
         if self.share is None:
-            return merge_radii(vectors, counts, radii, memory)
+            return merge_radii(vectors, counts, radii, memory, self.prior_patches)
         if place is None:  # radii are residuals here, which clients group by slots once they know these
             return torch.ones(self.slots)
         merged = pooled_radii(counts, radii.double().square(), place.repeat(len(messages)), self.slots)
@@ -314,15 +318,13 @@ class FedDyMemServer(Server):
         return dict(self.latest)
 
     def warnings(self) -> list[str]:
-        """Returns one line once the memory of trained features has collapsed; frozen ones keep their spread."""
-        if self.task.head is None:
+        """Returns one line once training has collapsed the memory; without a head nothing is trained."""
+        spread, first = self.latest.get("memory_spread"), self.first_spread
+        if self.task.head is None or spread is None or first is None or spread >= _COLLAPSED * first:
             return []
-        spread = self.latest.get("memory_spread")
-        if spread is None or self.first_spread is None or spread >= _COLLAPSED * self.first_spread:
-            return []
-        share = spread / self.first_spread
         return [
-            f"round {self.context.round}: the memory is collapsing: its spread is {share:.0%} of what it was at first"
+            f"round {self.context.round}: the memory is collapsing: its spread is {spread / first:.0%} of what it was"
+            " at first"
         ]
 
 

@@ -54,10 +54,12 @@ class MemoryBank(PatchTask):
         maps: What anomaly maps are drawn of: distances to the ``"bank"``, or, as image scores are, distances from the
             ``"subspace"`` at their local scale.
         grid: See `PatchTask`, also for the other arguments that are not listed here.
-        slots: Size of the bank; None for grid * grid.
+        slots: Size of the bank; None for slots_per_place * grid * grid.
+        slots_per_place: Slots for each patch of an image, where ``slots`` is None.
         patches_per_image: Random patches of each image per training step; None for all.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
+        learning_rate: Learning rate of the optimiser.
+        weight_decay: Weight decay of the optimiser.
+        optimizer: Builds the optimiser of the head, given its parameters, ``lr`` and ``weight_decay``.
 
     Raises:
         UserError: If a number is out of range, or there are fewer slots than neighbours.
@@ -85,6 +87,7 @@ class MemoryBank(PatchTask):
         grid: int = 56,
         image_size: int | Sequence[int] = 224,
         slots: int | None = None,
+        slots_per_place: int = 1,
         standardise: bool = False,
         shrinkage: float = 1.0,
         whiten: float | None = None,
@@ -92,6 +95,7 @@ class MemoryBank(PatchTask):
         patches_per_image: int | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 5e-4,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
         sigma: float = 4.0,
         rim: int = 0,
         top: float = 0.0,
@@ -102,7 +106,7 @@ class MemoryBank(PatchTask):
         super().__init__(
             backbone, grid, image_size, standardise, shrinkage, whiten, average_pool, sigma, rim, top, tile
         )
-        at_least("task", 1, slots=slots, patches_per_image=patches_per_image)
+        at_least("task", 1, slots=slots, slots_per_place=slots_per_place, patches_per_image=patches_per_image)
         at_least("task", 0, learning_rate=learning_rate, weight_decay=weight_decay)
         check_share("task", subspace=subspace)
         if distance not in get_args(Distance):
@@ -111,18 +115,18 @@ class MemoryBank(PatchTask):
             raise UserError(
                 f"task.maps={maps}: give bank, or subspace where task.subspace is a share of variance"
             )
+        self.slots = slots or slots_per_place * grid * grid
         reach = max(loss.reach, score.neighbours)
-        if (slots or grid * grid) < reach:
+        if self.slots < reach:
             raise UserError(
-                f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {slots or grid * grid} slots, but"
+                f"task.{'slots' if slots else 'grid'}={slots or grid}: a bank of {self.slots} slots, but"
                 f" loss and score look at {reach}; give more, or fewer task.loss.neighbours"
             )
         self.head = head(self.num_features) if head else None
         self.loss, self.score, self.image_score, self.reduce = loss, score, image_score, reduce
         self.subspace, self.cosine, self.maps = subspace, distance == "cosine", maps
-        self.slots = slots or grid * grid
         self.patches_per_image = patches_per_image
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.learning_rate, self.weight_decay, self.optimizer = learning_rate, weight_decay, optimizer
         self.register_buffer("memory", torch.full((self.slots, self.num_features), torch.nan))
         self.register_buffer("radii", torch.ones(self.slots))
         self.register_buffer("centre", torch.zeros(self.num_features))
@@ -186,11 +190,9 @@ class MemoryBank(PatchTask):
         return {"loss": loss, "nn_distance": distances[:, 0].detach().mean()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Builds AdamW with AMSGrad (as in CFA; the likely meaning of the paper's "Adam, momentum 1")."""
+        """Builds the optimiser of all that is trained."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(
-            parameters, lr=self.learning_rate, weight_decay=self.weight_decay, amsgrad=True
-        )
+        return self.optimizer(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
 
     # ---------------------------------------------------------------------------------------------- the bank
 

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
+from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Update
+from lit_fedad.core.building import build
+from lit_fedad.core.config import compose
 from lit_fedad.federation.local_training import fit
 from lit_fedad.memory.merge import KMeansAggregation
 from lit_fedad.memory.reduce import PositionReduce
@@ -51,7 +54,7 @@ def generated(task, row: np.ndarray, place: np.ndarray) -> np.ndarray:
     grid = weights["grid"]
     side = grid.shape[1]
     x, y = (px + 1) / 2 * (side - 1), (py + 1) / 2 * (side - 1)  # Eq. 10
-    sampled = np.zeros(CHANNELS)
+    sampled = np.zeros(len(row))
     for i in range(side):
         for j in range(side):
             sampled += grid[:, i, j] * max(0, 1 - abs(y - i)) * max(0, 1 - abs(x - j))  # Eq. 11
@@ -92,7 +95,7 @@ def test_equation_12(literal, make_loader):
         distances = np.sort(np.linalg.norm(literal.memory.numpy() - patch, axis=1))
         total += sum(max(0.0, d - 0.4) for d in distances[:3])
     expected = total / (3 * GRID * GRID * 3)
-    assert float(literal.training_step(batch)["loss"]) == pytest.approx(expected, rel=1e-4)
+    assert literal.training_step(batch)["loss"].item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("round", [0, 1, 2, 5])
@@ -150,3 +153,58 @@ def test_algorithm_5_trains_against_the_last_memory_and_keeps_heads(literal, mak
     uploaded = literal.reduce_memory(loader, client.context, memories[1]).memory
     distances = torch.cdist(uploaded, memories[2])
     assert float(distances.amin(1).max()) < 1e-3
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """The client of `feddymem_literal` as the preset builds it, at toy size."""
+    config = compose(["method=feddymem_literal", "grid=4", "image.size=32", "backbone.weights=random"])
+    client = build(config["method"]["client"], task=build(config["task"], backbone=build(config["backbone"])))
+    client.eval()
+    return client
+
+
+def printed_distances(task, rows: np.ndarray) -> np.ndarray:
+    """Distances of patches [n, C] of whole images to the memory, ascending [n, slots], by Eq. 9 to 11."""
+    places = np.tile(task.places.double().numpy(), (len(rows) // len(task.places), 1))
+    features = [generated(task, row, place) for row, place in zip(rows, places, strict=True)]
+    memory = task.memory.double().numpy()
+    return np.sort([np.linalg.norm(memory - feature, axis=1) for feature in features], axis=1)
+
+
+def test_the_literal_preset_has_the_printed_loss_and_scores(printed):
+    task = printed.task
+    torch.manual_seed(1)
+    batch = {"image": torch.randn(2, 3, 32, 32)}
+    raw = torch.cat([F.interpolate(f, size=4, mode="bilinear") for f in task.backbone(batch["image"])], dim=1)
+    with torch.no_grad():
+        task.load_memory(task(batch)[0] + 0.1 * torch.randn(GRID * GRID, 448))
+    distances = printed_distances(task, raw.flatten(2).transpose(1, 2).flatten(0, 1).double().numpy())
+    loss = np.maximum(0, distances[:, :3] - 0.01).mean()  # Eq. 12, K = 3
+    weights = np.exp(-distances[:, :3])
+    scores = weights[:, 0] / weights.sum(1) * distances[:, 0]  # of CFA, which Section IV-A follows
+    maps = task.draw_map(torch.from_numpy(scores).float().view(2, GRID, GRID))
+    assert printed.training_step(batch, 0)["loss"].item() == pytest.approx(loss, rel=1e-4)
+    with torch.no_grad():
+        found = task.predict(task(batch), batch)
+    torch.testing.assert_close(found.anomaly_map, maps, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found.image_score, maps.flatten(1).amax(1), rtol=1e-3, atol=1e-6)
+
+
+def test_the_literal_preset_takes_steps_of_adam_from_a_head_of_each_client(printed):
+    task, heads = printed.task, []
+    for number in range(2):
+        printed.drew_head = False
+        printed.context = Context(0, 0, number)
+        printed.receive({})
+        heads.append(task.head.project.weight.detach().clone())
+    assert not torch.equal(*heads)  # Algorithm 4, line 2
+    optimizer = printed.configure_optimizers()
+    weight = task.head.project.weight
+    before, gradient = weight.detach().clone(), torch.randn_like(weight)
+    weight.grad = gradient.clone()
+    optimizer.step()
+    slope = gradient + 5e-4 * before  # weight decay 5e-4 is part of Adam's gradient; rate 1e-3
+    torch.testing.assert_close(
+        weight.detach(), before - 1e-3 * slope / (slope.abs() + 1e-8), rtol=1e-4, atol=1e-6
+    )

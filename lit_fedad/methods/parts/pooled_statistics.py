@@ -138,7 +138,7 @@ def pool_channels(task: Task) -> PooledStatistics:
     assert isinstance(task, StandardisedTask)
     if whitened(task):
         raise UserError(
-            "task.whiten needs second moments: give METHOD=federated_bank, federated_subspace or local"
+            "task.whiten needs second moments: give METHOD=feddymem, federated_bank, federated_subspace or local"
         )
     return PooledStatistics(task.vectors_per_image, task.shrinkage)
 
