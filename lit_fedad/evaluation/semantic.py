@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Free, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationScores
 from lit_fedad.evaluation.state_messages import IMAGE_BINS, MOST_IMAGES
@@ -94,6 +95,8 @@ class SemanticEvaluator(Evaluator):
     def spread(self, state: dict[int, SemanticMetrics], clients: list[int]) -> dict[int, SemanticMetrics]:
         """Returns each client's own state."""
         return {client: state[client] for client in clients}
+
+    discloses = (counted("numbers of test images by bin of their score, and set"),)
 
     def pack(self, answer: SemanticMetrics) -> Message:
         """Returns set, decision, bin and count of every combination that occurs."""

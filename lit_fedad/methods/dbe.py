@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
 from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods import fedavg
@@ -131,6 +132,8 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
     name = "feature mean"
     down = False
     sums = MEANS
+
+    discloses = (summed("mean of the images' features"),)
 
     def send(self, client: DBEClient, loader: DataLoader) -> Message:
         """Returns the mean of the client's features."""

@@ -28,6 +28,7 @@ from lit_fedad.contracts import (
     nothing_to_attack,
     spec_of,
 )
+from lit_fedad.contracts.disclosure import WEIGHTS, Disclosures
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train
@@ -131,6 +132,8 @@ class FedAvgClient(Client):
         if used and self.refreshed_in < self.context.round:
             self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
             self.refreshed_in = self.context.round
+
+    discloses: Disclosures = (WEIGHTS,)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights."""

@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
+from lit_fedad.contracts.disclosure import Disclosures, summed
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
@@ -43,7 +44,7 @@ from lit_fedad.methods.parts.bank_sums import (
     slot_means,
     slot_sums,
 )
-from lit_fedad.methods.parts.first_memory import FirstMemory
+from lit_fedad.methods.parts.first_memory import MEMORY, FirstMemory
 from lit_fedad.methods.parts.model_sums import pack_moments
 from lit_fedad.methods.parts.pooled_moments import (
     PooledMoments,
@@ -164,6 +165,12 @@ class FedDyMemClient(Client):
         if self.task.subspace is None:
             return statistics
         return {**statistics, **subspace_spec(self.task.num_features), "norm": TensorSpec((), low=0)}
+
+    @property
+    def discloses(self) -> Disclosures:  # type: ignore[override]
+        """A memory, and moments of features where the task measures them."""
+        moments = (summed("mean and covariance of all patches' features"),) if self.task.measures else ()
+        return (MEMORY, *moments)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""

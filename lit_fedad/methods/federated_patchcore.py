@@ -24,6 +24,7 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.bounds import at_least
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.tasks.memory_bank import MemoryBank
@@ -95,6 +96,8 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
     name = "coreset"
     down = False
+
+    discloses = (Disclosure(Kind.PATCHES, "features of single patches of images, as they are"),)
 
     def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:
         """Returns the coreset."""

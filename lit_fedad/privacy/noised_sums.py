@@ -32,6 +32,8 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
+from lit_fedad.contracts.exchange import disclosed_by
 from lit_fedad.contracts.sums import BoundedSums
 from lit_fedad.core.errors import UserError
 
@@ -114,6 +116,10 @@ class Noised(Exchange[Any, Any]):
         self.name = inner.name
         self.distributed = plan.settings.where == "distributed"
         self.sums = Sums(self._additive, self._sums)
+        self.discloses = tuple(
+            Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True) if self.distributed else part
+            for part in disclosed_by(inner, client)
+        )
 
     def _sums(self, client: Client) -> ImageSums:
         assert self.inner.sums is not None
@@ -131,6 +137,8 @@ class Noised(Exchange[Any, Any]):
     def receive(self, client: Client, message: Message) -> None:
         """Loads the exchange's message."""
         self.inner.receive(client, message)
+
+    discloses: Disclosures = ()  # the inner exchange's, of each instance
 
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Returns clipped sums and, where clients add it, this client's share of the noise."""

@@ -9,10 +9,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 
 if TYPE_CHECKING:
     from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer
+
+MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of like patches, of few patches or of one")
+"""What a memory tells of a client's images."""
 
 
 class FirstMemory(Exchange["FedDyMemClient", "FedDyMemServer"]):
@@ -35,6 +39,8 @@ class FirstMemory(Exchange["FedDyMemClient", "FedDyMemServer"]):
         """Loads the message."""
         client.receive(message)
         client.first_vectors = int(message.get("vectors", client.task.slots))
+
+    discloses = (MEMORY,)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""
