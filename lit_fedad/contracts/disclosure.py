@@ -14,11 +14,16 @@ class Kind(Enum):
     COUNTS = "counts"
     SUMS = "sums"
     WEIGHTS = "weights"
-    CLASS_STATISTICS = "class statistics"
-    PATCHES = "single patches"
-    SYNTHETIC_IMAGES = "synthetic images"
-    MEAN_IMAGES = "mean images"
+    CLASS_STATISTICS = "class_statistics"
+    PATCHES = "single_patches"
+    SYNTHETIC_IMAGES = "synthetic_images"
+    MEAN_IMAGES = "mean_images"
     IMAGES = "images"
+
+    @property
+    def words(self) -> str:
+        """Its name in a sentence."""
+        return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True)

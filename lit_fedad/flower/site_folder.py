@@ -18,7 +18,8 @@ from lit_fedad.flower.keys import write_site_key
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
 from lit_fedad.sites.roster import Roster, write_sum_key
-from lit_fedad.sites.site import Site, SiteSettings
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import Site
 
 SETTINGS = "site.yaml"
 

@@ -10,24 +10,23 @@ from typing import TypeVar
 
 import torch
 
-from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
-from lit_fedad.experiment.build import build_images
+from lit_fedad.sites.refusals import Code, RefusalError
 
 T = TypeVar("T", bound=LabelledSet)
 
 
 def own_images(
-    config: Config, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], name: str, apart: bool
+    images: Images, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], name: str, apart: bool
 ) -> Images:
-    """Reads a site's images.
+    """Returns a site's images as its federation sees them.
 
     Args:
-        config: The federation's configuration, with the site's data.
+        images: The images.
         form: ``mean`` and ``std`` by which the federation normalises labelled images; None where it does not say.
         classes: Names of the classes that the federation learns.
         name: Name of the site.
@@ -36,7 +35,6 @@ def own_images(
     Raises:
         UserError: If they do not suit the task, or show a class that the federation does not learn.
     """
-    images = build_images(config)
     if isinstance(images, ImageSet):
         return _apart(images, name) if apart else images
     if apart:
@@ -50,11 +48,11 @@ def relabelled(images: T, classes: Sequence[str]) -> T:
     """Returns images whose labels are places in other classes: a site need not hold each.
 
     Raises:
-        UserError: If a class that it holds is not among them.
+        RefusalError: If a class that it holds is not among them.
     """
     held = torch.cat([images.train_labels, images.test_labels]).unique().tolist()
     if unknown := [images.classes[label] for label in held if images.classes[label] not in classes]:
-        raise UserError(f"the coordinator does not know the site's class {unknown[0]}")
+        raise RefusalError(Code.CLASS, detail=unknown[0])
     places = torch.tensor([classes.index(own) if own in classes else -1 for own in images.classes])
     return replace(
         images,

@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 
 from helpers.pairs import OWN, PAIRS, of_method
-from helpers.sites import DEBUG, HERE, NAMES
+from helpers.sites import DEBUG, HERE, NAMES, OPEN
 from helpers.small_tasks import small_tasks
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import choices, compose
@@ -21,7 +21,8 @@ from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.train import build_run
 from lit_fedad.report.console import Display
-from lit_fedad.sites.site import Site, SiteSettings
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import Site
 
 CLASSES = ("dark", "grey", "light")
 HELD = {"north": ("grey", "dark"), "east": CLASSES, "south": ("light", "grey")}
@@ -125,6 +126,7 @@ def sites(folder, data):
                 folder / name,
                 data(folder / name),
                 (*HERE, f"cache.folder={folder / name / 'cache'}"),
+                policy=OPEN,
             ),
             Display(quiet=True),
         )
