@@ -28,6 +28,7 @@ from lit_fedad.flower.proxy import Bell, server
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
 from lit_fedad.sites.enrolment import check_crosses
+from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.words import check_words
 
 SETTINGS = "federation.yaml"
@@ -130,6 +131,7 @@ class FederationFolder:
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
             content |= {name: list(content[name]) for name in ("sites", "words", "own", "classes")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
+            Offer(content["words"], content["classes"]).write(path / OFFERED)
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
         return folder

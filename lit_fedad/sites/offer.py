@@ -14,10 +14,8 @@ from lit_fedad.contracts.disclosure import Disclosure
 from lit_fedad.core.config import Config, build, flatten
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
-from lit_fedad.federation.channel import LARGEST_BLOB
 from lit_fedad.report.files import whole_file
-from lit_fedad.report.naming import human_bytes
-from lit_fedad.sites.policy import COUNTED, Policy, not_allowed
+from lit_fedad.sites.policy import Policy, not_allowed
 from lit_fedad.sites.refusals import Code, RefusalError
 
 APPROVED = "approved.jsonl"
@@ -172,33 +170,6 @@ def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[li
             continue
         if policy.needs_more(part.disclosed) or approved is None or part.key not in approved:
             raise not_allowed(part.disclosed, part.round, part.index)
-
-
-def verdict(policy: Policy, part: Taken, images: int) -> str:
-    """Returns what a policy says to a part, in words."""
-    if policy.allows(part.disclosed, images):
-        return "allowed"
-    if policy.needs_more(part.disclosed):
-        return "REFUSED: only 'images' in policy.allow of site.yaml lets it go"
-    return "NEEDS YOUR APPROVAL"
-
-
-def described(part: Taken, rounds: int, images: int) -> str:
-    """Describes a part in a sentence for a person who does not know the method.
-
-    Args:
-        part: The part.
-        rounds: Rounds of the federation.
-        images: Training images of the site.
-    """
-    disclosed = part.disclosed
-    when = "Once, at the beginning" if part.round < 1 else f"In each of {rounds} rounds"
-    size = "of open size" if part.largest >= LARGEST_BLOB else f"at most {human_bytes(part.largest)}"
-    behind = images if disclosed.images is None else min(disclosed.images, images)
-    of = {1: " (a value may be of one image alone)"}.get(behind, f" (each value of at least {behind} images)")
-    noise = "; noise hides single images" if disclosed.noised else ""
-    counted = disclosed.kind in COUNTED
-    return f"{when}, '{part.exchange}': {disclosed.what}{of if counted else ''}{noise}; {size}."
 
 
 def check_approval(policy: Policy, approvals: Approvals, digest: str) -> list[list[Any]] | None:

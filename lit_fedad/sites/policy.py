@@ -72,6 +72,18 @@ class Policy:
             raise UserError("policy.floors: give numbers")
         return policy
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What `read` takes, with every floor."""
+        return {
+            "allow": list(self.allow),
+            "images": self.images,
+            "floors": {**FLOORS, **self.floors},
+            "vary": list(self.vary),
+            "runs": self.runs,
+            "megabytes": self.megabytes,
+        }
+
     def check_floors(self, config: Mapping[str, Any]) -> None:
         """Checks that a configuration lowers no protection below its floor.
 
