@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     display = Display()
     with plain_warnings(display):
         try:
-            carrier = GridCarrier(grid, folder.public_keys(), folder.timeout, folder.bell)
+            carrier = GridCarrier(grid, folder.public_keys, folder.timeout, folder.bell)
             result = coordinate(folder.plan, carrier, display)
             display.closing_table(result)
         except UserError as error:

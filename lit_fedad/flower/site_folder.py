@@ -201,4 +201,11 @@ def start(folder: SiteFolder, display: Display) -> None:
         UserError: If the coordinator refuses the site, or is not who it should be.
     """
     site = Site(folder.settings, display)
-    answer_orders(folder.address, folder.path / "ca.crt", folder.path / "key", site.answer, display.note)
+    answer_orders(
+        folder.address,
+        folder.path / "ca.crt",
+        folder.path / "key",
+        site.answer,
+        lambda: site.largest,
+        display.note,
+    )

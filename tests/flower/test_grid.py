@@ -92,7 +92,7 @@ class Grid:
 
 def carry(grid, timeout=2.0, most=1000):
     bell = SimpleNamespace(ring=lambda: grid.rings.append(len(grid.pushed)))
-    return dict(GridCarrier(grid, KEYS, timeout, bell).carry({0: b"to north", 1: b"to east"}, most))
+    return dict(GridCarrier(grid, lambda: KEYS, timeout, bell).carry({0: b"to north", 1: b"to east"}, most))
 
 
 def test_orders_go_to_keys_not_to_names():
