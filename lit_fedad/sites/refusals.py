@@ -54,7 +54,7 @@ _TEXTS = {
     Code.AGAIN: "has not kept the server's message",
     Code.LETTER: "cannot read the request: install the same version of lit_fedad at all sites",
     Code.OVERRIDE: "takes no override such as number {0} of the federation's",
-    Code.CONFIGURATION: "cannot compose the federation's configuration; entry {0} of its log says why",
+    Code.CONFIGURATION: "cannot compose the federation's configuration; its log (lit-fedad site log) says why",
     Code.NOT_ALLOWED: (
         "does not let out {kind} (round {1}, exchange {2}): its operator decides (lit-fedad site review, site approve)"
     ),

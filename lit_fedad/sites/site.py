@@ -84,8 +84,6 @@ class Site:
         if not isinstance(error, RefusalError):
             return Reply(code=Code.FAILED, numbers=[float(self._entries + 1)])
         numbers = list(map(float, error.numbers))
-        if error.code is Code.CONFIGURATION:
-            numbers = [float(self._entries + 1)]
         if order is not None and error.code in _TO_REVIEW:
             try:
                 Offer(order.words, order.classes).write(self.settings.folder / OFFERED)
