@@ -17,7 +17,6 @@ FLOORS: Mapping[str, float] = {
     "method.client.least": 5,
     "method.client.prototype_images": 1,
     "calibration.share": 0.05,
-    "calibration.folds": 2,
 }
 """Settings that protect images, and the least that a federation may set them to."""
 
