@@ -6,8 +6,8 @@ the messages between clients and the server. The federation runs rounds and depe
 
 from lit_fedad.contracts.client import Client, Predictors
 from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.evidence import Evidence, nothing_to_attack
 from lit_fedad.contracts.exchange import (
-    Evidence,
     Exchange,
     Exchanges,
     Idle,
@@ -16,7 +16,6 @@ from lit_fedad.contracts.exchange import (
     disclosed_by,
     image_sums_of,
     merges_sums,
-    nothing_to_attack,
 )
 from lit_fedad.contracts.message import (
     SUM,
@@ -31,20 +30,19 @@ from lit_fedad.contracts.message import (
 )
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import (
-    Additive,
     BoundedSums,
     Cohort,
     ImageSums,
+    MessageSums,
     NothingNew,
     Sums,
     SumSpec,
     WeightedMeans,
 )
-from lit_fedad.contracts.task import Prediction, StandardisedTask, Task
+from lit_fedad.contracts.task import Prediction, StandardisedTask, Task, learned_state
 
 __all__ = [
     "SUM",
-    "Additive",
     "BoundedSums",
     "Client",
     "Cohort",
@@ -58,6 +56,7 @@ __all__ = [
     "LeaveOut",
     "Message",
     "MessageSpec",
+    "MessageSums",
     "Method",
     "NothingNew",
     "Prediction",
@@ -73,6 +72,7 @@ __all__ = [
     "class_list",
     "disclosed_by",
     "image_sums_of",
+    "learned_state",
     "merges_sums",
     "nothing_to_attack",
     "senders",

@@ -58,7 +58,7 @@ class DisclosedBy:
     of: Callable[[Any], Disclosures]
 
 
-WEIGHTS = Disclosure(Kind.WEIGHTS, "weights of the model, trained on the images")
+TRAINED_WEIGHTS = Disclosure(Kind.WEIGHTS, "weights of the model, trained on the images")
 """What most methods send."""
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -192,6 +193,5 @@ class RowStore:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file in one step."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
+    with atomic(path) as partial:
+        partial.write_text(json.dumps(content))

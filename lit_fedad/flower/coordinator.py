@@ -235,16 +235,16 @@ def start(folder: FederationFolder, display: Display) -> None:
     except OSError as error:
         raise UserError(f"{folder.path / 'flower'}: cannot be written ({error.strerror})") from error
     check_crosses(folder.plan.config(), folder.plan.classes)
-    error = folder.path / ERROR
-    error.unlink(missing_ok=True)
+    told = folder.path / ERROR
+    told.unlink(missing_ok=True)
     with locked(folder.path), _superlink(folder, display), _open_port(folder):
         _register(folder, display)
         command = ["flwr", "run", str(folder.path / "app"), _LINK, "--stream"]
         command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]
         display.note(" ".join(command))
         subprocess.run(command, env=_environment(folder), check=False)  # noqa: S603
-    if error.exists():
-        raise UserError(error.read_text().strip())
+    if told.exists():
+        raise UserError(told.read_text().strip())
     if not (folder.run / "result.json").exists():
         raise UserError(
             f"the run ended early; what Flower says: {folder.path / 'superlink.log'}; the same command continues"

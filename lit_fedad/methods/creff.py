@@ -28,7 +28,7 @@ from lit_fedad.contracts import (
     class_list,
     spec_of,
 )
-from lit_fedad.contracts.disclosure import WEIGHTS, Disclosure, Kind
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -93,7 +93,7 @@ class CReFFClient(FedAvgClient):
         self.task.classifier.load_state_dict({"weight": self.retrained[WEIGHT], "bias": self.retrained[BIAS]})
 
     discloses = (
-        WEIGHTS,
+        TRAINED_WEIGHTS,
         Disclosure(
             Kind.CLASS_STATISTICS, "gradients of the classifier, one a class of the site's images", images=1
         ),
@@ -147,7 +147,7 @@ class CReFFServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("retrained", "features", "seen")
+    state_names = ("retrained", "features", "seen")
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ class CReFFServer(FedAvgServer):
             self.matching_steps,
             self.matching_rate,
         )
-        self.features[held] = matched.cpu()
-        self.seen[held] = True
+        self.features = self.features.index_copy(0, held, matched.cpu())
+        self.seen = self.seen.index_fill(0, held, True)
         self._losses = {"matching_loss_before": before, "matching_loss_after": after}
         self.retrained = self._retrain(self.features[self.seen].to(device))
 

@@ -115,7 +115,7 @@ class DESAClient(FedAvgClient):
     """
 
     needs = Classifier
-    kept = ("anchors", "labels")
+    state_names = ("anchors", "labels")
     task: Classifier
 
     def __init__(
@@ -207,7 +207,7 @@ class DESAServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("anchors", "labels", "logits")
+    state_names = ("anchors", "labels", "logits")
 
     def __init__(self, client: DESAClient) -> None:
         super().__init__(client)
@@ -265,7 +265,7 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
 
     def train(self, client: DESAClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Condenses the client's images."""
-        client.condenser.begin(client.context)
+        client.condenser.context = client.context
         return client.condenser.condense(loader, fabric)
 
     discloses = DisclosedBy(lambda client: client.condenser.discloses)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update
-from lit_fedad.contracts.disclosure import WEIGHTS, counted
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -49,7 +49,7 @@ class DFRDClient(FedAvgClient):
         super().__init__(task, local_epochs)
         refuse_frozen(task.encoder, "method dfrd generates images")
 
-    discloses = (WEIGHTS, counted("numbers of images of each class"))
+    discloses = (TRAINED_WEIGHTS, counted("numbers of images of each class"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns weights, and the client's number of images of each class."""
@@ -99,7 +99,7 @@ class DFRDServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("generator", "average")
+    state_names = ("generator", "average")
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ down with the weights, and clients train their output layer on what it generates
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
-from lit_fedad.contracts.disclosure import WEIGHTS, counted
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
@@ -139,7 +140,7 @@ class FedGenClient(FedAvgClient):
         loss = outputs["loss"] + weight * (self.generated / self.batch_size * teacher + latent)
         return {**outputs, "loss": loss, "teacher": teacher, "latent": latent}
 
-    discloses = (WEIGHTS, counted("numbers of images of each class"))
+    discloses = (TRAINED_WEIGHTS, counted("numbers of images of each class"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns weights, and the client's number of images of each class."""
@@ -166,7 +167,7 @@ class FedGenServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("generator", "optimizer_state", "counts")
+    state_names = ("generator", "optimizer_state", "counts")
 
     def __init__(
         self,
@@ -237,7 +238,7 @@ class FedGenServer(FedAvgServer):
             rate = self.learning_rate * _DECAY ** (self.context.round - 1)
             optimizer = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=self.weight_decay)
             if self.optimizer_state is not None:
-                optimizer.load_state_dict(self.optimizer_state)
+                optimizer.load_state_dict(deepcopy(self.optimizer_state))  # its steps change what it is given
                 optimizer.param_groups[0]["lr"] = rate
             for _ in range(self.steps):
                 labels = known[torch.randint(len(known), (self.batch_size,))].to(device)

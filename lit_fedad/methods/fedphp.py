@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Predictors, Task
-from lit_fedad.contracts.disclosure import WEIGHTS
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -49,7 +49,7 @@ class FedPHPClient(FedAvgClient):
         weight: Weight lambda of the discrepancy; with 0 training is FedAvg's.
     """
 
-    kept = ("inherited",)
+    state_names = ("inherited",)
 
     def __init__(
         self, task: Task, rounds: int, local_epochs: int = 1, mu: float = 0.9, weight: float = 0.05
@@ -85,7 +85,7 @@ class FedPHPClient(FedAvgClient):
         loss = (1 - self.weight) * outputs["loss"] + self.weight * discrepancy
         return {**outputs, "loss": loss, "discrepancy": discrepancy}
 
-    discloses = (WEIGHTS,)
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights, after the update of the inherited model."""

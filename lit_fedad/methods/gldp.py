@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import (
-    Context,
     Free,
     Message,
     MessageSpec,
@@ -30,7 +29,7 @@ from lit_fedad.contracts import (
     class_list,
 )
 from lit_fedad.contracts.compute import map_batches
-from lit_fedad.contracts.disclosure import WEIGHTS, Disclosure, Kind
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
@@ -68,7 +67,7 @@ class GLDPClient(FedRepClient):
 
     needs = Classifier
     task: Classifier
-    kept = ("old", "current", "met", "stage")
+    state_names = ("old", "current", "met", "stage")
 
     def __init__(
         self,
@@ -157,7 +156,7 @@ class GLDPClient(FedRepClient):
         return logits
 
     discloses = (
-        WEIGHTS,
+        TRAINED_WEIGHTS,
         Disclosure(Kind.CLASS_STATISTICS, "mean features of the images of each class", images=1),
     )
 
@@ -219,7 +218,7 @@ class GLDPServer(FedAvgServer):
     """
 
     merges_sums = False
-    kept = ("prototypes",)
+    state_names = ("prototypes",)
 
     def __init__(self, client: GLDPClient, beta: float = 0.5, weighted: bool = False) -> None:
         super().__init__(client)
@@ -227,10 +226,16 @@ class GLDPServer(FedAvgServer):
         self.beta, self.weighted = beta, weighted
         self.prototypes = Prototypes.none(client.task.classes, client.task.num_features)
 
-    def begin(self, context: Context) -> None:
-        """Starts an exchange."""
-        super().begin(context)
-        self._packed = dict(zip((VECTORS, CLASSES), self.prototypes.pack(), strict=True))
+    @property
+    def prototypes(self) -> Prototypes:
+        """The prototypes of all clients."""
+        return self._prototypes
+
+    @prototypes.setter
+    def prototypes(self, prototypes: Prototypes) -> None:
+        # Packed once: equal messages are serialised once only if they hold the same tensors.
+        self._prototypes = prototypes
+        self._packed = dict(zip((VECTORS, CLASSES), prototypes.pack(), strict=True))
 
     def broadcast(self, client_id: int) -> Message:
         """Returns the base and the prototypes of all clients."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, Sums, Task, Update, senders, spec_of
-from lit_fedad.contracts.disclosure import WEIGHTS, summed
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
 from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
@@ -33,7 +33,7 @@ class ScaffoldClient(FedAvgClient):
         learning_rate: Learning rate eta_l of SGD.
     """
 
-    kept = ("own",)
+    state_names = ("own",)
 
     def __init__(self, task: Task, local_epochs: int = 1, learning_rate: float = 0.01) -> None:
         super().__init__(task, local_epochs)
@@ -78,7 +78,7 @@ class ScaffoldClient(FedAvgClient):
         self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in renewed.items()}
         self.own = renewed
 
-    discloses = (WEIGHTS, summed("mean gradients of the steps of a round"))
+    discloses = (TRAINED_WEIGHTS, summed("mean gradients of the steps of a round"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the weights y and the change of the control."""
@@ -102,7 +102,7 @@ class ScaffoldServer(FedAvgServer):
         learning_rate: Learning rate eta_g of the server.
     """
 
-    kept = ("control",)
+    state_names = ("control",)
     merges_sums = True
 
     def __init__(self, client: ScaffoldClient, learning_rate: float = 1.0) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, disclosed_by
 from lit_fedad.contracts.disclosure import Disclosure
-from lit_fedad.core.config import Config, build, flatten
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config, flatten
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.federation.chained_log import ChainedLog
-from lit_fedad.report.files import whole_file
 from lit_fedad.sites.policy import Policy, not_allowed
 from lit_fedad.sites.refusals import Code, RefusalError
 
@@ -45,7 +46,7 @@ class Offer:
         Raises:
             OSError: If it cannot be written.
         """
-        with whole_file(file) as partial:
+        with atomic(file) as partial:
             partial.write_text(
                 json.dumps({"words": list(self.words), "classes": list(self.classes)}, indent=1)
             )

@@ -8,10 +8,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method
-from lit_fedad.core.config import Config, build
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config
 from lit_fedad.experiment.build import Model
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
-from lit_fedad.privacy.image_privacy import ImagePrivacy, Plan, noise_key
+from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, noise_key
 from lit_fedad.privacy.ledger import Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
 from lit_fedad.sites.refusals import Code, RefusalError
@@ -67,7 +68,8 @@ class OwnNoise:
             return None
         federation = config["federation"]
         secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-        plan = privacy.plan(model.method, config["rounds"], {client: 0}, {client: size}, sampler, secure)
+        course = Course(config["rounds"], {client: 0}, {client: size}, sampler, secure)
+        plan = privacy.plan(model.method, course)
         own = cls(plan, folder, images, ledger)
         if own.drawn_here:
             ledger.check(folder.name, own.mechanism, plan.epsilon(plan.releases))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lit_fedad.contracts.disclosure import Disclosures, Kind
-from lit_fedad.core.config import Config, build, compose
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config, compose
 from lit_fedad.data.partition import Partition
 from lit_fedad.evaluation.calibration import CalibrationQuery
 from lit_fedad.evaluation.decisions import DecisionsQuery
 from lit_fedad.experiment.build import build_images, build_model
 from lit_fedad.experiment.calibration import with_calibration
 from lit_fedad.federation.channel import LARGEST_BLOB
-from lit_fedad.privacy.image_privacy import in_words
+from lit_fedad.privacy.image_privacy import Course, in_words
 from lit_fedad.report.naming import human_bytes
 from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
 from lit_fedad.sites.own_images import own_images, products_of, training_indices
@@ -73,7 +74,7 @@ def review(settings: SiteSettings, offer: Offer) -> Review:
     if (privacy := promised(config)) is not None:
         federation = config["federation"]
         secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
-        plan = privacy.plan(model.method, config["rounds"], {0: 0}, {0: size}, sampler, secure)
+        plan = privacy.plan(model.method, Course(config["rounds"], {0: 0}, {0: size}, sampler, secure))
         exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
     taken = taken_by(exchanges, model.client, config)
     names = ", ".join(products_of(images))

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.chained_log import ChainedLog
-from lit_fedad.federation.turns import cause_of
+from lit_fedad.federation.local_transport import cause_of
 from lit_fedad.privacy.ledger import BudgetError
 from lit_fedad.report.console import Display
 from lit_fedad.sites.letters import LONGEST_START, Order, Reply

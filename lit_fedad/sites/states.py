@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
 from lit_fedad.federation.client_pool import State, detached
-from lit_fedad.federation.state_file import lasting_file, read_state, write_state
+from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.sites.refusals import Code, RefusalError
 
 
@@ -51,7 +52,7 @@ class States:
         try:
             for name, mark in self.marks.items():
                 if not (self.folder / name).exists():
-                    with lasting_file(self.folder / name) as partial:
+                    with atomic(self.folder / name, durable=True) as partial:
                         partial.write_text(mark)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from error
@@ -72,7 +73,7 @@ class States:
 
     def put(self, step: int, state: State) -> None:
         """Writes the state after a step; the file is complete or absent."""
-        with lasting_file(self._path(step)) as partial:
+        with atomic(self._path(step), durable=True) as partial:
             write_state(detached(state), partial)
 
     def settle(self, settled: int, base: int) -> None:

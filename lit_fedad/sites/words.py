@@ -15,16 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_fedad.core.config import (
-    Config,
-    choices,
-    compose,
-    config_groups,
-    identity,
-    locate,
-    options_of,
-    takes,
-)
+from lit_fedad.core.building import locate, options_of, takes
+from lit_fedad.core.config import Config, choices, compose, config_groups, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.experiment.trusted_targets import check_targets

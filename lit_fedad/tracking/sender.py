@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
+from lit_fedad.core.files import atomic
 from lit_fedad.core.stored_files import stored_text
 from lit_fedad.core.text import redact, without_user
 from lit_fedad.tracking.journal import check_journal, complete_lines, journal_file, tracking_folder
@@ -240,9 +241,8 @@ class Sender:
         if not text:
             path.unlink(missing_ok=True)
         else:
-            draft = path.with_name(f"{path.name}.{os.getpid()}")
-            draft.write_text(text)
-            draft.replace(path)
+            with atomic(path) as partial:
+                partial.write_text(text)
 
     def _report(self, cause: Exception, failures: int) -> None:
         self._error = f"{self._shown}: {one_line(cause, self._uri)}"

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Client, Exchanges, Prediction, Predictors, Server, Task, TensorSpec
-from lit_fedad.contracts.disclosure import WEIGHTS
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.local_training import Train
 
@@ -95,7 +95,7 @@ class Oracle(Client):
 
     upload_spec = broadcast_spec
 
-    discloses = (WEIGHTS,)
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader):
         return {"round": torch.tensor(self.context.round)}
@@ -108,7 +108,7 @@ class Oracle(Client):
 class OracleServer(Server):
     merges_sums = False
 
-    kept = ("round",)
+    state_names = ("round",)
     round = torch.tensor(0)
 
     def broadcast(self, client_id):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fedad.contracts import Client, Exchange, TensorSpec, disclosed_by
-from lit_fedad.contracts.disclosure import WEIGHTS, DisclosedBy, Kind
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, DisclosedBy, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -17,7 +17,7 @@ from lit_fedad.methods.fedmix import SendAverages
 def test_what_sends_and_does_not_say_so_is_no_class(base, method):
     with pytest.raises(TypeError, match=f"New overrides {method}: say discloses"):
         type("New", (base,), {method: lambda *_: {"image": torch.zeros(1)}})
-    type("New", (base,), {method: lambda *_: {}, "discloses": (WEIGHTS,)})
+    type("New", (base,), {method: lambda *_: {}, "discloses": (TRAINED_WEIGHTS,)})
 
 
 class Silent(Exchange):
@@ -39,8 +39,8 @@ def test_an_exchange_of_a_client_that_says_nothing_is_refused_in_one_line():
 
 def test_what_settings_decide_follows_them():
     asked = Silent()
-    asked.discloses = DisclosedBy(lambda client: (WEIGHTS,) if client.group else ())
-    assert disclosed_by(asked, Nothing()) == (WEIGHTS,)
+    asked.discloses = DisclosedBy(lambda client: (TRAINED_WEIGHTS,) if client.group else ())
+    assert disclosed_by(asked, Nothing()) == (TRAINED_WEIGHTS,)
 
 
 @pytest.mark.parametrize(

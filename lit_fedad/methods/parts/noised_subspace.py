@@ -140,7 +140,7 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
         return {"centre": TensorSpec((channels,)), "frame": TensorSpec((channels, client.directions))}
 
     def receive(self, client: ProjectsFeatures, message: Message) -> None:
-        """Keeps centre and frame for this turn."""
+        """Keeps centre and frame for this exchange."""
         client.frame = message
 
     discloses = (summed("mean and products of the images' features, each of bounded length"),)
@@ -149,7 +149,7 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
         """Declares the sums."""
         assert self.sums is not None
         assert self.sums.by_image is not None
-        shapes = self.sums.by_image(client).form()
+        shapes = self.sums.by_image(client).shapes()
         return {name: TensorSpec(shape, torch.float64) for name, shape in shapes.items()}
 
 
