@@ -108,7 +108,7 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
     words = [word for word in words if word.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read.
     public = [] if coordinator else ["public=null"]
-    words = [*words, "data=textures", "partition=pooled", *public, "tracking=off", *own]
+    words = [*words, "data=folders", "data.root=unread", "partition=pooled", *public, "tracking=off", *own]
     config, data = compose(words), {}
     if not given and takes(config["task"], "classes"):
         given = dict.fromkeys(NORMALISATION, "0.5")
