@@ -134,7 +134,9 @@ class Noised(Exchange[Any, Any]):
         self.name = inner.name
         self.sums = Sums(self._message_sums, self._sums)
         self.discloses = tuple(
-            Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True) if self.distributed else part
+            Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True)
+            if noise.carriers is not None
+            else part
             for part in disclosed_by(inner, client)
         )
 

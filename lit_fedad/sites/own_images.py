@@ -78,20 +78,22 @@ def training_stages(images: Images, stages: Sequence[Sequence[str]], site: str) 
         site: Name of the site, which stands before its products where these are its own.
 
     Raises:
-        UserError: If it has other images than of products, or a product that is in no stage or in two.
+        RefusalError: If it has other images than of products, or a product that is in no stage or in two.
     """
     if not isinstance(images, ImageSet):
-        raise UserError("stages: are of products whose images are files; classes come to sites all at once")
+        raise RefusalError(Code.STAGES, detail="they are of products of files; classes come all at once")
     found: list[list[int]] = [[] for _ in stages]
     named = [product for own in stages for product in own]
     for product in images.categories:
         bare = product.removeprefix(f"{site}.")
         places = [place for place, own in enumerate(stages) if product in own or bare in own]
         if len(places) != 1:
-            raise UserError(f"stages: product {bare} must be in one of them, and is in {len(places)}")
+            raise RefusalError(Code.STAGES, detail=f"product {bare} must be in one, and is in {len(places)}")
         found[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
     if len(named) > len(images.categories) or not all(found):
-        raise UserError(f"stages: this site has the products {', '.join(images.categories)}, and no others")
+        raise RefusalError(
+            Code.STAGES, detail=f"it has the products {', '.join(images.categories)}, and no others"
+        )
     return found
 
 

@@ -47,6 +47,7 @@ class Code(IntEnum):
     LOG = 29
     FEW = 30
     MESSAGE = 31
+    STAGES = 32
 
 
 _TEXTS = {
@@ -90,6 +91,7 @@ _TEXTS = {
     Code.BUDGET: "has epsilon {0:.4g} left, and this asks for {1:.4g}: its operator decides (docs/sites.md#noise)",
     Code.LOG: "cannot write its log, and answers nothing until it can",
     Code.FEW: "has {0} images to calibrate with, and its policy asks for {1}",
+    Code.STAGES: "has stages that suit neither its images nor this run; its log (lit-fedad site log) says why",
     Code.MESSAGE: "received a message of another form than the method declares",
 }
 

@@ -387,7 +387,7 @@ def _whole(config: Config, images: Images, settings: SiteSettings, client: int) 
     if not settings.stages:
         return Partition.of_clients([*([()] * client), training_indices(images)])
     if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
-        raise UserError("stages: sums are neither masked nor noised where a site's images come in stages")
+        raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
     return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages, settings.name)])
 
 
