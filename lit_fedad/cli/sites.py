@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
@@ -82,6 +83,60 @@ class SiteOptions:
     site: str
 
 
+@dataclass(frozen=True)
+class SiteReview:
+    """Options of ``lit-fedad site review``.
+
+    Attributes:
+        site: The site's folder.
+        offer: The coordinator's ``offer.json``; none: the federation that was offered to the site last.
+    """
+
+    site: str
+    offer: str | None = None
+
+
+@dataclass(frozen=True)
+class SiteApprove:
+    """Options of ``lit-fedad site approve``.
+
+    Attributes:
+        site: The site's folder.
+        hash: What ``site review`` printed.
+        offer: As for ``site review``.
+    """
+
+    site: str
+    hash: str
+    offer: str | None = None
+
+
+@dataclass(frozen=True)
+class SiteLog:
+    """Options of ``lit-fedad site log``.
+
+    Attributes:
+        site: The site's folder.
+        last: Number of entries that are shown.
+    """
+
+    site: str
+    last: int = 40
+
+
+@dataclass(frozen=True)
+class SiteClean:
+    """Options of ``lit-fedad site clean``.
+
+    Attributes:
+        site: The site's folder.
+        runs: Runs whose states are removed, or ``all``; of none they are listed.
+    """
+
+    site: str
+    runs: tuple[str, ...] = ()
+
+
 def federation(options: Sequence[str]) -> None:
     """Makes, runs or shows a federation of sites, at its coordinator.
 
@@ -99,12 +154,14 @@ def site(options: Sequence[str]) -> None:
     """Makes, runs or shows a site.
 
     Args:
-        options: ``init``, ``start`` or ``status``, and its options.
+        options: ``init``, ``start``, ``status``, ``review``, ``approve``, ``log`` or ``clean``, and its options.
 
     Raises:
         UserError: For bad input, or if the coordinator refuses the site.
     """
-    _dispatch("site", options, {"init": _init_site, "start": _start_site, "status": _site_status})
+    actions = {"init": _init_site, "start": _start_site, "status": _site_status, "review": _review}
+    actions |= {"approve": _approve, "log": _log, "clean": _clean}
+    _dispatch("site", options, actions)
 
 
 def _dispatch(
@@ -137,7 +194,10 @@ def _init_federation(options: Sequence[str]) -> None:
     Display().where_next(
         [
             ("settings", str(folder.path / "federation.yaml")),
-            ("give sites", f"{folder.path / 'ca.crt'} and the address {folder.host}:{folder.port}"),
+            (
+                "give sites",
+                f"{folder.path / 'ca.crt'}, offer.json and the address {folder.host}:{folder.port}",
+            ),
             ("put here", ", ".join(str(folder.path / "keys" / f"{name}.pub") for name in folder.sites)),
             ("then", f"lit-fedad federation start fed={chosen.out}"),
         ]
@@ -157,7 +217,7 @@ def _start_federation(options: Sequence[str]) -> None:
         [
             ("files", str(folder.run)),
             ("sites", f"lit-fedad federation status fed={chosen.fed}"),
-            ("compare", "mlflow ui"),
+            *([("compare", "mlflow ui")] if find_spec("mlflow") else []),
             ("new images", f"lit-fedad predict run={folder.detector} images=FOLDER"),
         ]
     )
@@ -184,9 +244,10 @@ def _init_site(options: Sequence[str]) -> None:
     from lit_fedad.flower.site_folder import SiteFolder
 
     for word in others:
-        if _section(word) not in ("data", "cache", "fabric"):
+        if _section(word) not in ("data", "cache", "fabric") and not word.startswith("calibration.group="):
             raise UserError(
-                f"site init has no key '{word}': a site sets data, cache and fabric; all else the coordinator"
+                f"site init has no key '{word}': a site sets data, cache, fabric and calibration.group; all else the"
+                " coordinator"
             )
     folder, fingerprint = SiteFolder.create(
         Path(chosen.out),
@@ -204,9 +265,83 @@ def _init_site(options: Sequence[str]) -> None:
             ("settings", str(folder.path / "site.yaml")),
             ("send", f"{folder.path / 'key.pub'} to the coordinator's operator; tell it by telephone"),
             ("fingerprint", fingerprint),
+            ("what it would send", f"lit-fedad site review site={chosen.out} offer=offer.json"),
             ("then", f"lit-fedad site start site={chosen.out}"),
         ]
     )
+
+
+def _review(options: Sequence[str]) -> None:
+    chosen, _ = read(SiteReview, options, "site review", overrides=False)
+    from lit_fedad.flower.site_folder import SiteFolder
+    from lit_fedad.sites.review import review
+
+    folder, display = SiteFolder.open(Path(chosen.site)), Display()
+    found = review(folder.settings, folder.offer(chosen.offer))
+    for line in found.lines:
+        display.note(line)
+    offer = f" offer={chosen.offer}" if chosen.offer else ""
+    display.where_next([("approve", f"lit-fedad site approve site={chosen.site} hash={found.digest}{offer}")])
+
+
+def _approve(options: Sequence[str]) -> None:
+    chosen, _ = read(SiteApprove, options, "site approve", overrides=False)
+    from lit_fedad.flower.site_folder import SiteFolder
+    from lit_fedad.sites.offer import APPROVED, Approvals
+    from lit_fedad.sites.review import review
+
+    folder = SiteFolder.open(Path(chosen.site))
+    found = review(folder.settings, folder.offer(chosen.offer))
+    if found.digest != chosen.hash:
+        raise UserError(
+            f"hash={chosen.hash}: the federation that is offered has {found.digest}; review it again"
+        )
+    found.check(folder.settings.policy)
+    Approvals(folder.path / APPROVED).add(found.digest, found.method, found.taken)
+    Display().where_next(
+        [("approved", f"{found.method} ({found.digest}); others need an approval of their own")]
+    )
+
+
+def _log(options: Sequence[str]) -> None:
+    chosen, _ = read(SiteLog, options, "site log", overrides=False)
+    from lit_fedad.flower.site_folder import SiteFolder
+
+    display = Display()
+    entries = SiteFolder.open(Path(chosen.site)).log.entries()
+    for line in entries[-chosen.last :] if chosen.last > 0 else []:
+        display.note(_entry(line))
+    end = f"; the last is {entries[-1]['hash'][:16]}" if entries else ""
+    display.note(f"{len(entries)} entries, each with the hash of the one before{end}")
+
+
+def _entry(line: Mapping[str, object]) -> str:
+    """Writes an entry of a site's log as one line."""
+    said = line.get("told") or "nothing of images"
+    if line.get("verdict") != "answered":
+        said = f"REFUSED: {line.get('why')}"
+    return (
+        f"{line.get('entry')}  {line.get('time')}  {line.get('by')}  run {line.get('run', '-')}"
+        f"  round {line.get('round', '-')}: {line.get('asked')}, {line.get('bytes_in')} bytes in,"
+        f" {line.get('bytes_out')} out: {said}"
+    )
+
+
+def _clean(options: Sequence[str]) -> None:
+    chosen, _ = read(SiteClean, options, "site clean", overrides=False)
+    from lit_fedad.flower.site_folder import SiteFolder
+
+    folder, display = SiteFolder.open(Path(chosen.site)), Display()
+    known = folder.runs()
+    if unknown := set(chosen.runs) - {*known, "all"}:
+        names = ", ".join(known) or "none"
+        raise UserError(f"runs={min(unknown)}: the site has no states of it; it has those of {names}")
+    for run, step in known.items():
+        if "all" in chosen.runs or run in chosen.runs:
+            folder.clean(run)
+            display.note(f"removed the states of run {run}")
+        else:
+            display.note(f"run {run}: state after step {step}")
 
 
 def _start_site(options: Sequence[str]) -> None:
@@ -230,7 +365,8 @@ def _site_status(options: Sequence[str]) -> None:
     if spent := folder.ledger.spent:
         epsilon, delta = folder.ledger.total
         most = "" if folder.epsilon is None else f" of {folder.epsilon:g}"
-        rows += [("spent", f"epsilon {epsilon:.4g}{most} at delta {delta:g}, in {len(spent)} runs")]
+        runs = len({run for run, _ in spent})
+        rows += [("spent", f"epsilon {epsilon:.4g}{most} at delta {delta:g}, in {runs} runs")]
     rows += [("report", str(page)) for page in folder.reports()]
     rows += [("detector", str(own)) for own in folder.detectors()]
     Display().where_next(rows)

@@ -13,6 +13,7 @@ from lit_fedad.contracts.exchange import (
     Idle,
     LeaveOut,
     Method,
+    disclosed_by,
     image_sums_of,
     merges_sums,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Update",
     "WeightedMeans",
     "class_list",
+    "disclosed_by",
     "image_sums_of",
     "learned_state",
     "merges_sums",

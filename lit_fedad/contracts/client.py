@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.disclosure import Disclosures, undeclared
 from lit_fedad.contracts.message import Message, MessageSpec
 from lit_fedad.contracts.task import Prediction, Task
 from lit_fedad.core.errors import UserError
@@ -58,6 +59,7 @@ class Client(L.LightningModule):
         needs: Class of task that the method requires.
         context: Seed, round, client, exchange and stage; set before the client plays an exchange.
         state_names: Names of the attributes that hold a single client's state, in addition to those of base classes.
+        discloses: What `send` tells of the client's images. A class that overrides `send` says it anew.
 
     Raises:
         UserError: If the method cannot work with this task, or there is no epoch to train.
@@ -65,6 +67,13 @@ class Client(L.LightningModule):
 
     needs: ClassVar[type[Task]] = Task
     state_names: ClassVar[tuple[str, ...]] = ("optimizer_state", "loss_scale")
+    discloses: Disclosures = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuses a client that sends a message of its own, and does not say what it tells of images."""
+        super().__init_subclass__(**arguments)
+        if "send" in vars(cls) and "discloses" not in vars(cls):
+            raise undeclared(cls.__name__)
 
     def __init__(self, task: Task, local_epochs: int = 1, keep_optimizer: bool = False) -> None:
         super().__init__()

@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader
 
 from lit_fedad.contracts.client import Client
 from lit_fedad.contracts.context import Context
+from lit_fedad.contracts.disclosure import DisclosedBy, Disclosures, undeclared
 from lit_fedad.contracts.evidence import Evidence
 from lit_fedad.contracts.message import Message, MessageSpec, Update
 from lit_fedad.contracts.server import Server
 from lit_fedad.contracts.sums import ImageSums, Sums
+from lit_fedad.core.errors import UserError
 
 C = TypeVar("C", contravariant=True)  # the method's client
 S = TypeVar("S", contravariant=True)  # its server
@@ -38,6 +40,8 @@ class Exchange(Generic[C, S]):
         up: Whether clients answer with theirs.
         sums: How messages add up, where their sum is all that `aggregate` needs; None where it needs each. Where it is
             given, `aggregate` may receive one update that stands for all clients (`SUM`).
+        discloses: What the client's message tells of its images; None for what `Client.send` does. A class that
+            overrides `send` says it anew.
     """
 
     name: str = "answer"
@@ -45,6 +49,13 @@ class Exchange(Generic[C, S]):
     down: bool = True
     up: bool = True
     sums: Sums | None = None
+    discloses: Disclosures | DisclosedBy | None = None
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuses an exchange with a message of its own, which does not say what it tells of images."""
+        super().__init_subclass__(**arguments)
+        if "send" in vars(cls) and "discloses" not in vars(cls):
+            raise undeclared(cls.__name__)
 
     def broadcast(self, server: S, client_id: int) -> Message:
         """Returns the message to a client. Runs on the server."""
@@ -119,6 +130,25 @@ def merges_sums(exchange: Exchange, server: Server) -> bool:
 def image_sums_of(exchange: Exchange, client: Client) -> ImageSums | None:
     """Returns the sums over images of an exchange, if each image's part of them can be bounded; else None."""
     return exchange.sums.by_image(client) if exchange.sums and exchange.sums.by_image else None
+
+
+def disclosed_by(exchange: Exchange, client: Client) -> Disclosures:
+    """Returns what a client's message tells of its images; nothing where it sends none.
+
+    Raises:
+        UserError: If neither the exchange nor the client says it.
+    """
+    if not exchange.upload_spec(client):
+        return ()
+    declared = client.discloses if exchange.discloses is None else exchange.discloses
+    if isinstance(declared, DisclosedBy):
+        declared = declared.of(client)
+    if not declared:
+        raise UserError(
+            f"exchange '{exchange.name}' of {type(client).__name__} does not declare what it discloses: say discloses ="
+            " (...) in its class"
+        )
+    return declared
 
 
 class Idle(Exchange[Any, Any]):

@@ -121,6 +121,15 @@ def _annotation(target: Callable[..., Any], key: str) -> Any:
         return Any
 
 
+def options_of(target: Callable[..., Any], argument: str) -> tuple[str, ...]:
+    """Returns the texts that an argument is declared to take (``Literal``); of none where it takes any, or no text."""
+    annotation = _annotation(target, argument)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if union else (annotation,)
+    literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
+    return tuple(option for part in literals for option in typing.get_args(part) if isinstance(option, str))
+
+
 def check_type(value: Any, annotation: Any, where: str) -> None:
     """Refuses scalars, paths and lists of the wrong type; everything more complicated is checked by the target."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)

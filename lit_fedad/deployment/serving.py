@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from lit_fedad import __version__
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
+from lit_fedad.deployment.connections import PatientProtocol
 from lit_fedad.deployment.exported import find_exported
 from lit_fedad.deployment.served_detector import ServedDetector, Verdict
 from lit_fedad.deployment.uploads import Limits, RefusedError, image_format, read_upload
@@ -173,7 +174,6 @@ def application(desk: Desk) -> FastAPI:
     return app
 
 
-_CONNECTIONS = 256  # beside those that are let in: idle ones, and those that are told to try again
 _IDLE_S = 5
 
 
@@ -247,7 +247,7 @@ def serve(options: ServeOptions, display: Display) -> None:
             access_log=False,
             server_header=False,
             lifespan="off",
-            limit_concurrency=_CONNECTIONS + options.workers + options.queue,
+            http=PatientProtocol,
             timeout_keep_alive=_IDLE_S,
         )
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.stored_files import stored_bytes, stored_text
 from lit_fedad.core.text import csv_cell, printable
 
 COLUMNS = (
@@ -63,7 +64,7 @@ class WatchLog:
         log, path = cls(folder, settings), folder / "watch.json"
         if path.exists():
             try:
-                held = json.loads(path.read_text())
+                held = json.loads(stored_text(path))
                 log.tracked = int(held.pop("tracked"))
             except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise UserError(f"{path}: cannot be read; remove it and images.csv to begin anew") from error
@@ -98,7 +99,7 @@ class WatchLog:
         if not self.images.exists():
             self.append([])
         try:
-            content = self.images.read_bytes()
+            content = stored_bytes(self.images)
             whole = content[: content.rfind(b"\n") + 1]
             if len(whole) < len(content):
                 self.images.write_bytes(whole)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.predict import predict_batch
 from lit_fedad.evaluation.state_messages import MOST_IMAGES
@@ -75,6 +76,8 @@ class AccuracyEvaluator(Evaluator):
     def spread(self, state: ClassificationMetrics, clients: list[int]) -> dict[int, ClassificationMetrics]:
         """Returns the same predictions for every client."""
         return {client: deepcopy(state) for client in clients}
+
+    discloses = (counted("numbers of test images by class and predicted class"),)
 
     def pack(self, answer: ClassificationMetrics) -> Message:
         """Returns images, correct ones and predictions of each class, int64 [K] each."""

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Message, MessageSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.evaluation.predictions import Cases, Predicted, predictions
 from lit_fedad.evaluation.state_messages import of_images, packed_states, states_spec, unpacked_states
 from lit_fedad.federation.evaluator import Evaluation, Evaluator, QueriedFederation
@@ -118,6 +119,8 @@ class AnomalyEvaluator(Evaluator):
     def spread(self, state: Scored, clients: list[int]) -> dict[int, Scored]:
         """Returns the same state for every client."""
         return dict.fromkeys(clients, state)
+
+    discloses = (counted("numbers of test images and their pixels by bin of their score, and label"),)
 
     def pack(self, answer: Scored) -> Message:
         """Returns bins and counts: of image scores by label, and of pixels in five histograms."""

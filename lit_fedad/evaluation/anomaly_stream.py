@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, Subset, default_convert
 
 from lit_fedad.contracts import Client, Message, MessageSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.sample import ImageSet
 from lit_fedad.data.stream import StreamDataModule, Timetable
@@ -198,6 +199,8 @@ class AnomalyStreamEvaluator(Evaluator):
                 for client, states in met.items()
             }
         return Evaluation(self.summary.summarise(now, round, federation.history), predictions=predicted)
+
+    discloses = (counted("numbers of test images and their pixels by bin of their score, and label"),)
 
     def pack(self, answer: Judged) -> Message:
         """Returns bins and counts, the bins of a stage after those of the stage before."""

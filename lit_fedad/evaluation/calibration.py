@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Free, LeaveOut, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.datamodule import FederatedDataModule
@@ -122,6 +123,8 @@ class CalibrationQuery(ClientQuery[dict[str, ScoreCounts]]):
         """Counts the scores of the client's calibration images."""
         assert self.scores is not None
         return self.scores(client, number)
+
+    discloses = (counted("numbers of calibration images by bin of their score, and product"),)
 
     def pack(self, answer: dict[str, ScoreCounts]) -> Message:
         """Returns product, bin and count of every bin that holds a score."""

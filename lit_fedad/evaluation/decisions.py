@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Message, MessageSpec, TensorSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.evaluator import QueriedFederation
@@ -128,6 +129,8 @@ class DecisionsQuery(ClientQuery[dict[str | None, Rate]]):
         assert self.images is not None
         assert self.scores is not None
         return rates_of(self.scores(client), self.images, self.numbers)
+
+    discloses = (counted("numbers of test images called anomalous, rightly and wrongly, by product"),)
 
     def pack(self, answer: dict[str | None, Rate]) -> Message:
         """Returns the four counts of `Rate` by product, then those of no product, int64 [products + 1, 4]."""

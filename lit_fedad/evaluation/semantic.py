@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Client, Free, Message, MessageSpec, Task, TensorSpec
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.evaluation.calibration import CalibrationScores
 from lit_fedad.evaluation.image_scorer import ImageScorer
@@ -143,6 +144,8 @@ class SemanticEvaluator(Evaluator):
     def spread(self, state: SemanticScores, clients: list[int]) -> dict[int, SemanticScores]:
         """Returns the same scores for every client; `SemanticScores.of` applies its own threshold."""
         return dict.fromkeys(clients, state)
+
+    discloses = (counted("numbers of test images by bin of their score, and set"),)
 
     def pack(self, answer: SemanticScores) -> Message:
         """Returns set, decision, bin and count of every combination that occurs."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.stored_files import stored_bytes, stored_text
 
 MANIFEST = "manifest.json"
 
@@ -29,7 +30,7 @@ def announce(folder: Path, name: str, content: bytes) -> None:
     """
     listed = {key: list(digests) for key, digests in (read_manifest(folder) or {}).items()}
     try:
-        current = [_digest((folder / name).read_bytes())]
+        current = [_digest(stored_bytes(folder / name))]
     except OSError:
         current = []
     before = [digest for digest in current if digest in listed.get(name, [])]
@@ -67,7 +68,7 @@ def read_manifest(folder: Path) -> Mapping[str, Sequence[str]] | None:
     """
     path = folder / MANIFEST
     try:
-        listed = json.loads(path.read_text())
+        listed = json.loads(stored_text(path))
         if not all(isinstance(digests, list) for digests in listed.values()):
             raise ValueError("not a manifest")
     except (FileNotFoundError, NotADirectoryError):

@@ -18,6 +18,7 @@ from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
+from lit_fedad.core.stored_files import stored_bytes
 from lit_fedad.core.text import redact, redacted
 from lit_fedad.data.additions import Addition
 from lit_fedad.experiment.lock import locked
@@ -181,7 +182,7 @@ class RunFolder:
         Raises:
             UserError: If the file cannot be read, or was changed.
         """
-        return self._read_json("result.json") if (self.path / "result.json").exists() else None
+        return self._read_json("result.json") if _there(self.path / "result.json") else None
 
     def calibration(self) -> Calibration:
         """Reads the calibration scores of a complete run.
@@ -211,7 +212,7 @@ class RunFolder:
         Raises:
             UserError: If the file cannot be read, or was changed.
         """
-        if not (self.path / "additions.json").exists():
+        if not _there(self.path / "additions.json"):
             return []
         content = self._read_json("additions.json")
         try:
@@ -283,7 +284,7 @@ class RunFolder:
         """Reads config.yaml: its bytes, and what they say."""
         path = self.path / "config.yaml"
         try:
-            content = path.read_bytes()
+            content = stored_bytes(path)
             return content, yaml.safe_load(content.decode())
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
@@ -308,10 +309,14 @@ class RunFolder:
         return self.path / name
 
 
+def _there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()  # a link to nothing is not taken for nothing
+
+
 def _object(path: Path, advice: str) -> tuple[bytes, dict[str, Any]]:
     """Reads a file of JSON that holds an object: its bytes, and what they say."""
     try:
-        content = path.read_bytes()
+        content = stored_bytes(path)
         value = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())}); {advice}") from error

@@ -11,6 +11,7 @@ from typing import Any
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256, sync
+from lit_fedad.core.stored_files import stored_text
 from lit_fedad.federation.round_report import RoundReport
 from lit_fedad.federation.state_file import read_state, write_state
 
@@ -172,7 +173,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     """
     advice = "restore it from a copy, or begin anew with fresh=true"
     try:
-        meta = json.loads((path / _META).read_text())
+        meta = json.loads(stored_text(path / _META))
         round, files, _, _ = meta["round"], meta["files"], meta["identity"], meta["images"]
         named, present = {_META, *files}, {_META} | _names(path)
         if _name(round) != path.name or _SERVER not in files:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lit_fedad.contracts import Client, Message, MessageSpec
+from lit_fedad.contracts.disclosure import Disclosures, undeclared
 
 T = TypeVar("T")
 
@@ -20,11 +21,19 @@ class ClientQuery(Generic[T]):
         name: Name, the same on both sides.
         numbers: Numbers that are part of the query, by name.
         local: Whether the answer has no declared form. Clients on other machines are not asked such a query.
+        discloses: What the answer tells of a client's images. A class that overrides `pack` says it anew.
     """
 
     name: str
     numbers: Mapping[str, float] = {}
     local: bool = False
+    discloses: Disclosures = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuses a query with an answer of its own, which does not say what it tells of images."""
+        super().__init_subclass__(**arguments)
+        if "pack" in vars(cls) and "discloses" not in vars(cls):
+            raise undeclared(cls.__name__, "pack")
 
     def __call__(self, client: Client, number: int) -> T:
         """Answers with the live client.

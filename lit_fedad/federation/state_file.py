@@ -9,6 +9,7 @@ import torch
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import sha256
+from lit_fedad.core.stored_files import check_stored
 
 _ADVICE = "restore it from a copy, or begin anew with fresh=true"
 
@@ -54,6 +55,7 @@ def read_state(path: Path, digest: str | None = None, advice: str = _ADVICE) -> 
         UserError: If the file is missing, was changed, or holds something else.
     """
     try:
+        check_stored(path)
         if digest is not None and sha256(path) != digest:
             raise UserError(f"{path}: changed since it was written; {advice}")
         return torch.load(path, map_location="cpu", weights_only=True)

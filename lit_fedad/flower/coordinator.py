@@ -26,8 +26,9 @@ from lit_fedad.flower.keys import fingerprint, read_public_key, write_certificat
 from lit_fedad.flower.leftover import end_leftover, remember
 from lit_fedad.flower.proxy import Bell, server
 from lit_fedad.report.console import Display
-from lit_fedad.sites.coordinator import Plan
+from lit_fedad.sites.coordinator import ROLL, Plan
 from lit_fedad.sites.enrolment import check_crosses
+from lit_fedad.sites.offer import OFFERED, Offer
 from lit_fedad.sites.words import check_words
 
 SETTINGS = "federation.yaml"
@@ -74,6 +75,7 @@ class FederationFolder:
         own: Words of ``cache``, ``fabric``, ``public`` and ``tracking``, for the coordinator.
         timeout: Longest exchange in seconds: who has not answered then has failed.
         classes: Names of the classes that the federation learns; of none where it looks for anomalies.
+        out: Name of the run's folder below this one: another name begins another run, with the same keys.
     """
 
     path: Path
@@ -85,6 +87,7 @@ class FederationFolder:
     own: Sequence[str] = field(default_factory=list)
     timeout: float = 3600.0
     classes: Sequence[str] = field(default_factory=list)
+    out: str = "run"
 
     @classmethod
     def open(cls, path: Path) -> FederationFolder:
@@ -123,13 +126,10 @@ class FederationFolder:
                 inner.mkdir(parents=True, exist_ok=True)
             write_certificates(path, folder.host)
             (path / "app" / "pyproject.toml").write_text(_APP)
-            (path / "flower" / "config.toml").write_text(
-                f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\naddress = "127.0.0.1:{folder.link}"\n'
-                f"root-certificates = {json.dumps(str(folder.path / 'ca.crt'))}\n"
-            )
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
             content |= {name: list(content[name]) for name in ("sites", "words", "own", "classes")}
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
+            Offer(content["words"], content["classes"]).write(path / OFFERED)
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
         return folder
@@ -150,6 +150,10 @@ class FederationFolder:
                 raise UserError(f"port {port} must be in [1, 65535]")
         if not re.fullmatch(r"[\w.:-]{1,253}", self.host):
             raise UserError(f"host={self.host} must be the name or address by which sites reach this machine")
+        if not re.fullmatch(r"\w[\w-]{0,63}", self.out) or self.out in ("keys", "app", "flower"):
+            raise UserError(
+                f"out={self.out} must be letters, digits, '_' and '-', and no other folder's name"
+            )
         if self.timeout <= 0:
             raise UserError(f"timeout={self.timeout} must be above 0")
         check_words(self.words)
@@ -157,7 +161,7 @@ class FederationFolder:
     @property
     def run(self) -> Path:
         """Folder of the run."""
-        return self.path / "run"
+        return self.path / self.out
 
     @property
     def detector(self) -> str:
@@ -176,16 +180,33 @@ class FederationFolder:
         own = ["tracking=mlflow", *self.own]
         return Plan(self.words, self.sites, str(self.run), own, [str(name) for name in self.classes])
 
-    def public_keys(self) -> dict[int, bytes]:
-        """Reads the sites' public keys by client.
+    def write_flower(self) -> None:
+        """Writes Flower's own settings, which follow from these.
 
         Raises:
-            UserError: If one is missing, or two sites have the same.
+            OSError: If they cannot be written.
+        """
+        (self.path / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\naddress = "127.0.0.1:{self.link}"\n'
+            f"root-certificates = {json.dumps(str(self.path / 'ca.crt'))}\n"
+        )
+
+    def public_keys(self) -> dict[int, bytes]:
+        """Reads the sites' public keys by client; a site whose key was taken away has none.
+
+        Raises:
+            UserError: If one is missing before the run has begun, or two sites have the same.
         """
         keys, owner = {}, dict[bytes, str]()
+        begun = (self.run / ROLL).exists()
         for client, name in enumerate(self.sites):
             path = self.path / "keys" / f"{name}.pub"
-            keys[client] = read_public_key(path)
+            try:
+                keys[client] = read_public_key(path)
+            except UserError:
+                if begun:
+                    continue
+                raise
             if other := owner.get(keys[client]):
                 raise UserError(f"{path}: is the key of site {other}; each site has its own")
             owner[keys[client]] = name
@@ -208,17 +229,22 @@ def start(folder: FederationFolder, display: Display) -> None:
         UserError: If a key is missing, Flower does not start, or the run fails.
     """
     folder.public_keys()  # what is wrong is refused before anything starts
+    try:
+        folder.write_flower()
+        Offer(folder.words, [str(name) for name in folder.classes]).write(folder.path / OFFERED)
+    except OSError as error:
+        raise UserError(f"{folder.path / 'flower'}: cannot be written ({error.strerror})") from error
     check_crosses(folder.plan.config(), folder.plan.classes)
-    error = folder.path / ERROR
-    error.unlink(missing_ok=True)
+    told = folder.path / ERROR
+    told.unlink(missing_ok=True)
     with locked(folder.path), _superlink(folder, display), _open_port(folder):
         _register(folder, display)
         command = ["flwr", "run", str(folder.path / "app"), _LINK, "--stream"]
         command += ["--run-config", f"folder={json.dumps(str(folder.path))}"]
         display.note(" ".join(command))
         subprocess.run(command, env=_environment(folder), check=False)  # noqa: S603
-    if error.exists():
-        raise UserError(error.read_text().strip())
+    if told.exists():
+        raise UserError(told.read_text().strip())
     if not (folder.run / "result.json").exists():
         raise UserError(
             f"the run ended early; what Flower says: {folder.path / 'superlink.log'}; the same command continues"

@@ -6,6 +6,8 @@ messages and answers them itself; code of an app (FAB) is never loaded.
 
 from __future__ import annotations
 
+import datetime
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +25,12 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    iterate_object_tree,
+    pull_objects,
+    push_objects,
+)
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
@@ -32,6 +39,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
+from lit_fedad.flower.gate import CLOCK
 from lit_fedad.flower.keys import read_private_key
 from lit_fedad.flower.letters import in_record, wrapped
 
@@ -71,7 +80,12 @@ fleet_http_connection.FleetHttpClient = KeepingClient  # type: ignore[misc]  # i
 
 
 def answer_orders(
-    address: str, authority: Path, key: Path, answer: Callable[[bytes], bytes], note: Callable[[str], None]
+    address: str,
+    authority: Path,
+    key: Path,
+    answer: Callable[[bytes], bytes],
+    most: Callable[[], int],
+    note: Callable[[str], None],
 ) -> None:
     """Answers orders until the process is ended.
 
@@ -79,7 +93,8 @@ def answer_orders(
         address: The coordinator's host and port.
         authority: Certificate of the authority that vouches for it.
         key: The site's private key.
-        answer: Turns an order into a reply; never raises.
+        answer: Turns an order into a reply; never raises. An order that is longer than any is an empty one.
+        most: Returns the most bytes of an order.
         note: Is told what happens, a line each.
 
     Raises:
@@ -90,6 +105,7 @@ def answer_orders(
         raise UserError(f"{authority}: is missing; the coordinator's operator gives it to you")
     _knock(address, authority, private, note)
     keys = (private, private.public_key())
+    threading.excepthook = lambda failed: note(f"{address}: {first_line(failed.exc_value or OSError())}")
     with fleet_http_connection.http_request_response(address, False, str(authority), keys) as (
         _, receive, send, _, _, pull, push, confirm,
     ):  # fmt: skip
@@ -103,10 +119,10 @@ def answer_orders(
                     continue
                 message, tree = received
                 run = message.metadata.run_id
-                record = pull_and_inflate_object_from_tree(_record(tree), partial(pull, run), lambda _: None)
+                letter = _letter(_record(tree), partial(pull, run), most())
                 confirm(run, tree.object_id)
                 began = time.monotonic()
-                reply = Message(wrapped(answer(in_record(record))), reply_to=message)
+                reply = Message(wrapped(answer(letter)), reply_to=message)
                 with no_object_id_recompute():
                     reply.metadata.__dict__["_message_id"] = reply.object_id
                     objects, own_tree = get_all_nested_objects(reply), get_object_tree(reply)
@@ -116,6 +132,11 @@ def answer_orders(
             except RunNotRunningException:  # no Exception: the coordinator has ended this run
                 note("the coordinator has ended its run")
             except (UserError, httpx.HTTPError, OSError, ValueError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+                    raise UserError(
+                        f"{address} does not let this site in any more ({_refusal(error)}): its operator took its key"
+                        " away, or a clock is wrong"
+                    ) from None
                 # The coordinator sends the order again.
                 note(f"an order was lost: {type(error).__name__}: {first_line(error)}")
                 time.sleep(_POLL_S)
@@ -132,6 +153,18 @@ def _record(tree: ObjectTree) -> ObjectTree:
             raise UserError("a message holds something else than a letter")
         tree = tree.children[0]
     return tree
+
+
+def _letter(record: ObjectTree, pull: Callable[[str], bytes], most: int) -> bytes:
+    """Pulls and builds the letter in a record; an empty one where it has more bytes, packed or unpacked."""
+    try:
+        names = [part.object_id for part in iterate_object_tree(record)]
+        contents = pull_objects(names, within(pull, len, most + BESIDE))
+        if unfolded(contents) > most + BESIDE:
+            raise TooLongError
+        return in_record(inflate_object_from_contents(record.object_id, contents))
+    except TooLongError:
+        return b""
 
 
 def pause(idle: float) -> float:
@@ -168,10 +201,15 @@ def _knock(address: str, authority: Path, private: object, note: Callable[[str],
                 return
             except httpx.HTTPStatusError as error:
                 cause = _refusal(error)
-                if time.monotonic() > end or "2004" not in cause:
+                if CLOCK in error.response.headers:
                     raise UserError(
-                        f"{address} refuses this site ({cause}): its operator must put key.pub of this site under"
-                        " keys, and begin again"
+                        f"{address} refuses this site: its clock says {_now()}, the coordinator's"
+                        f" {error.response.headers[CLOCK][:25]}; set the wrong one, and begin again"
+                    ) from None
+                if time.monotonic() > end or not ("2004" in cause or error.response.status_code == 403):
+                    raise UserError(
+                        f"{address} refuses this site ({cause}): its key is not, or no longer, among those that the"
+                        " coordinator's operator keeps; send key.pub of this site"
                     ) from None
             except httpx.ConnectError as error:
                 if "CERTIFICATE" in str(error).upper():
@@ -187,6 +225,10 @@ def _knock(address: str, authority: Path, private: object, note: Callable[[str],
                 note(f"{address}: {cause}; trying again")
                 told = cause
             time.sleep(2.0)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()[:25]
 
 
 def _refusal(error: httpx.HTTPStatusError) -> str:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from flwr.app import Array, Message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PullObjectResponse
+from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-)
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
@@ -25,19 +19,13 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.flower.bounds import BESIDE, TooLongError, unfolded, within
 from lit_fedad.flower.letters import KIND, unwrapped, wrapped
 from lit_fedad.flower.proxy import Bell
 from lit_fedad.sites.remote import Lost, too_long
 
 GONE = {3, 4, 5, 8}
 """Flower's error codes of messages that got lost with their node: an order may be sent again."""
-
-# Bytes of a message beside its letter: names and metadata.
-_BESIDE = 1 << 16
-
-
-class _TooLongError(Exception):
-    """More objects have come than a reply may have."""
 
 
 def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, bytes | Lost | None]]:
@@ -55,12 +43,12 @@ def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, b
     answer = client.PullMessages(PullAppMessagesRequest(message_ids=list(names)))
     for header, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
         told = header.metadata.reply_to_message_id
-        read = _within(client.PullObject, most + _BESIDE)
+        read = within(client.PullObject, lambda answer: len(answer.object_content), most + BESIDE)
         take = make_pull_object_fn_protobuf(read, grid.node, grid.run.run_id)  # type: ignore[attr-defined]
         try:
             contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], take)
             found = _letter(header.metadata.message_id, contents, most)
-        except _TooLongError:
+        except TooLongError:
             found = too_long(None, most)
         except ObjectPullError:
             found = None
@@ -75,32 +63,11 @@ def pull(grid: Grid, names: Collection[str], most: int) -> Iterator[tuple[str, b
         yield told, found
 
 
-def _within(
-    read: Callable[[PullObjectRequest], PullObjectResponse], most: int
-) -> Callable[[PullObjectRequest], PullObjectResponse]:
-    """Returns a function that reads objects, and raises once they are too many bytes together."""
-    lock, total = threading.Lock(), 0
-
-    def bounded(request: PullObjectRequest) -> PullObjectResponse:
-        nonlocal total
-        with lock:
-            if total > most:
-                raise _TooLongError
-        answer = read(request)
-        with lock:
-            total += len(answer.object_content)
-            if total > most:
-                raise _TooLongError
-        return answer
-
-    return bounded
-
-
 def _letter(name: str, contents: dict[str, bytes], most: int) -> bytes | Lost | None:
     """Builds a message from its objects, and returns the letter in it."""
     try:
-        if _unfolded(contents) > most:
-            raise _TooLongError
+        if unfolded(contents) > most:
+            raise TooLongError
         message = inflate_object_from_contents(name, contents)
         if not isinstance(message, Message):
             return Lost("a message holds something else than a letter", away=False)
@@ -109,22 +76,11 @@ def _letter(name: str, contents: dict[str, bytes], most: int) -> bytes | Lost | 
         return unwrapped(message)
     except UserError as error:
         return Lost(str(error), away=False)
-    except _TooLongError:
+    except TooLongError:
         raise
     except Exception as error:
         # Flower's readers fail in many ways.
         return Lost(f"a message cannot be read ({type(error).__name__})", away=False)
-
-
-def _unfolded(contents: Mapping[str, bytes]) -> int:
-    """Computes how many bytes the arrays in a message have: one chunk may stand in several places."""
-    total = 0
-    for content in contents.values():
-        kind, parts, _ = get_object_head_values_from_object_content(content)
-        if kind == Array.__qualname__:
-            places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            total += sum(len(contents[parts[place]]) for place in places)
-    return total
 
 
 _POLL_S = 0.2
@@ -138,20 +94,28 @@ class GridCarrier:
 
     Args:
         grid: Flower's grid.
-        keys: Public key of every client.
+        keys: Returns the public key of every client that is let in now; one that is revoked meanwhile gets nothing.
         timeout: Longest time until all replies are there, in seconds.
         bell: Is rung when orders were pushed, so that sites come for them.
     """
 
-    def __init__(self, grid: Grid, keys: Mapping[int, bytes], timeout: float, bell: Bell) -> None:
-        self.grid, self.keys, self.timeout, self.bell = grid, dict(keys), timeout, bell
+    def __init__(
+        self, grid: Grid, keys: Callable[[], Mapping[int, bytes]], timeout: float, bell: Bell
+    ) -> None:
+        self.grid, self.keys, self.timeout, self.bell = grid, keys, timeout, bell
 
     def carry(self, orders: Mapping[int, bytes], most: int) -> Iterator[tuple[int, bytes | Lost]]:
         """Brings every client its order; see `Carrier.carry`."""
         end = time.monotonic() + self.timeout
         waiting, sent = set(orders), dict[str, int]()
         while (waiting or sent) and time.monotonic() < end:
-            self._push(orders, waiting, sent)
+            keys = self.keys()
+            for client in sorted(waiting - set(keys)):
+                yield client, Lost("its key was taken away: it gets no order")
+            waiting &= set(keys)
+            for order in [order for order, client in sent.items() if client not in keys]:
+                yield sent.pop(order), Lost("its key was taken away: what it sends is not read")
+            self._push(orders, waiting, sent, keys)
             for order, answer in pull(self.grid, list(sent), most) if sent else ():
                 client = sent.pop(order)
                 if answer is None:
@@ -164,14 +128,16 @@ class GridCarrier:
         yield from ((client, Lost(away)) for client in sorted(waiting))
         yield from ((client, Lost(late)) for client in sorted(sent.values()))
 
-    def _push(self, orders: Mapping[int, bytes], waiting: set[int], sent: dict[str, int]) -> None:
+    def _push(
+        self, orders: Mapping[int, bytes], waiting: set[int], sent: dict[str, int], keys: Mapping[int, bytes]
+    ) -> None:
         """Sends what waits to the clients that are online."""
         if not waiting:
             return
         before = len(sent)
         nodes = {bytes(node.public_key): node.node_id for node in self.grid.get_nodes()}
         for client in sorted(waiting):
-            node = nodes.get(self.keys[client])
+            node = nodes.get(keys[client])
             if node is None:
                 continue
             message = Message(wrapped(orders[client]), node, KIND, ttl=self.timeout)

@@ -8,8 +8,10 @@ here.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,9 +19,12 @@ from pathlib import Path
 import httpx
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+
+from lit_fedad.deployment.connections import PatientProtocol
+from lit_fedad.flower.gate import CLOCK, Gate
 
 HELD_S = 20.0
 """Longest time that an answer is held; Flower's client waits 30 seconds for one."""
@@ -65,6 +70,8 @@ class Bell:
 _PREFIX = "/v1/fleet/"
 _POLL = f"{_PREFIX}pull-messages"
 _LARGEST = 8 << 20  # bytes of a request; Flower sends messages in chunks of five
+_BODY_S = 60.0  # longest time that a request may take to arrive
+_AT_ONCE = 32  # requests of one site at one time
 _HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade", "te", "trailer"}
 _UNREAD = {"content-encoding", "date", "server"}  # of answers: the first is undone, nobody reads the others
 
@@ -72,12 +79,13 @@ _KEPT_S = 75
 """How long a connection is kept that nothing goes over, in seconds: longer than a site keeps it."""
 
 
-def fleet_only(upstream: str, authority: Path, bell: Bell, over: Callable[[], bool]) -> Starlette:
+def fleet_only(upstream: str, authority: Path, gate: Gate, bell: Bell, over: Callable[[], bool]) -> Starlette:
     """Builds the proxy.
 
     Args:
         upstream: Host and port of the SuperLink.
         authority: Certificate of the authority that vouches for it.
+        gate: Tells sites from others.
         bell: Rings when there are orders; until then the answer to a site for which there is none is held.
         over: Whether the proxy is about to end.
     """
@@ -89,20 +97,37 @@ def fleet_only(upstream: str, authority: Path, bell: Bell, over: Callable[[], bo
             app.state.client = client
             yield
 
+    busy: Counter[bytes] = Counter()
+
     async def forward(request: Request) -> Response:
+        key, in_time = gate.admits(request.headers)
+        if not key:
+            return PlainTextResponse("only sites may come in here\n", status_code=403)
+        if not in_time:
+            return PlainTextResponse(
+                "another time\n", 401, {CLOCK: datetime.datetime.now(datetime.UTC).isoformat()}
+            )
+        if busy[key] >= _AT_ONCE:
+            return PlainTextResponse("too many at once\n", status_code=429)
+        busy[key] += 1
+        try:
+            return await of_site(request)
+        except (ClientDisconnect, TimeoutError):
+            return PlainTextResponse("the request did not arrive\n", status_code=408)
+        finally:
+            busy[key] -= 1
+
+    async def of_site(request: Request) -> Response:
         path = request.url.path
         if not path.startswith(_PREFIX) or ".." in path or "%" in request.scope["raw_path"].decode():
             return PlainTextResponse("only sites may come in here\n", status_code=403)
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > _LARGEST:
-                return PlainTextResponse("too large\n", status_code=413)
+        if (body := await _body(request)) is None:
+            return PlainTextResponse("too large\n", status_code=413)
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
         client: httpx.AsyncClient = request.app.state.client
         heard = bell.rings
         try:
-            found = await client.request(request.method, path, content=bytes(body), headers=headers)
+            found = await client.request(request.method, path, content=body, headers=headers)
         except httpx.TransportError:
             return PlainTextResponse("the SuperLink does not answer\n", status_code=503)
         if path == _POLL and found.is_success and not found.content:
@@ -114,12 +139,27 @@ def fleet_only(upstream: str, authority: Path, bell: Bell, over: Callable[[], bo
     return Starlette(routes=[Route("/{path:path}", forward, methods=methods)], lifespan=lifespan)
 
 
+async def _body(request: Request) -> bytes | None:
+    """Reads a request's body; None where it is too large.
+
+    Raises:
+        TimeoutError: If it does not arrive in time.
+    """
+    body = bytearray()
+    async with asyncio.timeout(_BODY_S):
+        async for part in request.stream():
+            body += part
+            if len(body) > _LARGEST:
+                return None
+    return bytes(body)
+
+
 def server(upstream: str, folder: Path, host: str, port: int, bell: Bell) -> uvicorn.Server:
     """Builds a server of the proxy over TLS; call ``run`` of it in a thread.
 
     Args:
         upstream: Host and port of the SuperLink.
-        folder: Folder with ``ca.crt``, ``server.pem`` and ``server.key``.
+        folder: Folder with ``ca.crt``, ``server.pem`` and ``server.key``, and the sites' ``keys``.
         host: Address to listen on.
         port: Port to listen on.
         bell: Rings when there are orders.
@@ -129,7 +169,8 @@ def server(upstream: str, folder: Path, host: str, port: int, bell: Bell) -> uvi
         return proxy.should_exit
 
     config = uvicorn.Config(
-        fleet_only(upstream, folder / "ca.crt", bell, over),
+        fleet_only(upstream, folder / "ca.crt", Gate(folder / "keys"), bell, over),
+        http=PatientProtocol,
         host=host,
         port=port,
         ssl_certfile=str(folder / "server.pem"),

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.flower.coordinator import ERROR, FederationFolder
+from lit_fedad.flower.coordinator import ERROR, SETTINGS, FederationFolder
 from lit_fedad.flower.grid import GridCarrier
 from lit_fedad.report.console import Display, plain_warnings
 from lit_fedad.sites.coordinator import coordinate
@@ -27,8 +27,12 @@ def main(grid: Grid, context: Context) -> None:
     display = Display()
     with plain_warnings(display):
         try:
-            carrier = GridCarrier(grid, folder.public_keys(), folder.timeout, folder.bell)
+            carrier = GridCarrier(grid, folder.public_keys, folder.timeout, folder.bell)
             coordinate(folder.plan, carrier)
         except UserError as error:
             # Flower would print a traceback; the command that started the run reads this, and says it in one line.
-            (folder.path / ERROR).write_text(str(error))
+            advice = "give another out=DIR, or fresh=true"
+            text = str(error).replace(
+                advice, f"give the new run another name, as out in {folder.path / SETTINGS}"
+            )
+            (folder.path / ERROR).write_text(text)

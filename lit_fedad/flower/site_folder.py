@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ import yaml
 
 from lit_fedad.core.bounds import above
 from lit_fedad.core.errors import UserError
+from lit_fedad.federation.chained_log import ChainedLog
 from lit_fedad.flower.fleet import answer_orders
 from lit_fedad.flower.keys import write_site_key
 from lit_fedad.privacy.ledger import LEDGER, Ledger
 from lit_fedad.report.console import Display
+from lit_fedad.sites.offer import OFFERED, Offer
+from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.roster import Roster, write_sum_key
-from lit_fedad.sites.site import Site, SiteSettings
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import AUDIT, Site
 
 SETTINGS = "site.yaml"
 
@@ -36,6 +41,7 @@ class SiteFolder:
         apart: Whether its products are its own.
         epsilon: Largest budget of differential privacy of all runs that it takes part in; None for any.
         stages: Products of each stage in which images come, joined by ``+``; of none where all are there at once.
+        policy: What may leave the site (`lit_fedad.sites.policy.Policy`).
     """
 
     path: Path
@@ -46,6 +52,7 @@ class SiteFolder:
     apart: bool = False
     epsilon: float | None = None
     stages: Sequence[str] = field(default_factory=list)
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> SiteFolder:
@@ -94,6 +101,7 @@ class SiteFolder:
             write_sum_key(path, folder.name)
             content = {name: value for name, value in asdict(folder).items() if name != "path"}
             content |= {name: list(content[name]) for name in ("data", "own", "stages")}
+            content["policy"] = Policy.read(folder.policy).content
             (path / SETTINGS).write_text(yaml.safe_dump(content, sort_keys=False))
         except OSError as error:
             raise UserError(f"{error.filename or path}: cannot be written ({error.strerror})") from error
@@ -112,6 +120,7 @@ class SiteFolder:
         if not any(word.startswith("data=") for word in self.data):
             raise UserError("a site has images: give data=folders data.root=DIR")
         above("site", 0, epsilon=self.epsilon)
+        Policy.read(self.policy)
 
     @property
     def settings(self) -> SiteSettings:
@@ -130,7 +139,34 @@ class SiteFolder:
             Roster.read(self.path, self.name),
             self.epsilon,
             [stage.split("+") for stage in self.stages],
+            Policy.read(self.policy),
+            f"{self.address} ({self.authority})",
         )
+
+    @property
+    def authority(self) -> str:
+        """Fingerprint of the authority that vouches for the coordinator."""
+        try:
+            return "SHA256:" + hashlib.sha256((self.path / "ca.crt").read_bytes()).hexdigest()[:16]
+        except OSError:
+            return "no ca.crt"
+
+    @property
+    def log(self) -> ChainedLog:
+        """Returns the site's log: what was asked, and what was answered."""
+        return ChainedLog(self.path / AUDIT)
+
+    def offer(self, file: str | None) -> Offer:
+        """Returns the federation that was offered last, or that of a file."""
+        return Offer.read(Path(file) if file else self.path / OFFERED)
+
+    def clean(self, run: str) -> bool:
+        """Removes the states of a run; returns whether there were any."""
+        folder = self.path / "states" / run
+        if run not in self.runs() or folder.is_symlink():
+            return False
+        shutil.rmtree(folder)
+        return True
 
     @property
     def ledger(self) -> Ledger:
@@ -165,4 +201,11 @@ def start(folder: SiteFolder, display: Display) -> None:
         UserError: If the coordinator refuses the site, or is not who it should be.
     """
     site = Site(folder.settings, display)
-    answer_orders(folder.address, folder.path / "ca.crt", folder.path / "key", site.answer, display.note)
+    answer_orders(
+        folder.address,
+        folder.path / "ca.crt",
+        folder.path / "key",
+        site.answer,
+        lambda: site.largest,
+        display.note,
+    )

@@ -28,6 +28,7 @@ from lit_fedad.contracts import (
     class_list,
     spec_of,
 )
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -90,6 +91,13 @@ class CReFFClient(FedAvgClient):
     def deploy(self, which: Literal["own", "server"] = "own") -> None:
         """Replaces FedAvg's classifier by the re-trained one; there is no other predictor."""
         self.task.classifier.load_state_dict({"weight": self.retrained[WEIGHT], "bias": self.retrained[BIAS]})
+
+    discloses = (
+        TRAINED_WEIGHTS,
+        Disclosure(
+            Kind.CLASS_STATISTICS, "gradients of the classifier, one a class of the site's images", images=1
+        ),
+    )
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights, and the gradient of each class of the client's images."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.federation.aggregation import weighted_mean
@@ -143,6 +144,8 @@ class FeatureMean(Exchange[DBEClient, DBEServer]):
     down = False
     trains = True
     sums = MEANS
+
+    discloses = (summed("mean of the images' features"),)
 
     def train(self, client: DBEClient, loader: DataLoader, fabric: Fabric) -> dict[str, float]:
         """Trains for the mean of the client's features alone."""

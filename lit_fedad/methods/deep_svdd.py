@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.federation.local_training import Train, fit
@@ -89,6 +90,8 @@ class Centre(Exchange[DeepSVDDClient, DeepSVDDServer]):
     def receive(self, client: DeepSVDDClient, message: Message) -> None:
         """Loads the weights."""
         client.receive(message)
+
+    discloses = (summed("mean of the images' features"),)
 
     def send(self, client: DeepSVDDClient, loader: DataLoader) -> Message:
         """Returns the mean of the client's features."""

@@ -23,6 +23,7 @@ from lit_fedad.condensation.batch_statistics import record, unconstrained
 from lit_fedad.condensation.condense import Condensation, RealBatch
 from lit_fedad.condensation.kernels import class_mmd
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import DisclosedBy
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods import fedavg
@@ -276,6 +277,8 @@ class SendAnchors(Exchange[DESAClient, DESAServer]):
         """Condenses the client's images."""
         client.condenser.context = client.context
         return client.condenser.condense(loader, fabric)
+
+    discloses = DisclosedBy(lambda client: client.condenser.discloses)
 
     def send(self, client: DESAClient, loader: DataLoader) -> Message:
         """Returns the anchors."""

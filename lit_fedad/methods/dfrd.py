@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
@@ -47,6 +48,8 @@ class DFRDClient(FedAvgClient):
     def __init__(self, task: Classifier, local_epochs: int = 1) -> None:
         super().__init__(task, local_epochs)
         refuse_frozen(task.encoder, "method dfrd generates images")
+
+    discloses = (TRAINED_WEIGHTS, counted("numbers of images of each class"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns weights, and the client's number of images of each class."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods.fedavg import MEANS, WEIGHTS, FedAvgServer, OneModelClient
@@ -94,6 +95,12 @@ class Centres(Exchange[ElsaClient, ElsaServer]):
     def receive(self, client: ElsaClient, message: Message) -> None:
         """Loads the weights."""
         client.receive(message)
+
+    discloses = (
+        Disclosure(
+            Kind.CLASS_STATISTICS, "centres of clusters of the images' features, with their counts", images=1
+        ),
+    )
 
     def send(self, client: ElsaClient, loader: DataLoader) -> Message:
         """Returns the client's centres."""

@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods import fedavg
@@ -249,6 +250,12 @@ class ShareDensities(Exchange[FADngsClient, FADngsServer]):
     def receive(self, client: FADngsClient, message: Message) -> None:
         """Loads the merged weights."""
         client.receive(message)
+
+    discloses = (
+        Disclosure(
+            Kind.CLASS_STATISTICS, "mean and covariance of the features of groups of like images", images=2
+        ),
+    )
 
     def send(self, client: FADngsClient, loader: DataLoader) -> Message:
         """Returns the client's densities."""

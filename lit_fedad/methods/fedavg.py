@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     nothing_to_attack,
     spec_of,
 )
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosures
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
@@ -134,6 +135,8 @@ class FedAvgClient(Client):
         if used and self.refreshed_in < self.context.round:
             self.task.refresh(loader, replace(self.context, round=self.context.round - 1))
             self.refreshed_in = self.context.round
+
+    discloses: Disclosures = (TRAINED_WEIGHTS,)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights."""

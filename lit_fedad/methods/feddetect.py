@@ -28,6 +28,7 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_moments
@@ -147,6 +148,8 @@ class Errors(Exchange[FedDetectClient, FedDetectServer]):
     def receive(self, client: FedDetectClient, message: Message) -> None:
         """Loads the weights."""
         client.task.load_state_dict(message, strict=False)
+
+    discloses = (summed("mean and variance of the images' reconstruction errors"),)
 
     def send(self, client: FedDetectClient, loader: DataLoader) -> Message:
         """Returns ``count``, ``mean`` [1] and ``variance`` [1] of the client's errors."""

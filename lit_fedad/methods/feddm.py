@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     Update,
     class_list,
 )
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.local_training import Train
 from lit_fedad.methods import fedavg
@@ -151,6 +152,17 @@ class FedDMClient(CondensedClient):
             **facts,
         }
         return {"loss": sum(losses) / len(losses), "last_loss": losses[-1]} if losses else {}
+
+    @property
+    def discloses(self) -> Disclosures:  # type: ignore[override]
+        """Synthetic images; those that begin as real ones are taken for these."""
+        if self.init == "real":
+            return (Disclosure(Kind.IMAGES, "images of the site, changed by some steps of an optimiser"),)
+        what = "images made from noise to look, to the model, like those of a class"
+        return (
+            Disclosure(Kind.SYNTHETIC_IMAGES, what, self.least),
+            counted("numbers of these images by class"),
+        )
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the condensed images and their labels."""

@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind, summed
 from lit_fedad.contracts.evidence import Invertible
 from lit_fedad.contracts.randomness import seeded
 from lit_fedad.core.bounds import at_least
@@ -58,6 +59,10 @@ from lit_fedad.tasks.memory_bank import MemoryBank
 
 _COLLAPSED = 0.5
 """Share of the memory's initial spread below which the server warns."""
+
+
+MEMORY = Disclosure(Kind.PATCHES, "mean features of groups of like patches, of few patches or of one")
+"""What a memory tells of a client's images."""
 
 
 class FedDyMemClient(Client):
@@ -146,6 +151,12 @@ class FedDyMemClient(Client):
         if self.task.subspace is None:
             return statistics
         return {**statistics, **subspace_spec(self.task.num_features), "norm": TensorSpec((), low=0)}
+
+    @property
+    def discloses(self) -> Disclosures:  # type: ignore[override]
+        """A memory, and moments of features where the task measures them."""
+        moments = (summed("mean and covariance of all patches' features"),) if self.task.measures else ()
+        return (MEMORY, *moments)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the client's patches compressed to a memory, which updates the shared one, and new moments."""
@@ -336,6 +347,8 @@ class FirstMemory(Exchange[FedDyMemClient, FedDyMemServer]):
     def broadcast_spec(self, client: FedDyMemClient) -> MessageSpec:
         """Declares statistics and subspace: there is no memory yet."""
         return client.features_spec()
+
+    discloses = (MEMORY,)
 
     def send(self, client: FedDyMemClient, loader: DataLoader) -> Message:
         """Returns a first memory."""

@@ -25,7 +25,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.memory.merge import Aggregation, shared_slots
 from lit_fedad.memory.slot_sums import SlotSums, copies_apart, draw_slots, split_fullest
 from lit_fedad.methods import feddymem
-from lit_fedad.methods.feddymem import FedDyMemClient, FedDyMemServer, FirstMemory
+from lit_fedad.methods.feddymem import MEMORY, FedDyMemClient, FedDyMemServer, FirstMemory
 from lit_fedad.methods.parts.bank_sums import bank_sums_spec, made_of_sums, slot_sums
 from lit_fedad.methods.parts.model_sums import ModelSums, pack_moments, remaining_moments
 from lit_fedad.methods.parts.noised_bank import NOISED_BANK, NOISED_STEPS
@@ -179,6 +179,8 @@ class FirstVectors(FirstMemory):
         """Loads the message."""
         client.receive(message)
         client.first_vectors = int(message["vectors"])
+
+    discloses = (MEMORY,)
 
     def send(self, client: FederatedBankClient, loader: DataLoader) -> Message:  # type: ignore[override]
         """Returns as many vectors as the server asked for."""

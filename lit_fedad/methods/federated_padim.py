@@ -22,6 +22,7 @@ from lit_fedad.contracts import (
     Sums,
     TensorSpec,
 )
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.bounds import at_least
 from lit_fedad.methods.parts.evidence import moments_sent
 from lit_fedad.methods.parts.feature_sums import MomentSums
@@ -130,6 +131,7 @@ class FederatedPaDiMServer(Server):
 class PositionMoments(PooledMoments):
     """The set-up exchange in which clients send moments; each position has one vector an image."""
 
+    discloses = (summed("mean and covariance of the features at each position of the image"),)
     sums = Sums(lambda client: MomentSums(1))
 
 

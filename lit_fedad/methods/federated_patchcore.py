@@ -25,6 +25,7 @@ from lit_fedad.contracts import (
     Update,
 )
 from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.disclosure import Disclosure, Kind
 from lit_fedad.core.bounds import at_least
 from lit_fedad.memory.coreset import greedy_k_center
 from lit_fedad.methods.parts.evidence import bank_received, bank_sent, invertible_bank
@@ -97,6 +98,8 @@ class Coreset(Exchange[FederatedPatchCoreClient, FederatedPatchCoreServer]):
 
     name = "coreset"
     down = False
+
+    discloses = (Disclosure(Kind.PATCHES, "features of single patches of images, as they are"),)
 
     def send(self, client: FederatedPatchCoreClient, loader: DataLoader) -> Message:
         """Returns the coreset."""

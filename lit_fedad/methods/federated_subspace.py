@@ -27,6 +27,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.disclosure import Disclosure, Kind, summed
 from lit_fedad.core.bounds import above, at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.kmeans import kmeans
@@ -176,6 +177,10 @@ class Centres(_SendState):
 
     name = "clusters"
 
+    discloses = (
+        Disclosure(Kind.PATCHES, "centres of clusters of patches' features, of few patches or of one"),
+    )
+
     def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
         """Returns centres and the number of patches behind each, of a sample."""
         found = client.task.cluster(loader, client.context)
@@ -215,6 +220,8 @@ class Residuals(_SendState):
     name = "residuals"
     clusters = ("memory",)
     sums = Sums(lambda client: ClusterSums(client.task.vectors_per_image))
+
+    discloses = (summed("squared distances of patches to a subspace, by cluster", images=1),)
 
     def send(self, client: FederatedSubspaceClient, loader: DataLoader) -> Message:
         """Returns ``squares`` and ``counts`` [K]."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, MessageSpec, Update, spec_of
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient, FedAvgServer
 from lit_fedad.methods.parts.label_counts import COUNTS, check_counts, count_labels, counts_spec
@@ -138,6 +139,8 @@ class FedGenClient(FedAvgClient):
         weight = self.weight * _DECAY ** (self.context.round - 1)
         loss = outputs["loss"] + weight * (self.generated / self.batch_size * teacher + latent)
         return {**outputs, "loss": loss, "teacher": teacher, "latent": latent}
+
+    discloses = (TRAINED_WEIGHTS, counted("numbers of images of each class"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns weights, and the client's number of images of each class."""

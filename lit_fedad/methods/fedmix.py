@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Exchanges, Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures, Kind
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods import fedavg
@@ -73,6 +74,13 @@ class FedMixClient(FedAvgClient):
             LABELS: torch.stack([hot[part].mean(0) for part in parts]),
         }
 
+    def averages_disclosed(self) -> Disclosures:
+        """Says what `averages` tells; a mean of one image is that image."""
+        if self.group == 1:
+            return (Disclosure(Kind.IMAGES, "all training images, as they are, with their labels"),)
+        what = "mean images of groups of the training images, with their mean labels"
+        return (Disclosure(Kind.MEAN_IMAGES, what, self.group),)
+
     def averages_spec(self) -> MessageSpec:
         """Declares any number of averages."""
         groups = Free("groups")
@@ -126,6 +134,8 @@ class SendAverages(Exchange[FedMixClient, FedMixServer]):
 
     name = "averages"
     down = False
+
+    discloses = DisclosedBy(lambda client: client.averages_disclosed())
 
     def send(self, client: FedMixClient, loader: DataLoader) -> Message:
         """Returns the averages."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Message, MessageSpec, Task, TensorSpec, Update
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
 from lit_fedad.methods import fedavg
@@ -42,6 +43,8 @@ class FedNovaClient(FedAvgClient):
         """Counts the step."""
         self._pull = 1.0 + optimizer.param_groups[0].get("momentum", 0.0) * self._pull
         self._length += self._pull
+
+    discloses = (TRAINED_WEIGHTS, counted("steps of the round"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the weights after a mean step, and the length; running statistics are sent as they are."""

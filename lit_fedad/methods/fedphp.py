@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Predictors, Task
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import at_least, within
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -95,6 +96,8 @@ class FedPHPClient(FedAvgClient):
         discrepancy = rbf_mmd(pooled(features), target)
         loss = (1 - self.weight) * outputs["loss"] + self.weight * discrepancy
         return {**outputs, "loss": loss, "discrepancy": discrepancy}
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights, after the update of the inherited model."""

@@ -27,6 +27,7 @@ from lit_fedad.condensation.relations import (
 from lit_fedad.condensation.selection import chances, importance
 from lit_fedad.condensation.training import CondensedTraining, ExtraLoss
 from lit_fedad.contracts import Free, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
 from lit_fedad.contracts.evidence import SharedPrototypes, Shown
 from lit_fedad.core.bounds import at_least
 from lit_fedad.core.errors import UserError
@@ -185,6 +186,14 @@ class FedVCKClient(FedDMClient):
             target: Tensor = with_weights(task, self._running, lambda _: task.encoder(drawn))
         task.eval()
         return target, with_weights(task, self._running, lambda _: task.encoder(synthetic))
+
+    @property
+    def discloses(self) -> Disclosures:  # type: ignore[override]
+        """Images as FedDM's, and what the model says of each class."""
+        told = "ranks" if self.ranks else "means"
+        what = f"{told} of the model's logits over the images of each class"
+        logits = Disclosure(Kind.CLASS_STATISTICS, what, max(self.prototype_images, self.least))
+        return (*super().discloses, logits)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns images and logit prototypes, and stores the received weights as the previous model."""

@@ -29,6 +29,7 @@ from lit_fedad.contracts import (
     class_list,
 )
 from lit_fedad.contracts.compute import map_batches
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, Disclosure, Kind
 from lit_fedad.core.bounds import above, within
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
@@ -153,6 +154,11 @@ class GLDPClient(FedRepClient):
         logits = self.task.predict(features, {}).logits
         assert logits is not None
         return logits
+
+    discloses = (
+        TRAINED_WEIGHTS,
+        Disclosure(Kind.CLASS_STATISTICS, "mean features of the images of each class", images=1),
+    )
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained base, and the prototypes of the stage (GLDP Eq. 6), over all images, not augmented."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Message, Task
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.methods.fedavg import FedAvgClient
 from lit_fedad.methods.parts.functional import evaluating, pooled, with_weights
@@ -78,6 +79,8 @@ class MoonClient(FedAvgClient):
     def _projected(self, weights: Mapping[str, Tensor], view: Any) -> Tensor:
         with evaluating(self.task):
             return with_weights(self.task, weights, lambda task: self.projection(pooled(task(view))))
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the trained weights, and stores them for z_prev."""

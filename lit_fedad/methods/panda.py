@@ -26,6 +26,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.disclosure import DisclosedBy, Disclosure, Disclosures, Kind, summed
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import weighted_mean
@@ -103,6 +104,12 @@ class PandaClient(FedAvgClient):
         """Declares what `banks` returns."""
         bank = {BANK: self._bank_spec(self.vectors)} if self.shared else {}
         return {**bank, **(self.facts_spec() if initial else {})}
+
+    def banks_disclosed(self) -> Disclosures:
+        """Says what `banks` tells."""
+        what = "centres of clusters of the images' features, of few images or of one"
+        mean = summed("mean of the images' features, and how they depend on the weights")
+        return (*((Disclosure(Kind.PATCHES, what),) if self.shared else ()), mean)
 
     def banks(self, loader: DataLoader, initial: bool) -> Message:
         """Computes cluster centres of the client's features; before round 1 also their mean and Fisher information."""
@@ -189,6 +196,8 @@ class Banks(Exchange[PandaClient, PandaServer]):
     def receive(self, client: PandaClient, message: Message) -> None:
         """Loads the weights."""
         client.task.load_state_dict(message, strict=False)
+
+    discloses = DisclosedBy(lambda client: client.banks_disclosed())
 
     def send(self, client: PandaClient, loader: DataLoader) -> Message:
         """Returns the client's bank, and before round 1 the mean of its features."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Message, Predictors, Task
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.bounds import above, at_least
 from lit_fedad.federation.local_training import Train, fit
 from lit_fedad.methods import fedavg
@@ -77,6 +78,8 @@ class PFedMeClient(FedAvgClient):
     def _follow(self) -> None:
         for name, theta in trainable(self.task).items():
             self._shared[name].lerp_(theta, self.learning_rate * self.lam)
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader: DataLoader) -> Message:
         """Returns w, with the running statistics of theta."""

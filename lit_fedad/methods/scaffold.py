@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchanges, Message, MessageSpec, Sums, Task, Update, senders, spec_of
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, summed
 from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.core.bounds import above
 from lit_fedad.federation.aggregation import weighted_mean
@@ -76,6 +77,8 @@ class ScaffoldClient(FedAvgClient):
         }
         self.change = {name: (c - self.own[name].to(c)).cpu() for name, c in renewed.items()}
         self.own = renewed
+
+    discloses = (TRAINED_WEIGHTS, summed("mean gradients of the steps of a round"))
 
     def send(self, loader: DataLoader) -> Message:
         """Returns the weights y and the change of the control."""

@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
+from typing import Any
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
+from lit_fedad.federation.chained_log import ChainedLog
 
-LEDGER = "ledger.json"
+LEDGER = "ledger.jsonl"
 """File of a site's ledger, in its folder."""
 
 _ROUNDING = 1 + 1e-6
 
 
-class Ledger:
-    """The epsilons of a site's runs, in a file of its own.
-
-    Epsilons and deltas of runs on the same images add up, whatever noise each run has (basic composition; Dwork and
-    Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16).
+class BudgetError(UserError):
+    """More is asked for than is left.
 
     Args:
-        file: The file; absent before the first run.
+        left: Epsilon that is left.
+        asked: Epsilon that is asked for.
+        most: The budget.
+        others: Number of other runs that were paid for.
+    """
+
+    def __init__(self, left: float, asked: float, most: float, others: int) -> None:
+        self.left, self.asked = max(left, 0.0), asked
+        super().__init__(
+            f"this site has epsilon {self.left:.4g} left of {most:g} after {others} other runs on its images, and this"
+            f" one asks for {asked:.4g}: its operator decides (docs/sites.md#noise)"
+        )
+
+
+class Ledger:
+    """What was released of a site's images, a line each, in a file that only grows.
+
+    A line has the price of its release as it was then: nothing that is asked later makes it cheaper. Releases of one
+    run with the same noise are composed (`epsilon` of a line is that of all of them so far); all else adds up, whatever
+    images there were (basic composition; Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014,
+    Theorem 3.16).
+
+    Args:
+        file: The file; absent before the first release.
         most: Largest sum of the epsilons; None for any.
     """
 
     def __init__(self, file: Path, most: float | None = None) -> None:
-        self.file, self.most = file, most
+        self.log, self.most = ChainedLog(file), most
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = self.log.entries()
+        for line in lines:
+            pair = (line.get("epsilon"), line.get("delta"))
+            if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in pair):
+                raise UserError(
+                    f"{self.log.file}: holds an epsilon or delta that is none; restore it from a copy"
+                )
+        return lines
 
     @property
-    def spent(self) -> dict[str, tuple[float, float]]:
-        """Returns epsilon and delta of each run.
+    def spent(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Returns epsilon and delta by run and mechanism.
 
         Raises:
-            UserError: If the file holds something else.
+            UserError: If the file was changed.
         """
-        try:
-            content = json.loads(self.file.read_text()) if self.file.exists() else {}
-            found = {str(run): (float(epsilon), float(delta)) for run, (epsilon, delta) in content.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.file}: cannot be read; restore it from a copy") from error
-        if not all(math.isfinite(value) and value >= 0 for pair in found.values() for value in pair):
-            raise UserError(f"{self.file}: holds an epsilon or delta that is none; restore it from a copy")
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        for line in self._lines():
+            if not line["epsilon"]:
+                continue  # of noise that a coordinator draws
+            key = str(line.get("run")), str(line.get("mechanism"))
+            before = found.get(key, (0.0, 0.0))
+            found[key] = max(before[0], line["epsilon"]), max(before[1], line["delta"])
         return found
 
     @property
@@ -51,44 +81,52 @@ class Ledger:
         pairs = self.spent.values()
         return sum(epsilon for epsilon, _ in pairs), sum(delta for _, delta in pairs)
 
-    def left(self, run: str) -> float:
-        """Computes the epsilon that a run may spend in all."""
+    def released(self, run: str, mechanism: str) -> list[str]:
+        """Returns the answers of a run that were paid for, with noise of one size."""
+        return [
+            str(line.get("answer"))
+            for line in self._lines()
+            if (line.get("run"), line.get("mechanism")) == (run, mechanism)
+        ]
+
+    def left(self, run: str, mechanism: str) -> float:
+        """Computes the epsilon that a run may spend in all with noise of one size."""
         if self.most is None:
             return math.inf
-        return self.most - sum(epsilon for other, (epsilon, _) in self.spent.items() if other != run)
+        return self.most - sum(epsilon for key, (epsilon, _) in self.spent.items() if key != (run, mechanism))
 
-    def check(self, run: str, epsilon: float) -> None:
+    def check(self, run: str, mechanism: str, epsilon: float) -> None:
         """Refuses a run that would spend more than is left.
 
         Args:
             run: Number of the run.
+            mechanism: Hash of its noise.
             epsilon: What it spends in all.
 
         Raises:
-            UserError: If that is more.
+            BudgetError: If that is more.
         """
-        if epsilon > self.left(run) * _ROUNDING:
-            others = len(self.spent.keys() - {run})
-            raise UserError(
-                f"this site has epsilon {max(self.left(run), 0):.4g} left of {self.most:g} after {others} other runs on"
-                f" its images, and this one asks for {epsilon:.4g}: its operator decides (docs/sites.md#noise)"
-            )
+        left = self.left(run, mechanism)
+        if self.most is not None and epsilon > left * _ROUNDING:
+            raise BudgetError(left, epsilon, self.most, len({other for other, _ in self.spent} - {run}))
 
-    def spend(self, run: str, epsilon: float, delta: float) -> None:
-        """Notes what a run has spent so far, before it is answered.
+    def spend(
+        self, run: str, mechanism: str, epsilon: float, delta: float, answer: str = "", images: str = ""
+    ) -> None:
+        """Notes a release before it is made.
 
         Args:
             run: Number of the run.
-            epsilon: What it has spent in all.
+            mechanism: Hash of its noise.
+            epsilon: What the run has spent with this noise in all.
             delta: The delta that this holds at.
+            answer: Hash of all that the answer follows from.
+            images: Hash of the images.
 
         Raises:
             UserError: If that is more than is left, or cannot be noted.
         """
-        self.check(run, epsilon)
-        content = {**self.spent, run: (epsilon, delta)}
-        try:
-            with atomic(self.file, durable=True) as partial:
-                partial.write_text(json.dumps(content, indent=1))
-        except OSError as error:
-            raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error
+        self.check(run, mechanism, epsilon)
+        self.log.append(
+            run=run, mechanism=mechanism, epsilon=epsilon, delta=delta, answer=answer, images=images
+        )

@@ -33,6 +33,8 @@ from lit_fedad.contracts import (
     Update,
     senders,
 )
+from lit_fedad.contracts.disclosure import Disclosure, Disclosures, Kind
+from lit_fedad.contracts.exchange import disclosed_by
 from lit_fedad.contracts.sums import BoundedSums
 from lit_fedad.core.errors import UserError
 
@@ -131,6 +133,12 @@ class Noised(Exchange[Any, Any]):
         self.inner, self.client, self.noise, self._key = inner, client, noise, key
         self.name = inner.name
         self.sums = Sums(self._message_sums, self._sums)
+        self.discloses = tuple(
+            Disclosure(Kind.SUMS, f"{part.what}, under noise", noised=True)
+            if noise.carriers is not None
+            else part
+            for part in disclosed_by(inner, client)
+        )
 
     def _sums(self, client: Client) -> ImageSums:
         assert self.inner.sums is not None
@@ -148,6 +156,8 @@ class Noised(Exchange[Any, Any]):
     def receive(self, client: Client, message: Message) -> None:
         """Loads the exchange's message."""
         self.inner.receive(client, message)
+
+    discloses: Disclosures = ()  # the inner exchange's, of each instance
 
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Returns clipped sums and, where clients add it, this client's share of the noise."""

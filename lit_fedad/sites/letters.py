@@ -15,10 +15,11 @@ from typing import Any, Literal, TypeVar
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.text import printable
+from lit_fedad.sites.refusals import MOST_NUMBERS, text_of
 
 T = TypeVar("T")
 
-FORMAT = 4
+FORMAT = 5
 """Version of these letters; raise it when one that is sent could be misread by an older version."""
 
 _LENGTH = struct.Struct(">I")
@@ -28,9 +29,7 @@ LONGEST_START = _LENGTH.size + _LONGEST_HEADER
 
 _LONGEST_TEXT = 500
 _RUN = re.compile(r"[0-9a-f]{16}")
-
-AGAIN = "the site has not kept the server's message"
-"""What a site says that was started again since the order before: it needs the message itself."""
+_WORD = re.compile(r"[A-Za-z][\w./ -]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -158,17 +157,24 @@ class Reply:
 
     Attributes:
         step: Number of the order that it answers.
-        cause: Why it failed, in one line without a path of the site; empty where it did not.
+        code: Why it failed (`lit_fedad.sites.refusals.Code`); 0 where it did not.
+        numbers: The numbers that belong to the code. No text of an error leaves a site.
         scalars: Loss and other scalars of training.
         facts: In answer to ``hello``.
         letter: The client's message, serialised.
     """
 
     step: int = 0
-    cause: str = ""
+    code: int = 0
+    numbers: list[float] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     letter: bytes = b""
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, in one line; empty where it did not."""
+        return text_of(self.code, self.numbers) if self.code else ""
 
     def to_bytes(self) -> bytes:
         """Returns the reply as bytes."""
@@ -187,6 +193,8 @@ class Reply:
         sizes = (*stages, *facts.held.values(), *facts.tested.values())
         if not all(0 <= size < 1e9 and size == int(size) for size in sizes):
             raise UserError("the site sent sizes that are no numbers of images")
+        if len(reply.numbers) > MOST_NUMBERS or not all(_WORD.fullmatch(name) for name in reply.scalars):
+            raise UserError("the site sent more of an error than its number, or scalars without a name")
         return reply
 
 
@@ -229,6 +237,8 @@ def _value(value: Any, declared: str) -> Any:
         return Facts(**_checked(Facts, value))
     if declared == "list[str]" and isinstance(value, list) and len(value) <= 1000:
         return [_text(entry) for entry in value]
+    if declared == "list[float]" and isinstance(value, list) and len(value) <= 1000:
+        return [_number(entry) for entry in value]
     if declared == "list[dict[str, float]]" and isinstance(value, list) and len(value) <= 1000:
         return [_value(entry, "dict[str, float]") for entry in value]
     if declared == "dict[str, float]" and isinstance(value, dict) and len(value) <= 1000:

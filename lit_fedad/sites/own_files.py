@@ -174,7 +174,9 @@ class OwnReport:
         lines = [
             f"# {self.config['method']['name']} after round {self.config['rounds']}, on this site's test images",
             "",
-            "Scores, thresholds and pictures stay here; the coordinator is told the counts of this table alone.",
+            "Pictures and decisions stay here. The coordinator has set the thresholds, from counts of calibration"
+            " scores; it was told the counts of this table and, after rounds, numbers of test images by bin of their"
+            " score.",
             "",
             markdown_table(head, rows),
             "",

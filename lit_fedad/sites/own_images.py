@@ -10,24 +10,23 @@ from typing import TypeVar
 
 import torch
 
-from lit_fedad.core.config import Config
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.labelled import Images, LabelledSet
 from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.semantic import SemanticSet
 from lit_fedad.data.transform import IMAGENET_MEAN, IMAGENET_STD
-from lit_fedad.experiment.build import build_images
+from lit_fedad.sites.refusals import Code, RefusalError
 
 T = TypeVar("T", bound=LabelledSet)
 
 
 def own_images(
-    config: Config, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], name: str, apart: bool
+    images: Images, form: Mapping[str, Sequence[float]] | None, classes: Sequence[str], name: str, apart: bool
 ) -> Images:
-    """Reads a site's images.
+    """Returns a site's images as its federation sees them.
 
     Args:
-        config: The federation's configuration, with the site's data.
+        images: The images.
         form: ``mean`` and ``std`` by which the federation normalises labelled images; None where it does not say.
         classes: Names of the classes that the federation learns.
         name: Name of the site.
@@ -36,7 +35,6 @@ def own_images(
     Raises:
         UserError: If they do not suit the task, or show a class that the federation does not learn.
     """
-    images = build_images(config)
     if isinstance(images, ImageSet):
         return _apart(images, name) if apart else images
     if apart:
@@ -50,11 +48,11 @@ def relabelled(images: T, classes: Sequence[str]) -> T:
     """Returns images whose labels are places in other classes: a site need not hold each.
 
     Raises:
-        UserError: If a class that it holds is not among them.
+        RefusalError: If a class that it holds is not among them.
     """
     held = torch.cat([images.train_labels, images.test_labels]).unique().tolist()
     if unknown := [images.classes[label] for label in held if images.classes[label] not in classes]:
-        raise UserError(f"the coordinator does not know the site's class {unknown[0]}")
+        raise RefusalError(Code.CLASS, detail=unknown[0])
     places = torch.tensor([classes.index(own) if own in classes else -1 for own in images.classes])
     return replace(
         images,
@@ -80,20 +78,22 @@ def training_stages(images: Images, stages: Sequence[Sequence[str]], site: str) 
         site: Name of the site, which stands before its products where these are its own.
 
     Raises:
-        UserError: If it has other images than of products, or a product that is in no stage or in two.
+        RefusalError: If it has other images than of products, or a product that is in no stage or in two.
     """
     if not isinstance(images, ImageSet):
-        raise UserError("stages: are of products whose images are files; classes come to sites all at once")
+        raise RefusalError(Code.STAGES, detail="they are of products of files; classes come all at once")
     found: list[list[int]] = [[] for _ in stages]
     named = [product for own in stages for product in own]
     for product in images.categories:
         bare = product.removeprefix(f"{site}.")
         places = [place for place, own in enumerate(stages) if product in own or bare in own]
         if len(places) != 1:
-            raise UserError(f"stages: product {bare} must be in one of them, and is in {len(places)}")
+            raise RefusalError(Code.STAGES, detail=f"product {bare} must be in one, and is in {len(places)}")
         found[places[0]] += [i for i, sample in enumerate(images.train) if sample.category == product]
     if len(named) > len(images.categories) or not all(found):
-        raise UserError(f"stages: this site has the products {', '.join(images.categories)}, and no others")
+        raise RefusalError(
+            Code.STAGES, detail=f"it has the products {', '.join(images.categories)}, and no others"
+        )
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -11,13 +10,12 @@ from pathlib import Path
 from lit_fedad.contracts import Client, Exchange, Exchanges, Method
 from lit_fedad.core.building import build
 from lit_fedad.core.config import Config
-from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
 from lit_fedad.experiment.build import Model
 from lit_fedad.privacy.dp_sgd import TrainingPlan, TrainingPrivacy
 from lit_fedad.privacy.image_privacy import Course, ImagePrivacy, Plan, noise_key
 from lit_fedad.privacy.ledger import Ledger
 from lit_fedad.privacy.secure_aggregation import SecureSum
+from lit_fedad.sites.refusals import Code, RefusalError
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,7 @@ class OwnNoise:
     """
 
     def __init__(self, plan: Plan | TrainingPlan, folder: Path, images: str, ledger: Ledger) -> None:
-        self.plan, self._paid, self._ledger = plan, folder / "noised.json", ledger
-        self._key = noise_key(folder, None, images)
+        self.plan, self._folder, self._images, self._ledger = plan, folder, images, ledger
 
     @classmethod
     def of(
@@ -75,8 +72,13 @@ class OwnNoise:
         plan = privacy.plan(model.method, course)
         own = cls(plan, folder, images, ledger)
         if own.drawn_here:
-            ledger.check(folder.name, plan.epsilon(plan.releases))
+            ledger.check(folder.name, own.mechanism, plan.epsilon(plan.releases))
         return own
+
+    @property
+    def mechanism(self) -> str:
+        """Hash of the noise: releases under another one are paid for apart."""
+        return blake2b(repr(self.plan).encode(), digest_size=8).hexdigest()
 
     @property
     def drawn_here(self) -> bool:
@@ -103,19 +105,24 @@ class OwnNoise:
             UserError: If they are too few.
         """
         if isinstance(self.plan, Plan) and len(clients) < self.plan.carriers:
-            raise UserError(
-                f"the coordinator asks for the sum of {len(clients)} sites, which holds less noise than that of"
-                f" {self.plan.carriers}"
-            )
+            raise RefusalError(Code.NOISE, len(clients), self.plan.carriers)
 
     def exchanges(self, method: Method, asked: Asked) -> Exchanges:
         """Puts the noise around the exchanges of a method."""
-        key = blake2b(self._digest(asked).encode(), key=self._key, digest_size=32).digest()
+        key = blake2b(self._digest(asked).encode(), key=self._secret, digest_size=32).digest()
         return self.plan.noised(method, key)
 
+    @property
+    def _secret(self) -> bytes:
+        return noise_key(self._folder, None, self._images)
+
     def _digest(self, asked: Asked) -> str:
-        """Hashes a question and the size of its noise: two sizes of the same noise would tell what they hide."""
-        return blake2b(repr((asked, self.plan)).encode(), digest_size=16).hexdigest()
+        """Hashes what is asked, the size of its noise, and the secret.
+
+        Two sizes of the same noise would tell what they hide; under another secret, which a cleared folder has, the
+        answer is another one.
+        """
+        return blake2b(repr((asked, self.plan)).encode(), key=self._secret, digest_size=16).hexdigest()
 
     def pay(self, exchange: Exchange, client: Client, asked: Asked) -> None:
         """Notes what is asked for, before it is answered.
@@ -125,19 +132,15 @@ class OwnNoise:
         """
         if not self.plan.released_in([exchange], client):
             return
-        digest = self._digest(asked)
-        try:
-            paid = json.loads(self._paid.read_text()) if self._paid.exists() else []
-            if digest in paid:
-                return
-            self.plan.check(len(paid) + 1, "this order")
-            if self.drawn_here:
-                spent = self.plan.epsilon(len(paid) + 1)
-                self._ledger.spend(self._paid.parent.name, spent, self.plan.settings.delta)
-            with atomic(self._paid, durable=True) as partial:
-                partial.write_text(json.dumps([*paid, digest]))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{self._paid}: cannot be kept ({type(error).__name__})") from error
+        answer, run = self._digest(asked), self._folder.name
+        paid = self._ledger.released(run, self.mechanism)
+        if answer in paid:
+            return
+        self.plan.check(len(paid) + 1, "this order")
+        epsilon, delta = 0.0, 0.0  # of noise that the coordinator draws the site cannot tell
+        if self.drawn_here:
+            epsilon, delta = self.plan.epsilon(len(paid) + 1), self.plan.settings.delta
+        self._ledger.spend(run, self.mechanism, epsilon, delta, answer, self._images)
 
 
 def promised(config: Config) -> ImagePrivacy | TrainingPrivacy | None:
@@ -161,7 +164,4 @@ def check_promise(config: Config, most: float | None) -> None:
     privacy = promised(config)
     own = privacy is not None and getattr(privacy, "where", "own") != "central"
     if privacy is None or not own or privacy.epsilon is None or privacy.epsilon > most:
-        raise UserError(
-            f"this site answers in runs alone whose sites draw noise for epsilon of at most {most:g}: give"
-            f" federation/privacy=distributed or dp_sgd, and federation.privacy.epsilon={most:g}"
-        )
+        raise RefusalError(Code.PROMISE, most)

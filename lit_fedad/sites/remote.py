@@ -18,11 +18,13 @@ from lit_fedad.federation.client_query import ClientQuery
 from lit_fedad.federation.client_runner import ClientResult
 from lit_fedad.federation.state_file import read_state, write_state
 from lit_fedad.federation.transport import Outcome, Pose, Progress, SumStep
-from lit_fedad.sites.letters import AGAIN, LONGEST_START, Order, Reply, digest
+from lit_fedad.sites.letters import LONGEST_START, Order, Reply, digest
+from lit_fedad.sites.refusals import Code, text_of
 from lit_fedad.sites.status import Visits
 
 T = TypeVar("T")
 _FILE = "sites.pt"
+_AGAIN = text_of(Code.AGAIN, [])
 # Words of a masked message have up to 64 bits, where the message has 16.
 _MASKED = 4
 # Offers and shares have some hundred bytes for each of the other sites.
@@ -250,7 +252,7 @@ class Sites:
         known = {c for c in blobs if hashes[c] and self._sent.get(c) == hashes[c] and c not in sealed}
         orders = {c: order(c, same=hashes[c]) if c in known else whole(c) for c in blobs}
         outcome = self._carry(orders, most)
-        if again := [c for c, cause in outcome.failures.items() if c in known and cause == AGAIN]:
+        if again := [c for c, cause in outcome.failures.items() if c in known and cause == _AGAIN]:
             second = self._carry({client: whole(client) for client in again}, most)
             failures = {c: cause for c, cause in outcome.failures.items() if c not in again} | second.failures
             outcome = Outcome(dict(sorted((outcome.values | second.values).items())), failures)
@@ -288,10 +290,14 @@ class Sites:
                 self.progress.step()
         for client in sorted(orders):
             found = carried.get(client, Lost("no reply came"))
+            if isinstance(found, Lost):
+                outcome.failures[client] = found.cause
+                continue
             try:
-                reply = Reply(cause=found.cause) if isinstance(found, Lost) else Reply.from_bytes(found)
+                reply = Reply.from_bytes(found)
             except UserError as error:
-                reply = Reply(cause=str(error))
+                outcome.failures[client] = str(error)
+                continue
             if reply.cause:
                 outcome.failures[client] = reply.cause
             elif reply.step != orders[client].step:

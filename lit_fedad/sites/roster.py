@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.files import atomic
 from lit_fedad.privacy.keys import KEY_BYTES, KeyPair
+from lit_fedad.sites.refusals import Code, RefusalError
 
 KEY = "sum.key"
 PUBLIC = "sum.pub"
@@ -90,49 +89,13 @@ class Roster:
             client: The number of this site.
 
         Raises:
-            UserError: If a site is not on the roster or occurs twice, or this one has another number.
+            RefusalError: If a site is not on the roster or occurs twice, or this one has another number.
         """
         if unknown := [name for name in names if name not in self.keys]:
-            raise UserError(f"site {unknown[0]} is not on this site's roster")
+            raise RefusalError(Code.NAMES, detail=f"site {unknown[0]} is not on this site's roster")
         if len(set(names)) < len(names) or not 0 <= client < len(names) or names[client] != self.name:
-            raise UserError("the coordinator names the sites of the run in another way than the roster")
+            raise RefusalError(Code.NAMES)
         return {number: self.keys[name] for number, name in enumerate(names)}
-
-
-class Given:
-    """What a site has given to sums: it gives a round's part to no second sum of other clients.
-
-    The difference of two such sums would be what the clients add that are in one of them alone.
-
-    Args:
-        path: File of this run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def claim(self, place: tuple[int, int], clients: Sequence[int]) -> None:
-        """Notes the clients that a part is summed with.
-
-        Args:
-            place: Round and exchange.
-            clients: The clients of the sum.
-
-        Raises:
-            UserError: If the part was given to a sum of others before, or nothing can be noted.
-        """
-        key, value = "/".join(map(str, place)), sorted(clients)
-        try:
-            noted = json.loads(self.path.read_text()) if self.path.exists() else {}
-            if noted.get(key, value) != value:
-                raise UserError(
-                    f"this site's part of round {place[0]} is in the sum of other sites already: their difference would"
-                    " tell what one site sent; begin another run"
-                )
-            with atomic(self.path, durable=True) as partial:
-                partial.write_text(json.dumps({**noted, key: value}))
-        except (OSError, ValueError, AttributeError) as error:
-            raise UserError(f"{self.path}: cannot be kept ({type(error).__name__})") from error
 
 
 def _read(path: Path) -> str:

@@ -15,6 +15,7 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.core.files import atomic
 from lit_fedad.federation.client_pool import State, detached
 from lit_fedad.federation.state_file import read_state, write_state
+from lit_fedad.sites.refusals import Code, RefusalError
 
 
 class States:
@@ -24,27 +25,37 @@ class States:
     has the same result twice, and a coordinator that has returned to its checkpoint finds the state of that time.
 
     Args:
-        folder: Folder of the run, created here.
+        folder: Folder of the run.
         initial: State before the first step.
-        **marks: Hashes of what a run goes on with as it began, by name: the site's images, its model.
+        **marks: Hashes of what a run goes on with as it began, by name: the site's ``images``, its ``model``.
 
     Raises:
-        UserError: If the run began with another of these, or the folder cannot be written.
+        RefusalError: If the run began with another of these.
     """
 
     def __init__(self, folder: Path, initial: State, **marks: str) -> None:
-        self.folder, self.initial = folder, detached(initial)
+        self.folder, self.initial, self.marks = folder, detached(initial), marks
         for name, mark in marks.items():
-            begun = folder / name
             try:
-                if not begun.exists():
-                    with atomic(begun, durable=True) as partial:
+                begun = (folder / name).read_text() if (folder / name).is_file() else mark
+            except (OSError, ValueError) as error:
+                raise UserError(f"{folder / name}: cannot be read ({type(error).__name__})") from error
+            if begun != mark:
+                raise RefusalError(Code.IMAGES if name == "images" else Code.MODEL)
+
+    def begin(self) -> None:
+        """Writes down what the run goes on with, before its first state.
+
+        Raises:
+            UserError: If the folder cannot be written.
+        """
+        try:
+            for name, mark in self.marks.items():
+                if not (self.folder / name).exists():
+                    with atomic(self.folder / name, durable=True) as partial:
                         partial.write_text(mark)
-                before = begun.read_text()
-            except OSError as error:
-                raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
-            if before != mark:
-                raise UserError(f"the site's {name} changed since this run began; give back what it was then")
+        except OSError as error:
+            raise UserError(f"{self.folder}: cannot be written ({error.strerror})") from error
 
     def get(self, step: int) -> State:
         """Returns a copy of the state after a step; step 0 is the initial state.
@@ -56,7 +67,7 @@ class States:
             return detached(self.initial)
         path = self._path(step)
         if not path.exists():
-            raise UserError(f"the site has no state of step {step} of this run: its folder was cleared")
+            raise RefusalError(Code.STATE, step)
         state: State = read_state(path, advice="restore it from a copy, or begin another run")
         return state
 

@@ -1,22 +1,26 @@
-"""The words that configure a federation: choices and scalar values, which a site can take from others.
+"""The overrides that configure a federation: choices and scalar values, which a site can take from others.
 
 A configuration can name any function (``_target_``), any file and any folder. What comes over the wire may not: it
-chooses among the packaged files of a group, and sets numbers, truth values and names. Where images lie, where files are
-written and on what device is computed, each site says itself.
+chooses among the packaged files of a group and the names that a setting lists, and sets numbers and truth values. No
+text of it is ever opened as a file, fetched or compiled. Where images lie, where files are written and on what device
+is computed, each site says itself.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from lit_fedad.core.building import locate, takes
+from lit_fedad.core.building import locate, options_of, takes
 from lit_fedad.core.config import Config, choices, compose, config_groups, identity
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.strategies import Pooled
 from lit_fedad.experiment.trusted_targets import check_targets
+from lit_fedad.models.backbones import create_backbone
 
 OWN = (
     "data",
@@ -36,6 +40,19 @@ OWN = (
 
 NORMALISATION = ("data.mean", "data.std")
 """Keys by which a federation says how labelled images are normalised: models depend on it, wherever images lie."""
+
+_OPERATORS = ("calibration.group",)
+"""Keys that only a site's own operator may set: a regular expression over the names of its files."""
+
+_LISTED: Mapping[str, tuple[str, ...]] = {
+    "image.fit": ("squeeze", "pad", "crop"),
+    "calibration.by": ("product", "client"),
+    "evaluation.client_test": ("own", "balanced"),
+}
+"""Names that settings without a class of their own take."""
+
+_WEIGHTS = ("auto", "imagenet", "own", "random")
+"""Weights of a backbone that are no file."""
 
 _MOST = 200
 _WORD = re.compile(r"([a-z][a-z0-9_]*(?:[./][a-z0-9][a-z0-9_]*)*)=(-?[A-Za-z0-9][A-Za-z0-9_.+-]{0,99})")
@@ -61,7 +78,7 @@ def check_words(words: Sequence[str]) -> None:
         if key in NORMALISATION:
             _number(word, value)
             continue
-        if re.split("[./]", key)[0] in OWN:
+        if re.split("[./]", key)[0] in OWN or key in _OPERATORS:
             raise UserError(f"'{word}' is not taken from a federation: each site sets {key} for itself")
         if key in groups and value not in (*choices(key), "null"):
             raise UserError(f"'{word}' is not taken from a federation: {key} has no choice {value} here")
@@ -91,7 +108,7 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
     words = [word for word in words if word.split("=")[0] not in NORMALISATION]
     # Presets may choose a set that needs a folder; the last choice wins, and is not read.
     public = [] if coordinator else ["public=null"]
-    words = [*words, "data=textures", "partition=pooled", *public, "tracking=off", *own]
+    words = [*words, "data=folders", "data.root=unread", "partition=pooled", *public, "tracking=off", *own]
     config, data = compose(words), {}
     if not given and takes(config["task"], "classes"):
         given = dict.fromkeys(NORMALISATION, "0.5")
@@ -107,6 +124,8 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
         "callbacks": {},
         "fresh": False,
     }
+    for word in words[: len(words) - len(own)]:
+        _check_text(word, config)
     check_targets(config, Path("the federation's configuration"))
     if (config["federation"].get("privacy") or {}).get("seed") is not None:
         raise UserError(
@@ -114,6 +133,37 @@ def compose_words(words: Sequence[str], own: Sequence[str] = (), coordinator: bo
             " secret of its own"
         )
     return config
+
+
+def _check_text(word: str, config: Config) -> None:
+    """Refuses a text that its setting does not list."""
+    key = word.split("=")[0]
+    *path, last = key.split(".")
+    section: Any = config
+    for name in path:
+        section = section.get(name) if isinstance(section, Mapping) else None
+    value = section.get(last) if isinstance(section, Mapping) else None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"'{word}' is not taken from a federation: it is no number")
+    if key in config_groups() or not isinstance(value, str):
+        return
+    listed = _LISTED.get(key, ())
+    if isinstance(section, Mapping) and "_target_" in section:
+        target = locate(section["_target_"])
+        listed = options_of(target, last)
+        if target is create_backbone:
+            listed = {"name": _packaged_backbones(), "weights": _WEIGHTS}.get(last, ())
+    if value not in listed:
+        raise UserError(
+            f"'{word}' is not taken from a federation: {key} takes no text"
+            + (f" but {', '.join(listed)}" if listed else "")
+        )
+
+
+@functools.cache
+def _packaged_backbones() -> tuple[str, ...]:
+    """Returns the names of the networks of the group ``backbone``."""
+    return tuple(sorted({compose([f"backbone={name}"])["backbone"]["name"] for name in choices("backbone")}))
 
 
 def of_one_client(words: Sequence[str]) -> bool:
@@ -134,4 +184,5 @@ def _number(word: str, value: str) -> None:
 
 def agreed(config: Config) -> str:
     """Computes the hash of what all machines of a federation must have in common."""
-    return identity({**config, "data": None, "partition": None, "public": None})
+    calibration = {**config["calibration"], "group": None}
+    return identity({**config, "calibration": calibration, "data": None, "partition": None, "public": None})

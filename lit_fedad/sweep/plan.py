@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +23,12 @@ from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.trial import create_trial
 
-from lit_fedad.core.building import build, call, takes
+from lit_fedad.core.building import build, call, locate, takes
 from lit_fedad.core.config import Config, compose, identity
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.stored_files import stored_text
+
+_CALLED = {"sampler": "samplers", "pruner": "pruners"}
 
 BYTES = "bytes"
 """The objective that is no metric: bytes sent in a round, up and down."""
@@ -195,11 +200,12 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
         raise UserError(f"study={study}: give {' or '.join(near or names)}, or the path of a study file.yaml")
     where = path.name
     try:
-        section = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        section = yaml.safe_load(stored_text(path))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(section, dict) or not isinstance(section.get("space"), dict):
         raise UserError(f"{path}: a study file needs 'space', a section of searched keys")
+    _check_names(section, where)
     space = {
         key: call(Dimension, dimension, f"{where}: space: {key}")
         for key, dimension in section["space"].items()
@@ -208,6 +214,38 @@ def read_plan(study: str, overrides: Sequence[str] = ()) -> Plan:
     plan = replace(plan, base=[*plan.base, *overrides])
     _check(plan, where)
     return plan
+
+
+def _check_names(section: Mapping[str, Any], where: str) -> None:
+    """Refuses a study file that names anything but Optuna's samplers and pruners: they are called.
+
+    Raises:
+        UserError: If it does.
+    """
+    for key, value in section.items():
+        for name in _targets(value) if key in _CALLED else ():
+            if not re.fullmatch(rf"optuna\.{_CALLED[key]}\.\w+", name) or not _is_optuna(name):
+                raise UserError(
+                    f"{where}: {key} names {name}; a study names Optuna's samplers and pruners alone"
+                )
+        if key in ("base", "space") and "_target_" in json.dumps(value, default=str):
+            raise UserError(
+                f"{where}: {key} sets a _target_; a study names Optuna's samplers and pruners alone"
+            )
+
+
+def _targets(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield str(value["_target_"])
+        value = list(value.values())
+    for part in value if isinstance(value, list) else ():
+        yield from _targets(part)
+
+
+def _is_optuna(name: str) -> bool:
+    found = locate(name)
+    return inspect.isclass(found) and issubclass(found, (BaseSampler, BasePruner))
 
 
 def _check(plan: Plan, where: str) -> None:

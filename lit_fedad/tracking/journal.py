@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.stored_files import check_stored
 from lit_fedad.tracking.records import MAX_ITEMS, Record
 
 
@@ -19,6 +21,19 @@ def tracking_folder(folder: Path) -> Path:
 def journal_file(folder: Path) -> Path:
     """Returns the path of the journal in a run's folder."""
     return tracking_folder(folder) / "journal.jsonl"
+
+
+def check_journal(folder: Path) -> None:
+    """Checks that the journal of a folder, if there is one, is a file of that folder.
+
+    Raises:
+        UserError: If it is a link, pipe or device, or its folder is a link.
+    """
+    path = journal_file(folder)
+    if path.parent.is_symlink():
+        raise UserError(f"{path.parent}: is a link, and no folder of this run")
+    if path.exists() or path.is_symlink():
+        check_stored(path)
 
 
 def complete_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -41,6 +56,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         path = journal_file(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
+        check_journal(folder)
         self._file = path.open("ab+")
         self._known: dict[tuple[str, str | int | None, str], Any] = {}
         self._file.seek(0)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from typing import Any
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import install
 from lit_fedad.core.files import atomic
+from lit_fedad.core.stored_files import stored_text
 from lit_fedad.core.text import redact, without_user
-from lit_fedad.tracking.journal import complete_lines, journal_file, tracking_folder
+from lit_fedad.tracking.journal import check_journal, complete_lines, journal_file, tracking_folder
 from lit_fedad.tracking.server import ServerRun, destination, one_line, open_run
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +42,8 @@ class Delivery:
 def deliver(folder: Path) -> Delivery:
     """Sends what an earlier process left in a run's journal, and tries the refused records once more.
 
-    The records go to ``MLFLOW_TRACKING_URI``, or if it is not set to the server that the run was logged to. A
-    server that does not have the run receives all records.
+    The records go to the server that the user has configured: ``MLFLOW_TRACKING_URI``, or MLflow's own default. The
+    folder may name another one; nothing is sent there. A server that does not have the run receives all records.
 
     Args:
         folder: The run's folder.
@@ -52,9 +54,15 @@ def deliver(folder: Path) -> Delivery:
     Raises:
         UserError: The folder holds no journal.
     """
+    check_journal(folder)
     if not journal_file(folder).is_file():
         raise UserError(f"{folder}: no tracking/journal.jsonl to send; name the folder of a tracked run")
-    sender = Sender(folder.resolve(), destination(None, _read_sent(folder).get("uri")))
+    sender = Sender(folder.resolve(), destination(None))
+    named = _read_sent(folder).get("uri")
+    if named and "MLFLOW_TRACKING_URI" not in os.environ and named != without_user(destination(None)):
+        return sender.wait(
+            f"the folder names the server {named}; set MLFLOW_TRACKING_URI to send its records"
+        )
     return sender.drain() if find_spec("mlflow") else sender.wait(f"MLflow is not here: {install('train')}")
 
 
@@ -219,7 +227,7 @@ class Sender:
         if not self._rejected.is_file():
             return
         left = []
-        for line in self._rejected.read_text().splitlines():
+        for line in stored_text(self._rejected).splitlines():
             try:
                 run.send(json.loads(json.loads(line)["record"]), self._folder)
             except Exception:
@@ -248,8 +256,8 @@ def _read_sent(folder: Path) -> dict[str, Any]:
     """Reads ``sent.json``; one that is missing or damaged costs no more than sending all records again."""
     kinds = {"uri": str, "run_id": str, "delivered": int}
     try:
-        sent = json.loads((tracking_folder(folder) / "sent.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        sent = json.loads(stored_text(tracking_folder(folder) / "sent.json"))
+    except (OSError, ValueError, RecursionError, UserError):
         return {}
     if not isinstance(sent, dict):
         return {}

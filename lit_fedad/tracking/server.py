@@ -6,12 +6,14 @@ This is the only module that imports MLflow, and it does so only when a function
 import json
 import logging
 import os
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.core.stored_files import within
 from lit_fedad.core.text import HIDDEN, redact
 from lit_fedad.tracking.records import Record
 
@@ -22,6 +24,9 @@ FOLDER_TAG = "lit_fedad.out"
 
 _JOURNAL_TAG = "lit_fedad.journal"
 _PROBE_TAG = "lit_fedad.probe"
+
+_PATIENCE_S = 8
+"""Longest wait for a database, in seconds."""
 
 _SQLITE = "sqlite:///"
 _DEFAULT_URI = f"{_SQLITE}mlflow.db"
@@ -68,7 +73,7 @@ def connect(uri: str) -> Any:
         logging.getLogger(name).setLevel(logging.ERROR)
     database = _database(uri)
     if database is None:
-        return MlflowClient(tracking_uri=uri)
+        return _within_seconds(uri)
     # MLflow creates the tables here. Two processes that do so at once, or one that is killed meanwhile, leave a
     # database that no later run can use: it is made beside its place, one at a time, and moved there complete.
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +84,37 @@ def connect(uri: str) -> Any:
             MlflowClient(tracking_uri=f"{_SQLITE}{draft}")
             draft.replace(database)
         return MlflowClient(tracking_uri=uri)
+
+
+def _within_seconds(uri: str) -> Any:
+    """Returns a client of a server; a database that does not answer ends it in `_PATIENCE_S`.
+
+    Raises:
+        UserError: If it does not.
+    """
+    from mlflow import MlflowClient
+
+    if uri.startswith(("http:", "https:")):
+        return MlflowClient(tracking_uri=uri)  # asks nothing yet, and has a limit of its own
+    found: list[Any] = []
+    failed: list[Exception] = []
+
+    def open_client() -> None:
+        try:
+            found.append(MlflowClient(tracking_uri=uri))
+        except Exception as error:  # handed to the caller
+            failed.append(error)
+
+    thread = threading.Thread(target=open_client, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise UserError(
+            f"{redact(uri)}: the database does not answer within {_PATIENCE_S} seconds; is it running?"
+        )
+    return found[0]
 
 
 def connect_existing(uri: str, what: str) -> Any:
@@ -136,13 +172,14 @@ class ServerRun:
                 client.log_batch(run_id, metrics=points)
             case "artifact":
                 for name in values:
-                    path = folder / name
+                    if not (folder / name).exists():
+                        _logger.warning("tracking: artifact %s is gone and was not sent", folder / name)
+                        continue
+                    path = within(folder, name)
                     if path.is_dir():
                         client.log_artifacts(run_id, str(path), scope or None)
-                    elif path.exists():
-                        client.log_artifact(run_id, str(path), scope or None)
                     else:
-                        _logger.warning("tracking: artifact %s is gone and was not sent", path)
+                        client.log_artifact(run_id, str(path), scope or None)
             case "dataset":
                 context = entities.InputTag("mlflow.data.context", scope)
                 for name, facts in values.items():

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Client, Exchanges, Prediction, Server, Sums, Task, TensorSpec
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.contracts.state import state_of
 from lit_fedad.contracts.sums import WeightedMeans
 from lit_fedad.federation.channel import Channel
@@ -53,6 +54,8 @@ class ToyClient(Client):
 
     def receive(self, broadcast):
         self.task.w.data.copy_(broadcast["w"])
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader):
         if (self.context.round, self.context.client) in self.fails:

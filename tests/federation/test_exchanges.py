@@ -8,6 +8,7 @@ from helpers.toy_method import by_hand
 from safetensors.torch import save
 
 from lit_fedad.contracts import Exchanges, Free, TensorSpec
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.client_names import NUMBERS
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation import local_training as loop_training
@@ -42,6 +43,8 @@ class Heard(Train):
         client.receive(message)
         at = client.context
         self.federation.received.append((at.round, at.exchange, at.client, self.name))
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, client, loader):
         if (client.context.round, client.context.client, self.name) in client.fails:

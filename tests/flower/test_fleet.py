@@ -11,13 +11,12 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection
 
 from lit_fedad.core.errors import UserError
 from lit_fedad.flower import fleet, proxy
-from lit_fedad.flower.letters import in_record, wrapped
+from lit_fedad.flower.letters import wrapped
 
 
 @pytest.mark.parametrize("size", [0, 1000, (1 << 20) + 1])
@@ -34,8 +33,20 @@ def test_of_an_order_only_the_letters_record_is_pulled(monkeypatch, size):
         pulled.append(name)
         return objects[name]
 
-    assert in_record(pull_and_inflate_object_from_tree(record, pull, lambda _: None)) == bytes(size)
+    assert fleet._letter(record, pull, max(size, 1)) == bytes(size)
     assert len(pulled) == len(objects) - 2  # the message and its content are around it
+
+
+def test_an_order_that_would_fill_the_memory_is_an_empty_one(monkeypatch):
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    order = Message(wrapped(bytes(40 << 20)), 7, "train.letter")  # of one chunk, again and again
+    with no_object_id_recompute():
+        objects = {key: part.deflate() for key, part in get_all_nested_objects(order).items()}
+        record = fleet._record(get_object_tree(order))
+    assert sum(map(len, objects.values())) < 20 << 20
+    assert fleet._letter(record, objects.get, 20 << 20) == b""
+    assert fleet._letter(record, objects.get, 1) == b""
 
 
 @pytest.mark.parametrize("children", [[], [ObjectTree()], [ObjectTree()] * 2])

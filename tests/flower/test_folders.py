@@ -67,7 +67,7 @@ def test_a_key_belongs_to_one_site(tmp_path):
     ("command", "line"),
     [
         (["federation"], "the federation command is: federation init, federation start, federation status"),
-        (["site", "stop"], "the site command is: site init, site start, site status"),
+        (["site", "stop"], "the site command is: site init, site start, site status, site review"),
         (["federation", "start", "fed=NOWHERE"], "NOWHERE/federation.yaml: cannot be read"),
         (["site", "start", "site=NOWHERE"], "NOWHERE/site.yaml: cannot be read"),
         (["federation", "init", "out=x", "host=h", "sites=a,a"], "sites must name each site once"),

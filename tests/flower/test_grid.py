@@ -92,7 +92,7 @@ class Grid:
 
 def carry(grid, timeout=2.0, most=1000):
     bell = SimpleNamespace(ring=lambda: grid.rings.append(len(grid.pushed)))
-    return dict(GridCarrier(grid, KEYS, timeout, bell).carry({0: b"to north", 1: b"to east"}, most))
+    return dict(GridCarrier(grid, lambda: KEYS, timeout, bell).carry({0: b"to north", 1: b"to east"}, most))
 
 
 def test_orders_go_to_keys_not_to_names():
@@ -115,6 +115,16 @@ def test_what_got_lost_with_its_node_is_sent_again(code):
     grid = Grid({7: KEYS[1], 8: KEYS[0]}, code, "wait", code)
     assert carry(grid) == {0: b"TO NORTH", 1: b"TO EAST"}
     assert len(grid.pushed) == 4
+
+
+def test_a_site_whose_key_is_taken_away_gets_nothing_from_then_on():
+    grid, keys = Grid({7: KEYS[1], 8: KEYS[0]}, *["wait"] * 1000), dict(KEYS)
+    bell = SimpleNamespace(ring=lambda: keys.pop(1))  # after its order was pushed
+    found = GridCarrier(grid, lambda: keys, 0.5, bell).carry({0: b"to north", 1: b"to east"}, 1000)
+    assert "its key was taken away" in dict(found)[1].cause
+    del keys[0]
+    found = GridCarrier(grid, lambda: keys, 3600.0, bell).carry({0: b"to north"}, 1000)
+    assert "its key was taken away" in dict(found)[0].cause  # at once
 
 
 def test_who_is_away_or_late_is_lost():

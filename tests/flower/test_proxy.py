@@ -1,12 +1,17 @@
 """The open port lets Flower's Fleet API through, and nothing else."""
 
 import asyncio
+import base64
+import datetime
 
 import pytest
 
 pytest.importorskip("flwr")
 
 import httpx
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +19,8 @@ from starlette.routing import Route
 
 from lit_fedad.flower import proxy
 from lit_fedad.flower import proxy as held_polls
-from lit_fedad.flower.keys import write_certificates
+from lit_fedad.flower.gate import CLOCK, Gate
+from lit_fedad.flower.keys import read_private_key, write_certificates, write_site_key
 from lit_fedad.flower.proxy import Bell
 
 POLL = "/v1/fleet/pull-messages"
@@ -25,9 +31,15 @@ class Port:
 
     def __init__(self, folder):
         write_certificates(folder, "localhost")
+        (folder / "keys").mkdir()
+        write_site_key(folder)
+        (folder / "key.pub").rename(folder / "keys" / "north.pub")
+        self.gate, self.key = Gate(folder / "keys"), read_private_key(folder / "key")
         self.bell, self.ending, self.asked = Bell(folder / "orders.given"), False, asyncio.Event()
         self.meanwhile = lambda: None
-        self.app = proxy.fleet_only("127.0.0.1:1", folder / "ca.crt", self.bell, lambda: self.ending)
+        self.app = proxy.fleet_only(
+            "127.0.0.1:1", folder / "ca.crt", self.gate, self.bell, lambda: self.ending
+        )
 
     async def answer(self, request: Request) -> Response:
         """Sends what came back, with the status that the request names."""
@@ -36,7 +48,19 @@ class Port:
         told = {"x-path": request.url.path, "x-key": request.headers.get("key", "")}
         return Response(await request.body(), int(request.headers.get("status", 200)), told)
 
-    async def send(self, path, content=b"", headers=None):
+    def signed(self, seconds=0.0):
+        """What a site with the key says of itself, so many seconds from now."""
+        stamp = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat()
+        public = base64.b64encode(public_key_to_bytes(self.key.public_key())).decode()
+        signature = base64.b64encode(sign_message(self.key, stamp.encode())).decode()
+        return {
+            FLEET_HTTP_PUBLIC_KEY_HEADER: public,
+            FLEET_HTTP_SIGNATURE_HEADER: signature,
+            TIMESTAMP_HEADER: stamp,
+        }
+
+    async def send(self, path, content=b"", headers=None, signed=True):
+        headers = {**(self.signed() if signed else {}), **(headers or {})}
         url = httpx.URL("http://here", raw_path=path.encode())
         transport = httpx.ASGITransport(self.app)
         async with self.app.router.lifespan_context(self.app), self.client(transport=transport) as sender:
@@ -86,6 +110,50 @@ def test_nobody_else_does(send, path):
 def test_a_request_that_would_fill_the_memory_is_refused(send, monkeypatch):
     monkeypatch.setattr(proxy, "_LARGEST", 10)
     assert send("/v1/fleet/push-object", b"x" * 11).status_code == 413
+
+
+async def unread():
+    pytest.fail("a stranger's body was read")
+    yield b""
+
+
+@pytest.mark.parametrize("change", ["none", "key", "signature", "revoked", "garbage"])
+def test_of_a_stranger_no_body_is_read(port, send, change):
+    headers = port.signed()
+    if change == "revoked":
+        (port.gate.folder / "north.pub").unlink()
+    elif change == "key":
+        port.key = read_private_key(write_other(port.gate.folder.parent / "other"))
+        headers = port.signed()
+    elif change == "signature":
+        headers[TIMESTAMP_HEADER] = port.signed(1)[TIMESTAMP_HEADER]
+    elif change == "garbage":
+        headers = dict.fromkeys(headers, "x" * 10_000)
+    found = send(POLL, unread(), headers if change != "none" else {}, False)
+    assert (found.status_code, "x-path" in found.headers) == (403, False)
+
+
+def write_other(folder):
+    folder.mkdir()
+    write_site_key(folder)
+    return folder / "key"
+
+
+@pytest.mark.parametrize("seconds", [30, -400])
+def test_a_site_with_another_clock_is_told_so(port, send, seconds):
+    found = send(POLL, unread(), port.signed(seconds), False)
+    assert (found.status_code, CLOCK in found.headers) == (401, True)
+
+
+def test_a_site_has_few_requests_at_once_and_little_time_for_each(port, send, monkeypatch):
+    async def late():
+        await asyncio.sleep(10)
+        yield b""
+
+    monkeypatch.setattr(proxy, "_BODY_S", 0.05)
+    assert send(POLL, late()).status_code == 408
+    monkeypatch.setattr(proxy, "_AT_ONCE", 0)
+    assert send(POLL).status_code == 429
 
 
 @pytest.mark.parametrize("end", ["orders", "closing", "time"])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from helpers.pairs import OWN, PAIRS, of_method
-from helpers.sites import DEBUG, HERE, NAMES, OwnTests
+from helpers.sites import DEBUG, HERE, NAMES, OPEN, OwnTests
 from helpers.small_tasks import small_tasks
 from lit_fedad.core.config import choices, compose
 from lit_fedad.evaluation.accuracy import AccuracyEvaluator, test_images
@@ -19,7 +19,8 @@ from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.train import train
 from lit_fedad.report.console import Display
-from lit_fedad.sites.site import Site, SiteSettings
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import Site
 
 CLASSES = ("dark", "grey", "light")
 HELD = {"north": ("grey", "dark"), "east": CLASSES, "south": ("light", "grey")}
@@ -123,6 +124,7 @@ def sites(folder, data):
                 folder / name,
                 data(folder / name),
                 (*HERE, f"cache.folder={folder / name / 'cache'}"),
+                policy=OPEN,
             ),
             Display(quiet=True),
         )

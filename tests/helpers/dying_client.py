@@ -3,11 +3,14 @@
 import os
 import sys
 
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.methods.fedavg import FedAvgClient
 
 
 class DyingClient(FedAvgClient):
     """Client 1 never finishes round 2: in a Ray worker its process ends, elsewhere its turn fails."""
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader):
         if (self.context.round, self.context.client) == (2, 1):

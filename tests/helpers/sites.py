@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.disclosure import Kind
 from lit_fedad.core.building import build
 from lit_fedad.core.client_names import ClientNames
 from lit_fedad.core.config import Config, compose
@@ -22,13 +23,18 @@ from lit_fedad.experiment.local_clients import LocalClients
 from lit_fedad.experiment.train import train
 from lit_fedad.federation.collecting import Sender
 from lit_fedad.report.console import Display
+from lit_fedad.sites.policy import Policy
 from lit_fedad.sites.remote import Lost
 from lit_fedad.sites.roster import write_sum_key
-from lit_fedad.sites.site import Site, SiteSettings
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import Site
 
 NAMES = ("north", "east", "south")
 DEBUG = ("debug=seconds", "evaluation.alpha=0.3", "evaluation.pictures=0")
 HERE = ("fabric.accelerator=cpu",)
+
+OPEN = Policy(allow=[kind.value for kind in Kind], images=1, runs=10_000)
+"""The policy of sites whose tests are of something else."""
 
 OF_FILES = (
     "fedavg", "fedprox", "fedbn", "fedphp", "scaffold", "moon", "dbe", "apfl", "apple", "local",
@@ -71,6 +77,7 @@ def settings(folder: Path, name: str, *own: str) -> SiteSettings:
         folder / name,
         ("data=mvtec_mixture", f"data.root={folder / name / 'images'}"),
         (*HERE, f"cache.folder={folder / name / 'cache'}", *own),
+        policy=OPEN,
     )
 
 

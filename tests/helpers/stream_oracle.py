@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lit_fedad.contracts import Client, Exchanges, Prediction, Predictors, Server, Task, TensorSpec
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.data.stream import StreamDataModule
 from lit_fedad.federation.local_training import Train
 
@@ -93,6 +94,8 @@ class Oracle(Client):
         return {"round": TensorSpec((), torch.int64)}
 
     upload_spec = broadcast_spec
+
+    discloses = (TRAINED_WEIGHTS,)
 
     def send(self, loader):
         return {"round": torch.tensor(self.context.round)}

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save
 
 from lit_fedad.contracts import Context
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.contracts.task import learned_state
 from lit_fedad.core.errors import UserError
 from lit_fedad.methods.fedavg import FedAvgClient
@@ -155,6 +156,8 @@ def test_standardised_features_are_those_of_all_clients_data(federate, make_task
 
 def test_a_bank_that_slips_into_a_message_is_refused(federate, make_task, make_loader):
     class Leaking(FedAvgClient):
+        discloses = (TRAINED_WEIGHTS,)
+
         def send(self, loader):
             return {**super().send(loader), "memory": self.task.memory}
 

@@ -1,6 +1,4 @@
-"""What a site spends over all its runs."""
-
-import json
+"""What a site spends over all its runs: every release at the price of its time, and nothing ever cheaper."""
 
 import pytest
 
@@ -8,45 +6,39 @@ from lit_fedad.core.errors import UserError
 from lit_fedad.privacy.ledger import Ledger
 
 
-def test_runs_add_up_and_one_run_counts_once(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.json", 8.0)
+def test_releases_of_one_noise_are_composed_and_all_else_adds_up(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl", 8.0)
     assert ledger.total == (0, 0)
-    for epsilon in (1.0, 2.5):  # what the run has spent in all
-        ledger.spend("first", epsilon, 1e-5)
-    ledger.spend("second", 4.0, 2e-5)
-    again = Ledger(tmp_path / "ledger.json", 8.0)  # the site was started anew
-    assert again.total == (6.5, pytest.approx(3e-5))
-    assert again.left("first") == 4.0
-    assert again.left("third") == 1.5
+    for epsilon in (1.0, 2.5):  # what the run has spent with this noise in all
+        ledger.spend("first", "strong", epsilon, 1e-5)
+    ledger.spend("first", "weak", 0.5, 1e-5)
+    ledger.spend("second", "strong", 3.5, 2e-5)
+    again = Ledger(tmp_path / "ledger.jsonl", 8.0)  # the site was started anew
+    assert again.total == (6.5, pytest.approx(4e-5))
+    assert again.left("first", "strong") == 4.0
+    assert again.left("third", "strong") == 1.5
+
+
+def test_nothing_that_is_asked_later_makes_it_cheaper(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl", 8.0)
+    ledger.spend("run", "strong", 7.9, 1e-5)
+    ledger.spend("run", "strong", 0.2, 1e-5)  # a plan of less noise a release, under the same number
+    assert ledger.total[0] == 7.9
+    with pytest.raises(UserError, match="left of 8"):
+        ledger.spend("run", "other", 0.2, 1e-5)
 
 
 def test_what_is_not_left_is_not_spent(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.json", 8.0)
-    ledger.spend("first", 6.0, 1e-5)
-    ledger.spend("second", 2.0, 1e-5)  # to the last digit
+    ledger = Ledger(tmp_path / "ledger.jsonl", 8.0)
+    ledger.spend("first", "noise", 6.0, 1e-5)
+    ledger.spend("second", "noise", 2.0, 1e-5)  # to the last digit
     with pytest.raises(UserError, match="epsilon 2 left of 8 after 1 other runs .* this one asks for 2.5"):
-        ledger.spend("second", 2.5, 1e-5)
-    with pytest.raises(UserError, match="epsilon 0 left of 8 after 2 other runs"):
-        ledger.check("third", 0.1)
+        ledger.spend("second", "noise", 2.5, 1e-5)
     assert ledger.total[0] == 8.0
 
 
-def test_without_a_limit_all_is_noted_and_nothing_refused(tmp_path):
-    ledger = Ledger(tmp_path / "folder" / "ledger.json")
-    for number in range(20):
-        ledger.spend(str(number), 10.0, 1e-5)
-    assert ledger.total[0] == 200.0
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"run": 1}', '{"run": [1]}', '{"run": [-5, 0]}', '{"run": [NaN, 0]}']
-)
+@pytest.mark.parametrize("content", ["[]\n", "{\n", '{"run": 1}\n', '{"entry": 1, "before": "0"}\n'])
 def test_a_damaged_file_is_no_empty_ledger(tmp_path, content):
-    (tmp_path / "ledger.json").write_text(content)
-    with pytest.raises(UserError, match=r"ledger.json: .*; restore it from a copy"):
-        Ledger(tmp_path / "ledger.json", 8.0).spend("run", 1.0, 1e-5)
-
-
-def test_the_file_says_what_each_run_spent(tmp_path):
-    Ledger(tmp_path / "ledger.json").spend("run", 1.5, 1e-5)
-    assert json.loads((tmp_path / "ledger.json").read_text()) == {"run": [1.5, 1e-5]}
+    (tmp_path / "ledger.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"ledger.jsonl, line 1: .* restore it from a copy"):
+        Ledger(tmp_path / "ledger.jsonl", 8.0).spend("run", "noise", 1.0, 1e-5)

@@ -58,7 +58,7 @@ def test_other_bytes_are_refused(blob):
 
 def test_another_version_is_told():
     with pytest.raises(UserError, match="another version of lit_fedad: install the same at all sites"):
-        Order.from_bytes(changed(format=5))
+        Order.from_bytes(changed(format=4))
 
 
 @pytest.mark.parametrize("size", [-1, 0.5, 1e12, float("nan")])
@@ -68,5 +68,13 @@ def test_sizes_are_numbers_of_images(size):
 
 
 def test_a_terminal_is_not_given_orders():
-    reply = Reply.from_bytes(Reply(cause="gone\x1b[2J").to_bytes())
-    assert reply.cause == "gone\\x1b[2J"
+    reply = Reply.from_bytes(Reply(facts=Facts(version="1\x1b[2J")).to_bytes())
+    assert reply.facts.version == "1\\x1b[2J"
+
+
+def test_of_an_error_comes_a_number_that_this_version_may_not_know():
+    assert "number 999" in Reply.from_bytes(Reply(code=999).to_bytes()).cause
+    assert "number 24" in Reply.from_bytes(Reply(code=24).to_bytes()).cause  # without the numbers of its text
+    for wrong in (Reply(numbers=[0.0] * 5), Reply(scalars={"\n": 1.0})):
+        with pytest.raises(UserError, match="more of an error than its number"):
+            Reply.from_bytes(wrong.to_bytes())

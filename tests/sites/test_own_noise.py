@@ -1,6 +1,5 @@
 """Sites that draw noise of their own: what is asked twice, what is paid for, and what sums hold."""
 
-import json
 from dataclasses import replace
 from itertools import combinations
 
@@ -11,6 +10,7 @@ from helpers.sites import DEBUG, HERE, NAMES, Here, enrol_in_sums, message_of, p
 from safetensors.torch import load
 
 from lit_fedad.contracts import Context, Exchanges, Method, Sums
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS
 from lit_fedad.core.errors import UserError
 from lit_fedad.experiment.build import build_model
 from lit_fedad.federation.checkpoint import Checkpoints
@@ -23,6 +23,7 @@ from lit_fedad.sites import coordinator
 from lit_fedad.sites.coordinator import coordinate
 from lit_fedad.sites.letters import Order, Reply
 from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
+from lit_fedad.sites.refusals import Code
 from lit_fedad.sites.roster import Roster
 from lit_fedad.sites.site import Site
 from lit_fedad.sites.words import compose_words
@@ -44,6 +45,7 @@ class OneSum:
     """An exchange whose sums are noised."""
 
     name = "sums"
+    discloses = (TRAINED_WEIGHTS,)
 
     @staticmethod
     def upload_spec(client):
@@ -65,7 +67,7 @@ def test_an_answer_is_paid_once_and_another_one_anew(tmp_path):
     again.pay(OneSum, None, asked[0])
     with pytest.raises(UserError, match=r"this order needs epsilon .* the budget is 4"):
         again.pay(OneSum, None, asked[affordable])
-    assert len(json.loads((tmp_path / "noised.json").read_text())) == affordable
+    assert len(noise._ledger.released(tmp_path.name, noise.mechanism)) == affordable
 
 
 def test_a_second_run_gets_what_the_first_has_left(tmp_path):
@@ -79,7 +81,7 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path):
     for noise in (first, third):
         noise.pay(OneSum, None, asked)
     spent = first.plan.epsilon(1)
-    assert ledger.spent == {"first": (spent, first.plan.settings.delta)}
+    assert ledger.spent == {("first", first.mechanism): (spent, first.plan.settings.delta)}
     assert 1 < spent < 2
     with pytest.raises(UserError, match=f"this site has epsilon {2 - spent:.4g} left of 2"):
         second.pay(OneSum, None, asked)
@@ -87,17 +89,19 @@ def test_a_second_run_gets_what_the_first_has_left(tmp_path):
 
 def test_a_run_that_asks_for_more_than_is_left_is_refused_before_it_begins(tmp_path):
     paint(tmp_path)
-    limited = replace(settings(tmp_path, "north"), epsilon=8.0)
-    Ledger(limited.folder / LEDGER).spend("earlier", 6.0, 1e-5)
+    enrol_in_sums(tmp_path)
+    limited = replace(
+        settings(tmp_path, "north"), epsilon=8.0, roster=Roster.read(tmp_path / "north", "north")
+    )
+    Ledger(limited.folder / LEDGER).spend("earlier", "noise", 6.0, 1e-5)
 
     def said(epsilon):
         privacy = ["federation/privacy=distributed", f"federation.privacy.epsilon={epsilon}"]
         order = Order("hello", RUN, [*SUBSPACE, "federation=secure", *privacy], 0)
         return Reply.from_bytes(Site(limited, Display(quiet=True)).answer(order.to_bytes())).cause
 
-    assert "this site has epsilon 2 left of 8 after 1 other runs" in said(4)
-    assert "left of 8" not in said(1)  # it lacks no budget but a roster
-    assert "no roster" in said(1)
+    assert "has epsilon 2 left, and this asks for 4" in said(4)
+    assert not said(1)
 
 
 def test_all_that_an_answer_follows_from_changes_the_noise(tmp_path):
@@ -130,7 +134,8 @@ def test_shares_make_up_the_noise_of_a_sum_of_enough(tmp_path):
 
 
 def test_the_secret_stays_in_the_sites_folder(tmp_path):
-    OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER))
+    asked = Asked("configuration", 1, 0, "message", "state")
+    OwnNoise(plan_of(), tmp_path, "images", Ledger(tmp_path / LEDGER)).pay(OneSum, None, asked)
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -197,7 +202,7 @@ def test_asked_twice_a_site_draws_the_same_noise_and_asked_otherwise_another(tmp
     # and .011 with another. The noise is a secret's, so the bound stands far from both.
     assert (weights[1] - weights[0]).std() > 0.001
     assert not other.cause
-    assert "noise was made for 2" in asking.train(change=2e-3).cause
+    assert asking.train(change=2e-3).code == Code.FAILED  # the noise was made for 2 answers
 
 
 @pytest.mark.slow

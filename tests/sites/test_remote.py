@@ -15,7 +15,8 @@ from lit_fedad.core.files import sha256
 from lit_fedad.federation.channel import Channel
 from lit_fedad.federation.client_query import ClientQuery, LocalQuery
 from lit_fedad.federation.transport import Pose
-from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
+from lit_fedad.sites.letters import Order, Reply, digest
+from lit_fedad.sites.refusals import Code, text_of
 from lit_fedad.sites.remote import Lost, Sites
 
 CONTEXT = Context(seed=0, round=2, exchange=1)
@@ -117,7 +118,7 @@ def test_a_site_that_is_away_costs_a_round_one_timeout(tmp_path):
     [
         (b"garbage", "the site sent bytes that hold no letter"),
         (good(b"garbage"), "the client sent bytes that hold no message"),
-        (Reply(cause="no memory"), "no memory"),
+        (Reply(code=Code.FAILED, numbers=[7.0]), "failed; entry 7 of its log"),
         (Reply(step=7).to_bytes(), "answered order 7 instead of 1"),
     ],
 )
@@ -150,7 +151,7 @@ def test_a_message_is_sent_once():
         {0: good(), 1: good()},
         away,
         {0: good(), 1: good()},
-        {0: Reply(cause=AGAIN), 1: good()},
+        {0: Reply(code=Code.AGAIN), 1: good()},
         {0: good()},
     ]
     transport, carrier = sites(*replies, {0: good(), 1: good()})
@@ -173,9 +174,9 @@ def test_a_message_is_sent_once():
 
 
 def test_who_never_keeps_a_message_has_failed():
-    transport, carrier = sites({0: good()}, {0: Reply(cause=AGAIN)}, {0: Reply(cause=AGAIN)})
+    transport, carrier = sites({0: good()}, {0: Reply(code=Code.AGAIN)}, {0: Reply(code=Code.AGAIN)})
     transport.play(Exchange(), CONTEXT, {0: b"x"}, ())
-    assert transport.play(Exchange(), CONTEXT, {0: b"x"}, ()).failures == {0: AGAIN}
+    assert transport.play(Exchange(), CONTEXT, {0: b"x"}, ()).failures == {0: text_of(Code.AGAIN, [])}
     assert len(carrier.orders) == 3
 
 

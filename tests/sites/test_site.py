@@ -8,8 +8,9 @@ from helpers.sites import DEBUG, message_of, paint, settings
 from lit_fedad.experiment.build import build_model
 from lit_fedad.report.console import Display
 from lit_fedad.sites.coordinator import Plan
-from lit_fedad.sites.letters import AGAIN, Order, Reply, digest
-from lit_fedad.sites.site import Site, without_paths
+from lit_fedad.sites.letters import Order, Reply, digest
+from lit_fedad.sites.refusals import Code
+from lit_fedad.sites.site import Site
 
 RUN = "0123456789abcdef"
 WORDS = ["method=fedavg", "task=autoencoder", "encoder.depth=18", "task.decoder.channels=16", *DEBUG]
@@ -63,43 +64,44 @@ def test_a_message_that_it_has_kept_need_not_come_again(site, train, folder):
     again = replace(train, letter=b"", same=digest(train.letter))
     assert ask(site, again) == first
     restarted = Site(settings(folder, "north"), Display(quiet=True))
-    assert ask(restarted, again).cause == AGAIN
+    assert ask(restarted, again).code == Code.AGAIN
     assert ask(restarted, train) == first
-    assert ask(site, replace(again, same=digest(b"another"))).cause == AGAIN
+    assert ask(site, replace(again, same=digest(b"another"))).code == Code.AGAIN
 
 
 @pytest.mark.parametrize(
-    ("change", "cause"),
+    ("change", "code", "numbers"),
     [
-        ({"words": [*WORDS, "data.root=x"]}, "'data.root=x' is not taken from a federation"),
-        ({"letter": b"garbage"}, "the server sent bytes that hold no message"),
-        ({"base": 1, "step": 9, "run": "f" * 16}, "the site has no state of step 1 of this run"),
-        ({"round": 1, "exchange": 3}, "the coordinator asked for exchange 3 of round 1"),
-        ({"kind": "ask", "question": "images"}, "the coordinator asked 'images', which no site answers"),
-        ({"kind": "ask", "question": "calibration", "names": ["nut"]}, "does not know the site's product"),
-        (
-            {"kind": "ask", "question": "scores", "sums": True},
-            "a model made of sums, which this method has not",
-        ),
+        ({"words": [*WORDS, "data.root=x"]}, Code.OVERRIDE, [len(WORDS) + 1]),
+        ({"words": [*WORDS, "rounds=3"]}, Code.REUSED, []),
+        ({"letter": b"garbage"}, Code.MESSAGE, []),
+        ({"base": 1, "step": 9, "run": "f" * 16}, Code.STATE, [1]),
+        ({"round": 1, "exchange": 3}, Code.EXCHANGE, [1, 3]),
+        ({"kind": "ask", "question": "images"}, Code.QUERY, []),
+        ({"kind": "ask", "question": "calibration", "names": ["nut"]}, Code.PRODUCT, []),
+        ({"kind": "ask", "question": "scores", "sums": True}, Code.LEAVE_OUT, []),
+        ({"kind": "reveal"}, Code.PART, []),
+        ({"kind": "offer"}, Code.ROSTER, []),
     ],
 )
-def test_what_it_refuses_is_one_line(site, train, folder, capsys, change, cause):
-    found = ask(site, replace(train, **change)).cause
-    assert cause in found
-    assert "\n" not in found
-    assert str(folder) not in found
+def test_what_it_refuses_is_a_number(site, train, folder, change, code, numbers):
+    ask(site, train)
+    reply = ask(site, replace(train, **change))
+    assert (reply.code, reply.numbers) == (code, numbers)
+    assert str(folder) not in reply.cause
+    assert "\n" not in reply.cause
 
 
-def test_a_cause_names_no_path(train, folder, tmp_path, capsys):
+def test_an_error_stays_at_the_site(train, folder, tmp_path, capsys):
     given = settings(folder, "north")
+    root = tmp_path / "Adler, Karin 1950"
     gone = Site(
-        replace(given, data=("data=mvtec_mixture", f"data.root={tmp_path / 'nowhere'}")), Display(quiet=True)
+        replace(given, folder=tmp_path, data=("data=mvtec_mixture", f"data.root={root}")), Display(quiet=True)
     )
-    cause = ask(gone, train).cause
-    assert "<path>" in cause
-    assert str(tmp_path) not in cause
-    assert str(tmp_path) in capsys.readouterr().err  # the site's own operator sees it
-    assert without_paths("a 3/4 share; C:\\data\\x.png and ~/x") == "a 3/4 share; <path> and <path>"
+    reply = gone.answer(train.to_bytes())
+    assert b"Adler" not in reply
+    assert Reply.from_bytes(reply).cause == "failed; entry 1 of its log (lit-fedad site log) says why"
+    assert str(root) in gone.log.entries()[0]["why"]  # the site's own operator reads it
 
 
 def test_products_apart_have_the_sites_name(folder):

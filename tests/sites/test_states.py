@@ -32,8 +32,8 @@ def test_settled_states_go_but_not_the_one_to_start_from(tmp_path):
 @pytest.mark.parametrize("other", ["images", "model"])
 def test_a_run_goes_on_with_what_it_began_with(tmp_path, other):
     marks = {"images": "some", "model": "one"}
-    States(tmp_path, INITIAL, **marks)
-    with pytest.raises(UserError, match=f"the site's {other} changed since this run began; give back"):
+    States(tmp_path, INITIAL, **marks).begin()
+    with pytest.raises(UserError, match=f"has (an)?other {other} than when this run began; give back"):
         States(tmp_path, INITIAL, **{**marks, other: "another"})
 
 

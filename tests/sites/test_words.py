@@ -1,5 +1,7 @@
 """What a site takes from a federation's configuration: choices and scalar values."""
 
+import sys
+
 import pytest
 
 from lit_fedad.core.errors import UserError
@@ -32,6 +34,11 @@ def test_choices_and_scalars_are_taken():
 def test_anything_else_is_refused(word):
     with pytest.raises(UserError, match="is not taken from a federation"):
         compose_words(["method=fedavg", word])
+
+
+def test_a_site_needs_no_library_that_draws_images(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lit_fedad.data.textures", None)
+    assert compose_words(["method=federated_subspace", "debug=seconds"])["data"] is None
 
 
 def test_what_a_word_names_is_never_called(tmp_path):

@@ -5,7 +5,8 @@ from pathlib import Path
 import mlflow
 
 from lit_fedad.tracking.reading import find_run_folder
-from lit_fedad.tracking.sender import Delivery
+from lit_fedad.tracking.sender import Delivery, deliver
+from lit_fedad.tracking.server import destination
 from lit_fedad.tracking.tracker import Tracker, amend
 
 
@@ -134,8 +135,11 @@ def test_later_numbers_and_files_join_the_run(tmp_path, client, journal, monkeyp
     before = tracker.close(timeout_s=120)
     file.write_text("1")
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")  # the run's own server, wherever the command is given
-    assert amend(folder, {"auc": 0.75}, 3, [file], "privacy") == Delivery(before.run_id, 0, None)
+    home = destination(None)
+    monkeypatch.chdir(tmp_path / "elsewhere")  # what the folder says of its server is not believed
+    assert "set MLFLOW_TRACKING_URI" in amend(folder, {"auc": 0.75}, 3, [file], "privacy").error
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", home)
+    assert deliver(folder) == Delivery(before.run_id, 0, None)
     file.write_text("other")
     amend(folder, {"auc": 0.5, "lost": float("nan")}, 3, [file], "privacy")
     run = client.get_run(before.run_id)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fedad.contracts import Context, Free, ImageSums, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.contracts.sums import HiddenByNoiseError
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.knn import nearest
@@ -180,6 +181,7 @@ class NoisedSlots(Projected):
     """The exchange of a round: the model and the slots to the clients, noised sums of patches by slot to the server."""
 
     sums = Sums(by_image=sums_by_slot)
+    discloses = (summed("sums of patches' features by slot of the bank", images=1),)
 
     def broadcast(self, server: HoldsBank, client_id: int) -> Message:  # type: ignore[override]
         """Returns the model, and what patches are assigned and measured by."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, Sums, TensorSpec, Update
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.contracts.task import channel_scale
 from lit_fedad.memory.moments import Moments
 from lit_fedad.memory.subspace import residual_basis
@@ -141,6 +142,8 @@ class Projected(Exchange[ProjectsFeatures, HoldsNoised]):
     def receive(self, client: ProjectsFeatures, message: Message) -> None:
         """Keeps centre and frame for this exchange."""
         client.frame = message
+
+    discloses = (summed("mean and products of the images' features, each of bounded length"),)
 
     def upload_spec(self, client: ProjectsFeatures) -> MessageSpec:
         """Declares the sums."""

@@ -20,6 +20,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.memory.moments import Moments, check_covariance, symmetric, upper_triangle
 from lit_fedad.methods.parts.feature_sums import MomentSums
@@ -161,6 +162,8 @@ class PooledMoments(Exchange[MeasuresOnce, HoldsMoments]):
     name = "moments"
     down = False
     sums = Sums(lambda client: MomentSums(client.task.vectors_per_image))
+
+    discloses = (summed("mean and covariance of all patches' features"),)
 
     def send(self, client: MeasuresOnce, loader: DataLoader) -> Message:
         """Returns new moments."""

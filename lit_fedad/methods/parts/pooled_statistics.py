@@ -20,6 +20,7 @@ from lit_fedad.contracts import (
     TensorSpec,
     Update,
 )
+from lit_fedad.contracts.disclosure import summed
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_statistics
 from lit_fedad.methods.parts.feature_sums import ChannelSums
@@ -72,6 +73,8 @@ class PooledStatistics(Exchange[Client, HoldsStatistics]):
     down = False
     sums = Sums(lambda client: ChannelSums(client.task.vectors_per_image))
 
+    discloses = (summed("mean and variance of each channel of the features"),)
+
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Returns ``count``, ``mean`` and ``variance`` [C] over the client's data."""
         assert isinstance(client.task, StandardisedTask)
@@ -122,6 +125,8 @@ class Prepare(Exchange[Client, HoldsStatistics]):
     def receive(self, client: Client, message: Message) -> None:
         """Loads the statistics into the task."""
         load_statistics(client.task, message)
+
+    discloses = ()
 
     def send(self, client: Client, loader: DataLoader) -> Message:
         """Prepares the task; returns an empty message."""

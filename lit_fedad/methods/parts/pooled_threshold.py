@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_fedad.contracts import Exchange, Message, MessageSpec, TensorSpec, Update
+from lit_fedad.contracts.disclosure import counted
 from lit_fedad.core.errors import UserError
 from lit_fedad.federation.aggregation import pool_quantile
 from lit_fedad.methods.parts.pooled_statistics import check_count
@@ -70,6 +71,8 @@ class PooledThreshold(Exchange[HasMemory, SharesMemory]):
     def receive(self, client: HasMemory, message: Message) -> None:
         """Loads the message."""
         client.receive(message)
+
+    discloses = (counted("quantiles of the distances between patches and the bank"),)
 
     def send(self, client: HasMemory, loader: DataLoader) -> Message:
         """Returns the number of the client's distances, and their quantiles."""

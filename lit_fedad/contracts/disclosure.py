@@ -1,0 +1,85 @@
+"""What a message tells of a client's images: every exchange and every client query declares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Kind(Enum):
+    """A kind of what a message tells, from what tells least to the images themselves."""
+
+    COUNTS = "counts"
+    SUMS = "sums"
+    WEIGHTS = "weights"
+    CLASS_STATISTICS = "class_statistics"
+    PATCHES = "single_patches"
+    SYNTHETIC_IMAGES = "synthetic_images"
+    MEAN_IMAGES = "mean_images"
+    IMAGES = "images"
+
+    @property
+    def words(self) -> str:
+        """Its name in a sentence."""
+        return self.value.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """One thing that a message tells.
+
+    Attributes:
+        kind: Its kind.
+        what: What it is, in words that a person reads who does not know the method.
+        images: Fewest images behind each value, of sums, class statistics and mean images; None for all images of the
+            client.
+        noised: Whether the client adds noise of differential privacy before anybody else sees it.
+    """
+
+    kind: Kind
+    what: str
+    images: int | None = None
+    noised: bool = False
+
+
+Disclosures = tuple[Disclosure, ...]
+
+
+@dataclass(frozen=True)
+class DisclosedBy:
+    """What an exchange discloses, where the client's settings decide.
+
+    Attributes:
+        of: Returns it, of the live client.
+    """
+
+    of: Callable[[Any], Disclosures]
+
+
+TRAINED_WEIGHTS = Disclosure(Kind.WEIGHTS, "weights of the model, trained on the images")
+"""What most methods send."""
+
+
+def counted(what: str) -> Disclosure:
+    """Declares counts, or a histogram."""
+    return Disclosure(Kind.COUNTS, what)
+
+
+def summed(what: str, images: int | None = None) -> Disclosure:
+    """Declares sums or means over images.
+
+    Args:
+        what: Of what.
+        images: See `Disclosure`.
+    """
+    return Disclosure(Kind.SUMS, what, images)
+
+
+def undeclared(name: str, method: str = "send") -> TypeError:
+    """Builds the error for a class that sends something, and does not say what it tells of images."""
+    return TypeError(
+        f"{name} overrides {method}: say discloses = (...) beside it, what its message tells of a client's images"
+        " (lit_fedad.contracts.disclosure)"
+    )

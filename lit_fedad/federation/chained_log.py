@@ -1,0 +1,104 @@
+"""A file that only grows: JSON lines, each with the hash of the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.core.errors import UserError
+
+_BEGIN = "0" * 64
+
+
+class ChainedLog:
+    """A log whose lines cannot be changed, taken out or put in without notice.
+
+    Lines that are taken away at the end are missed by who wrote down the last hash.
+
+    Args:
+        file: The file; absent before the first line.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._read: tuple[int, list[dict[str, Any]]] = (-1, [])
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Returns all lines, oldest first; a line that a crash cut off is none.
+
+        Raises:
+            UserError: If a line was changed, or the file cannot be read.
+        """
+        try:
+            if not self.file.exists() and not self.file.is_symlink():
+                return []
+            found = self.file.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                raise UserError(f"{self.file}: is no regular file; restore it from a copy")
+            if found.st_size != self._read[0]:
+                self._read = found.st_size, self._checked(self.file.read_bytes())
+        except OSError as error:
+            raise UserError(f"{self.file}: cannot be read ({error.strerror})") from error
+        return self._read[1]
+
+    def append(self, **content: Any) -> dict[str, Any]:
+        """Writes a line; it is on disk when this returns.
+
+        Args:
+            **content: Its content, beside number, time and hashes.
+
+        Returns:
+            The line.
+
+        Raises:
+            UserError: If an earlier line was changed, or nothing can be written.
+        """
+        before = self.entries()
+        line: dict[str, Any] = {"entry": len(before) + 1, "time": _now(), **content}
+        line["before"] = before[-1]["hash"] if before else _BEGIN
+        line["hash"] = _hash(line)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "rb+") as file:
+                content_before = file.read()
+                file.truncate(whole := content_before.rfind(b"\n") + 1)
+                file.seek(whole)
+                file.write(json.dumps(line).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UserError(f"{self.file}: cannot be written ({error.strerror})") from error
+        self._read = self.file.stat().st_size, [*before, line]
+        return line
+
+    def _checked(self, content: bytes) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        before = _BEGIN
+        for number, text in enumerate(content.split(b"\n")[:-1], start=1):
+            try:
+                line = json.loads(text)
+                if line["entry"] != number or line["before"] != before or line["hash"] != _hash(line):
+                    raise ValueError("does not follow")
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise UserError(
+                    f"{self.file}, line {number}: does not follow from the line before; the file was changed: restore"
+                    " it from a copy"
+                ) from error
+            found.append(line)
+            before = line["hash"]
+        return found
+
+
+def _hash(line: dict[str, Any]) -> str:
+    text = json.dumps({name: value for name, value in line.items() if name != "hash"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,91 @@
+"""What a site has answered over all runs: under which configuration, and in which sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_fedad.federation.chained_log import ChainedLog
+from lit_fedad.sites.refusals import Code, RefusalError
+
+CLAIMS = "runs.jsonl"
+"""File of a site's claims, in its folder."""
+
+
+class Claims:
+    """The runs that a site has answered in, and the secure sums that its parts were given to.
+
+    The difference of two sums over the same images is what the sites send that are in one of them alone. So sums
+    without noise go to one set of sites, over all runs; a run may lose sites from one round to the next.
+
+    Args:
+        file: The file, which only grows.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.log = ChainedLog(file)
+
+    def answered(self, run: str) -> bool:
+        """Tells whether the site has sent anything of its images in a run."""
+        return any(line.get("run") == run for line in self.log.entries())
+
+    def check_run(self, run: str, configuration: str) -> None:
+        """Refuses a run that is known under another configuration.
+
+        Raises:
+            RefusalError: If it is.
+        """
+        for line in self.log.entries():
+            if line.get("run") == run and line.get("configuration", configuration) != configuration:
+                raise RefusalError(Code.REUSED)
+
+    def begin(self, run: str, configuration: str, images: str, noised: bool, most: int) -> None:
+        """Notes a run before its first answer.
+
+        Args:
+            run: Number of the run.
+            configuration: Hash of its configuration.
+            images: Hash of the site's images.
+            noised: Whether the site draws noise.
+            most: Most runs without noise.
+
+        Raises:
+            RefusalError: If it is known under another configuration, or there were so many.
+        """
+        self.check_run(run, configuration)
+        begun = [line for line in self.log.entries() if "configuration" in line]
+        if any(line.get("run") == run for line in begun):
+            return
+        plain = sum(not line.get("noised") for line in begun)
+        if not noised and plain >= most:
+            raise RefusalError(Code.RUNS, plain)
+        self.log.append(run=run, configuration=configuration, images=images, noised=noised)
+
+    def claim(
+        self, run: str, images: str, place: tuple[int, int, str], sites: Sequence[str], noised: bool = False
+    ) -> None:
+        """Notes the sites that a part is summed with.
+
+        Args:
+            run: Number of the run.
+            images: Hash of the site's images.
+            place: Round, index and name of the exchange.
+            sites: Names of the sites in the sum.
+            noised: Whether the sum holds noise that the sites draw: then other runs may have other sites.
+
+        Raises:
+            RefusalError: If the part, or that of another run, was given to a sum of other sites.
+        """
+        value, names = list(place), sorted(sites)
+        earlier = [line for line in self.log.entries() if "sites" in line and line.get("images") == images]
+        own = [line for line in earlier if line["run"] == run and line["place"] == value]
+        others = [line for line in earlier if line["run"] != run and not line.get("noised")]
+        differs = any(line["sites"] != names for line in own)
+        if not noised:
+            first = others[0]["sites"] if others else names
+            same = [line for line in others if line["place"][0] == place[0] and line["place"][2] == place[2]]
+            differs = differs or names != first or any(line["sites"] != names for line in same)
+        if differs:
+            raise RefusalError(Code.CLAIMED, place[0])
+        if not own:
+            self.log.append(run=run, images=images, place=value, sites=names, noised=noised)

@@ -1,0 +1,185 @@
+"""A federation as it is offered to a site: what it would take, exchange by exchange, and whether that is approved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_fedad.contracts import Client, Exchange, Exchanges, disclosed_by
+from lit_fedad.contracts.disclosure import Disclosure
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config, flatten
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.files import atomic
+from lit_fedad.federation.chained_log import ChainedLog
+from lit_fedad.sites.policy import Policy, not_allowed
+from lit_fedad.sites.refusals import Code, RefusalError
+
+APPROVED = "approved.jsonl"
+"""File of a site's approvals, in its folder."""
+
+OFFERED = "offer.json"
+"""File of the federation that was offered last, in a site's folder."""
+
+_VARIES = ("data", "partition", "public", "cache", "fabric", "out", "start", "fresh", "callbacks", "tracking")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a coordinator offers: the configuration of a federation.
+
+    Attributes:
+        words: Its overrides.
+        classes: Names of the classes that it learns.
+    """
+
+    words: Sequence[str]
+    classes: Sequence[str] = ()
+
+    def write(self, file: Path) -> None:
+        """Writes the offer to a file.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        with atomic(file) as partial:
+            partial.write_text(
+                json.dumps({"words": list(self.words), "classes": list(self.classes)}, indent=1)
+            )
+
+    @classmethod
+    def read(cls, file: Path) -> Offer:
+        """Reads an offer.
+
+        Raises:
+            UserError: If the file holds none.
+        """
+        try:
+            content = json.loads(file.read_text()) if file.is_file() else None
+            if not isinstance(content, dict) or set(content) != {"words", "classes"}:
+                raise ValueError("no offer")
+            if not all(isinstance(text, str) for value in content.values() for text in value):
+                raise ValueError("no texts")
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{file}: holds no offer; take offer.json from the coordinator's operator, or start the site once"
+            ) from error
+        return cls(content["words"], content["classes"])
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One thing that an exchange takes.
+
+    Attributes:
+        round: Round of the exchange; 1 stands for every round.
+        index: Its index in the round.
+        exchange: Its name.
+        disclosed: What its message tells.
+        largest: Most bytes of the message.
+    """
+
+    round: int
+    index: int
+    exchange: str
+    disclosed: Disclosure
+    largest: int
+
+    @property
+    def key(self) -> list[Any]:
+        """What an approval binds: exchange, kind and number of images."""
+        return [self.exchange, self.disclosed.kind.value, self.disclosed.images]
+
+
+def taken_by(exchanges: Exchanges, client: Client, config: Config) -> list[Taken]:
+    """Lists what the exchanges of a method take of a client's images."""
+    up = build(config["federation"]["channel"]).up
+
+    def of(exchange: Exchange, round: int, index: int) -> Iterator[Taken]:
+        for disclosed in disclosed_by(exchange, client):
+            yield Taken(round, index, exchange.name, disclosed, up.largest(exchange.upload_spec(client)))
+
+    setup = [
+        part
+        for place, one in enumerate(exchanges.setup)
+        for part in of(one, place + exchanges.first_round, 0)
+    ]
+    rounds = [part for place, one in enumerate(exchanges.rounds) for part in of(one, 1, place)]
+    return setup + rounds
+
+
+def digest_of_offer(config: Mapping[str, Any], classes: Sequence[str], vary: Sequence[str]) -> str:
+    """Computes the hash that an approval binds: all settings but those that may vary, and the machine's own.
+
+    Args:
+        config: The composed configuration.
+        classes: Names of the classes.
+        vary: Settings that may differ.
+    """
+    flat = {
+        key: value
+        for key, value in flatten(config).items()
+        if key.split(".")[0] not in _VARIES and key not in vary
+    }
+    text = json.dumps([flat, list(classes), config.get("data")], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Approvals:
+    """The federations that a site's operator has approved.
+
+    Args:
+        file: The file, which only grows; absent before the first.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.log = ChainedLog(file)
+
+    def add(self, digest: str, method: str, taken: Sequence[Taken]) -> None:
+        """Notes an approval."""
+        self.log.append(digest=digest, method=method, takes=[part.key for part in taken])
+
+    def of(self, digest: str) -> list[list[Any]] | None:
+        """Returns what an approved federation may take; None of one that is not approved."""
+        found = [line.get("takes") for line in self.log.entries() if line.get("digest") == digest]
+        return found[-1] if found and isinstance(found[-1], list) else None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was approved: then nothing else is answered."""
+        return bool(self.log.entries())
+
+
+def judge(policy: Policy, taken: Sequence[Taken], images: int, approved: list[list[Any]] | None) -> None:
+    """Refuses a federation that takes more than policy and approval let out.
+
+    Args:
+        policy: The site's policy.
+        taken: What the federation takes.
+        images: Training images of the site.
+        approved: What was approved; None for nothing.
+
+    Raises:
+        RefusalError: If it takes more.
+    """
+    for part in taken:
+        if policy.allows(part.disclosed, images):
+            continue
+        if policy.needs_more(part.disclosed) or approved is None or part.key not in approved:
+            raise not_allowed(part.disclosed, part.round, part.index)
+
+
+def check_approval(policy: Policy, approvals: Approvals, digest: str) -> list[list[Any]] | None:
+    """Returns what was approved of a federation; None where nothing was approved at all.
+
+    Raises:
+        RefusalError: If others were approved, and not this one.
+    """
+    found = approvals.of(digest)
+    if found is None and approvals.any:
+        raise RefusalError(Code.NOT_APPROVED)
+    return found

@@ -1,0 +1,149 @@
+"""A federation in words: what it would take of a site, for the person who decides whether it may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lit_fedad.contracts.disclosure import Disclosures, Kind
+from lit_fedad.core.building import build
+from lit_fedad.core.config import Config, compose
+from lit_fedad.data.partition import Partition
+from lit_fedad.evaluation.calibration import CalibrationQuery
+from lit_fedad.evaluation.decisions import DecisionsQuery
+from lit_fedad.experiment.build import build_images, build_model
+from lit_fedad.experiment.calibration import with_calibration
+from lit_fedad.federation.channel import LARGEST_BLOB
+from lit_fedad.privacy.image_privacy import Course, in_words
+from lit_fedad.report.naming import human_bytes
+from lit_fedad.sites.offer import Offer, Taken, digest_of_offer, judge, taken_by
+from lit_fedad.sites.own_images import own_images, products_of, training_indices
+from lit_fedad.sites.own_noise import promised
+from lit_fedad.sites.policy import COUNTED, Policy
+from lit_fedad.sites.seat import composed
+from lit_fedad.sites.settings import SiteSettings
+
+
+@dataclass(frozen=True)
+class Review:
+    """A federation as its operator reads it.
+
+    Attributes:
+        lines: The text.
+        digest: The hash that an approval binds.
+        method: Name of the method.
+        taken: What its exchanges take.
+        images: Training images of the site.
+    """
+
+    lines: list[str]
+    digest: str
+    method: str
+    taken: list[Taken]
+    images: int
+
+    def check(self, policy: Policy) -> None:
+        """Refuses what not even an approval lets out.
+
+        Raises:
+            RefusalError: If the federation takes it.
+        """
+        judge(policy, self.taken, self.images, [part.key for part in self.taken])
+
+
+def review(settings: SiteSettings, offer: Offer) -> Review:
+    """Describes what an offered federation would take of a site.
+
+    Args:
+        settings: What the site's operator says.
+        offer: The federation.
+
+    Raises:
+        RefusalError: If the site takes no part in such a federation, whatever its operator approves.
+        UserError: If the site's images cannot be read.
+    """
+    policy = settings.policy
+    config = composed(offer.words, settings.own)
+    policy.check_floors(config)
+    digest = digest_of_offer(config, offer.classes, policy.vary)
+    form, config["data"] = config["data"], compose([*settings.data])["data"]
+    images = own_images(build_images(config), form, offer.classes, settings.name, settings.apart)
+    model = build_model(config, offer.classes)
+    whole = Partition.of_clients([training_indices(images)])
+    size = len(with_calibration(config, images, whole, model.method).clients[0])
+    exchanges, noise = model.method.exchanges, ""
+    if (privacy := promised(config)) is not None:
+        federation = config["federation"]
+        secure, sampler = build(federation.get("secure_sum")), build(federation["sampler"])
+        plan = privacy.plan(model.method, Course(config["rounds"], {0: 0}, {0: size}, sampler, secure))
+        exchanges, noise = plan.noised(model.method, b"declared"), in_words(plan.summary(plan.releases))
+    taken = taken_by(exchanges, model.client, config)
+    names = ", ".join(products_of(images))
+    lines = [
+        f"Method {config['method']['name']} ({config['method']['paper']}), {config['rounds']} rounds,"
+        f" asked by {settings.coordinator or 'the coordinator'}.",
+        f"This site, {settings.name}, has {size} training images. It would send:",
+        "",
+        f"- Once, at the beginning: numbers of its images by product or class, with these names: {names}; versions and"
+        f" hashes of its software. {_said(policy, Kind.COUNTS)}",
+        *(f"- {described(part, config['rounds'], size)} {verdict(policy, part, size)}." for part in taken),
+        *_queries(config, policy),
+        f"- With each training: its loss and other means over all images. {_said(policy, Kind.SUMS)}",
+        "",
+    ]
+    if config["federation"].get("secure_sum"):
+        lines.append("Messages are masked: the coordinator sees the sum over all sites alone.")
+    if noise:
+        lines.append(f"Noise: {noise}.")
+    if any(part.disclosed.kind is Kind.WEIGHTS for part in taken):
+        lines.append(
+            "Weights: a coordinator that does not keep to the method can choose weights so that what comes back tells"
+            " more of single images; noise bounds that (federation/privacy)."
+        )
+    lines.append(f"Hash of all this: {digest}")
+    return Review(lines, digest, config["method"]["name"], taken, size)
+
+
+def described(part: Taken, rounds: int, images: int) -> str:
+    """Describes a part in a sentence for a person who does not know the method.
+
+    Args:
+        part: The part.
+        rounds: Rounds of the federation.
+        images: Training images of the site.
+    """
+    disclosed = part.disclosed
+    when = "Once, at the beginning" if part.round < 1 else f"In each of {rounds} rounds"
+    size = f"at most {human_bytes(part.largest)}" if part.largest < LARGEST_BLOB else "of any size"
+    behind = images if disclosed.images is None else min(disclosed.images, images)
+    of = ""
+    if disclosed.kind in COUNTED:
+        of = (
+            f", each value of at least {behind} images"
+            if behind > 1
+            else ", a value may be of one image alone"
+        )
+    noise = "; noise hides single images" if disclosed.noised else ""
+    return f"{when} ({part.exchange}): {disclosed.kind.words}: {disclosed.what}{of}{noise}; {size}."
+
+
+def verdict(policy: Policy, part: Taken, images: int) -> str:
+    """Returns what a policy says to a part, in words."""
+    if policy.allows(part.disclosed, images):
+        return "Allowed"
+    if policy.needs_more(part.disclosed):
+        return "REFUSED, unless policy.allow in site.yaml names images"
+    return "NEEDS YOUR APPROVAL"
+
+
+def _queries(config: Config, policy: Policy) -> list[str]:
+    every = config["evaluation"]["every"]
+    told: Disclosures = (*CalibrationQuery.discloses, *DecisionsQuery.discloses)
+    scores = (
+        f"- After every {every} rounds: numbers of test images and of their pixels by bin of their score."
+    )
+    last = [f"- After the last round: {part.what}. {_said(policy, part.kind)}" for part in told]
+    return [f"{scores} {_said(policy, Kind.COUNTS)}", *last]
+
+
+def _said(policy: Policy, kind: Kind) -> str:
+    return "Allowed." if kind.value in policy.allow else "REFUSED by policy.allow in site.yaml."

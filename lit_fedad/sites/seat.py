@@ -1,0 +1,400 @@
+"""A site's part in one run: its client, its images, its states, and what may leave of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lit_fedad
+from lit_fedad.contracts import Client, Context, Exchange, disclosed_by
+from lit_fedad.contracts.disclosure import Disclosures, Kind
+from lit_fedad.contracts.state import state_of
+from lit_fedad.contracts.task import learned_state
+from lit_fedad.core.building import build
+from lit_fedad.core.client_names import ClientNames
+from lit_fedad.core.config import Config, compose
+from lit_fedad.core.errors import UserError, first_line
+from lit_fedad.data.labelled import Images, LabelledImage
+from lit_fedad.data.partition import Partition
+from lit_fedad.data.sample import Sample
+from lit_fedad.evaluation.calibration import CalibrationQuery
+from lit_fedad.evaluation.decisions import DecisionsQuery, EvaluatedImages
+from lit_fedad.evaluation.predictions import Predicted
+from lit_fedad.experiment.build import build_data, build_images, build_model
+from lit_fedad.experiment.calibration import calibration_scores, with_calibration
+from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.decisions import evaluated_images
+from lit_fedad.experiment.evaluators import build_evaluator
+from lit_fedad.experiment.trained_client import TrainedClient
+from lit_fedad.federation.channel import LARGEST_BLOB, Link, Plain
+from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.federation.client_runner import ClientRunner, pose_client
+from lit_fedad.federation.processes import make_fabric
+from lit_fedad.privacy.image_privacy import in_words
+from lit_fedad.privacy.ledger import LEDGER, Ledger
+from lit_fedad.privacy.messages import read_survivors
+from lit_fedad.privacy.party import Party
+from lit_fedad.privacy.secure_aggregation import Mask
+from lit_fedad.report.console import Display
+from lit_fedad.sites.claims import CLAIMS, Claims
+from lit_fedad.sites.letters import Facts, Order, Reply, digest
+from lit_fedad.sites.offer import APPROVED, Approvals, check_approval, digest_of_offer, judge, taken_by
+from lit_fedad.sites.own_files import OwnDetector, OwnReport
+from lit_fedad.sites.own_images import (
+    anomalies_of,
+    form_of,
+    own_images,
+    products_of,
+    training_indices,
+    training_stages,
+)
+from lit_fedad.sites.own_noise import Asked, OwnNoise, check_promise
+from lit_fedad.sites.policy import not_allowed
+from lit_fedad.sites.refusals import Code, RefusalError
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.states import States, digest_of
+from lit_fedad.sites.words import agreed, check_words, compose_words
+
+_SHARES = 64 << 20
+"""Most bytes of what other sites' parts of a secure sum add to a message."""
+
+
+class Seat:
+    """A site's part in one run.
+
+    Args:
+        order: A request of the run; not trusted.
+        settings: What the site's operator says.
+        display: Output at the site.
+
+    Raises:
+        RefusalError: If the site takes no part in such a run.
+
+    Attributes:
+        largest: Most bytes of a message of the run's coordinator.
+    """
+
+    def __init__(self, order: Order, settings: SiteSettings, display: Display) -> None:
+        policy, self.run = settings.policy, order.run
+        config = composed(order.words, settings.own)
+        policy.check_floors(config)
+        offered = digest_of_offer(config, order.classes, policy.vary)
+        approved = check_approval(policy, Approvals(settings.folder / APPROVED), offered)
+        check_promise(config, settings.epsilon)
+        self.secure = build(config["federation"].get("secure_sum"))
+        self.summed = self.secure is not None
+        if self.summed != (settings.roster is not None):
+            raise RefusalError(Code.ROSTER if self.summed else Code.SECURE)
+        self.configuration = _hash([agreed(config), config["data"], order.classes, order.client])
+        self.claims = Claims(settings.folder / CLAIMS)
+        self.claims.check_run(order.run, self.configuration)
+        form, config["data"] = config["data"], compose([*settings.data])["data"]
+        fabric = make_fabric(**{**config["fabric"], "devices": 1, "num_nodes": 1})
+        read = build_images(config)
+        # Whatever settings make of them: sums of other runs are of the same images.
+        self.images = data_digest(read, Partition.of_clients([range(len(read.train))]))
+        images = own_images(read, form, order.classes, settings.name, settings.apart)
+        model = build_model(config, order.classes)
+        whole = _whole(config, images, settings, order.client)
+        partition = with_calibration(config, images, whole, model.method)
+        initial = state_of(model.client)
+        begins = digest_of([initial, learned_state(model.task)])
+        states = States(
+            settings.folder / "states" / order.run,
+            initial,
+            images=data_digest(images, partition),
+            model=f"{model.fingerprint[:16]} {begins}",
+        )
+        data = build_data(config, images, partition, model, fabric, display)
+        size = len(partition.clients[order.client])
+        ledger = Ledger(settings.folder / LEDGER, settings.epsilon)
+        self.noise = OwnNoise.of(config, model, states.folder, data.digest, order.client, size, ledger)
+        exchanges = model.method.exchanges
+        if self.noise is not None:
+            display.note(f"run {order.run}: {in_words(self.noise.plan.summary(self.noise.plan.releases))}")
+            exchanges = self.noise.plan.noised(model.method, b"declared")
+        least = min((len(own) for own in partition.by_stage[order.client]), default=0)
+        judge(policy, taken_by(exchanges, model.client, config), least, approved)
+        self.told_scalars = approved is not None or (
+            Kind.SUMS.value in policy.allow and least >= policy.images
+        )
+        self.config, self.data, self.states = config, data, states
+        self.settings, self.display = settings, display
+        self.method = model.method
+        self.client, self.module, self.fabric = model.client, data.module, fabric
+        channel = build(config["federation"]["channel"])
+        self.runner = ClientRunner(model.client, channel, fabric)
+        asked = [*exchanges.setup, *exchanges.rounds, *([exchanges.leave_out] if exchanges.leave_out else [])]
+        specs = [exchange.broadcast_spec(model.client) for exchange in asked]
+        self.largest = min(
+            LARGEST_BLOB, max(map(channel.down.largest, specs)) + (_SHARES if self.summed else 0)
+        )
+        self.roster = settings.roster
+        self.party: Party | None = None
+        self.message = b""
+        self.place, self.sites = (0, 0, ""), list[str]()
+        self.evaluator = build_evaluator(config, data, model.method, fabric, common=False)
+        # Predictions of its test images, and the round and message after which they were made.
+        self.predicted: tuple[tuple[int, str], Predicted | None] = (0, ""), None
+        if self.evaluator.local:
+            raise UserError(f"{type(self.evaluator).__name__}: no metric state of it can cross")
+        products = products_of(images)
+        stages = [_by_product(images.train, products, own) for own in partition.by_stage[order.client]]
+        sizes = _by_product(images.train, products, partition.clients[order.client])
+        self.detector: OwnDetector | None = (
+            None
+            if model.client.predictors.shared
+            else OwnDetector(
+                settings.folder / "detectors" / order.run,
+                config,
+                type(model.task).__name__,
+                settings.name,
+                order.client,
+                {name: sizes.get(name, 0) for name in order.classes or sizes},
+                model.provenance,
+            )
+        )
+        self.facts = Facts(
+            version=lit_fedad.__version__,
+            torch=torch.__version__,
+            configuration=agreed(config),
+            backbone=model.fingerprint[:16],
+            initial=begins,
+            stages=stages,
+            held=_by_product(images.train, products, whole.clients[order.client]),
+            tested=_by_product(images.test, images.categories, range(len(images.test))),
+            anomalies=anomalies_of(images),
+            form=form_of(images),
+        )
+
+    def answer(self, order: Order) -> tuple[Reply, str]:
+        """Carries out a request.
+
+        Returns:
+            The reply, and what it tells of images, for the site's log.
+
+        Raises:
+            RefusalError: If the site does not.
+        """
+        if order.kind == "hello":
+            return Reply(facts=self.facts), "numbers of images by product"
+        self.claims.begin(self.run, self.configuration, self.images, self._noised, self.settings.policy.runs)
+        self.states.begin()
+        if order.kind == "offer":
+            return Reply(letter=self._offer(order)), "keys"
+        if order.kind == "reveal":
+            return Reply(letter=self._reveal(order.letter)), "shares of keys"
+        # A query after a round comes with the message of the next.
+        data = self.module.at(order.round - (order.kind == "ask"))
+        stage = data.stages[order.client]
+        context = Context(self.config["seed"], order.round, order.client, order.exchange, stage)
+        envelopes, blob = order.letter[: order.sealed], self._message(order)
+        state = self.states.get(order.base)
+        known = digest_of(state) if self.noise else ""
+        asked = Asked(self.facts.configuration, order.round, order.exchange, digest(blob), known)
+        exchange = self._exchange(order, context, asked)
+        self.states.settle(order.settled, order.base)
+        try:
+            self.runner.activate(exchange, context, state, blob)
+        except UserError as error:
+            raise RefusalError(Code.MESSAGE, detail=str(error)) from error
+        if order.kind == "play":
+            if self.noise is not None:
+                self.noise.pay(exchange, self.client, asked)
+            mask = self._mask(exchange, envelopes)
+            self.place = order.round, order.exchange, exchange.name
+            result = self.runner.play(exchange, data, mask)
+            self.states.put(order.step, state_of(self.client))
+            scalars = dict(result.scalars) if self.told_scalars else {}
+            return Reply(scalars=scalars, letter=result.blob), _told(disclosed_by(exchange, self.client))
+        query = self._query(order)
+        if query.discloses and any(
+            part.kind.value not in self.settings.policy.allow for part in query.discloses
+        ):
+            raise not_allowed(query.discloses[0], order.round, order.exchange)
+        pose_client(self.client, "own", {}, data)
+        if order.keep:
+            state = state_of(self.client)
+            self.states.put(order.step, state)
+            trained = TrainedClient(order.round, order.exchange, blob, state)
+            self._keep(lambda detector: detector.write(trained))
+        found = query(self.client, order.client)
+        if order.question == "scores":
+            self.predicted = (order.round, digest(blob)), self.evaluator.predicted(found)
+        if order.question == "calibration":
+            self._keep(lambda detector: detector.calibrate(found))
+            self._check_calibration(sum(int(counts.counts.sum()) for counts in found.values()))
+        message = query.pack(found)
+        letter = Link(Plain()).pack(message, query.spec(), context, "the client")
+        return Reply(letter=letter), _told(query.discloses)
+
+    @property
+    def _noised(self) -> bool:
+        """Whether all that leaves the site holds noise that the site draws."""
+        return self.noise is not None and self.noise.drawn_here
+
+    def _message(self, order: Order) -> bytes:
+        """Returns the server's message: that of the order, or of the one before where it is the same."""
+        if not order.same:
+            self.message = order.letter[order.sealed :]
+        elif digest(self.message) != order.same:
+            raise RefusalError(Code.AGAIN)
+        return self.message
+
+    def _offer(self, order: Order) -> bytes:
+        """Accepts the invitation to a secure sum."""
+        if self.roster is None:
+            raise RefusalError(Code.ROSTER)
+        keys = self.roster.numbered(order.names, order.client)
+        names, self.sites = ClientNames(dict(enumerate(order.names))), order.names
+        if self.noise is not None:
+            self.noise.share(self.secure, len(order.names))
+        self.party = Party(order.client, self.roster.pair, keys, names)
+        offer = self.party.offer(order.letter)
+        images = self.party.invitation.members[order.client]
+        if images != self.facts.size:
+            raise RefusalError(Code.COUNT, images, self.facts.size)
+        return offer
+
+    def _mask(self, exchange: Exchange, envelopes: bytes) -> Mask | None:
+        """Returns what the message is masked with; in a run of secure sums nothing leaves the site without."""
+        if not self.summed or not exchange.upload_spec(self.client):
+            return None
+        if self.party is None:
+            raise RefusalError(Code.MASK)
+        return Mask(self.party, envelopes)
+
+    def _reveal(self, letter: bytes) -> bytes:
+        """Reveals shares of the sum that the site has last had a part in."""
+        if self.party is None:
+            raise RefusalError(Code.PART)
+        clients = read_survivors(letter)
+        if self.noise is not None:
+            self.noise.check_sum(clients)
+        if not clients or not all(0 <= client < len(self.sites) for client in clients):
+            raise RefusalError(Code.NAMES)
+        names = [self.sites[client] for client in clients]
+        self.claims.claim(self.run, self.images, self.place, names, self._noised)
+        return self.party.reveal(letter)
+
+    def _exchange(self, order: Order, context: Context, asked: Asked) -> Exchange:
+        exchanges = self.noise.exchanges(self.method, asked) if self.noise else self.method.exchanges
+        if order.sums:
+            if exchanges.leave_out is None:
+                raise RefusalError(Code.LEAVE_OUT)
+            return exchanges.leave_out
+        if order.round < exchanges.first_round or order.exchange >= len(exchanges.of_round(order.round)):
+            raise RefusalError(Code.EXCHANGE, order.round, order.exchange)
+        return exchanges.at(context)
+
+    def _query(self, order: Order) -> ClientQuery[Any]:
+        if order.question not in ("scores", "calibration", "decisions", "further decisions"):
+            raise RefusalError(Code.QUERY, detail=order.question)
+        if order.question == "scores":
+            return self.evaluator
+        data = self.data
+        if data.images.kind == "classification":
+            raise RefusalError(Code.QUERY, detail=f"{order.question} about classes")
+        if unknown := sorted(set(self.facts.held) - set(order.names)):
+            raise RefusalError(Code.PRODUCT, detail=unknown[0])
+        if order.question == "calibration":
+            scores = calibration_scores(
+                self.config, data.images, data.partition, data.module, self.fabric, self.method
+            )
+            return CalibrationQuery(order.names, scores)
+        images, shipped = evaluated_images(self.config, data), order.question == "decisions"
+
+        def scored(client: Client) -> Tensor:
+            predicted = self._predictions(client, order)
+            if shipped:
+                self._report(predicted, order, images)
+            return predicted.scores
+
+        return DecisionsQuery(order.names, order.numbers, images, scored, shipped)
+
+    def _predictions(self, client: Client, order: Order) -> Predicted:
+        """Returns the predictions of the test images: those that metrics were computed from, or else computes them."""
+        after = order.round, digest(self.message)
+        if self.predicted[0] != after:
+            self.predicted = after, self.evaluator.predicted(self.evaluator(client, order.client))
+        predicted = self.predicted[1]
+        assert predicted is not None
+        return predicted
+
+    def _check_calibration(self, images: int) -> None:
+        """Refuses to count the scores of fewer images than the policy asks for."""
+        if images < self.settings.policy.images and not self.told_scalars:
+            raise RefusalError(Code.FEW, images, self.settings.policy.images)
+
+    def _keep(self, part: Callable[[OwnDetector], None]) -> None:
+        """Keeps a part of the site's own detector, where its model stays here; a failure ends no round."""
+        if self.detector is None:
+            return
+        known = self.detector.complete
+        try:
+            part(self.detector)
+        except (OSError, UserError) as error:
+            self.display.warn(f"no detector was kept ({first_line(error)})")
+        else:
+            if self.detector.complete and not known:
+                self.display.note(f"detector: lit-fedad predict run={self.detector.folder.path} images=DIR")
+
+    def _report(self, predicted: Predicted, order: Order, images: EvaluatedImages) -> None:
+        """Writes the site's own report; a failure ends no round."""
+        report = OwnReport(self.settings.folder / "reports" / order.run, self.config, self.data, images)
+        try:
+            self.display.note(f"report: {report.write(predicted, order.numbers)}")
+        except (OSError, ValueError, UserError) as error:
+            self.display.warn(f"{report.folder}: no report was written ({first_line(error)})")
+
+
+def composed(words: Sequence[str], own: Sequence[str]) -> Config:
+    """Composes a federation's configuration at a site.
+
+    Args:
+        words: The federation's overrides; not trusted.
+        own: The site's own.
+
+    Raises:
+        RefusalError: If an override is refused, or the configuration is none.
+    """
+    for number, word in enumerate(words, start=1):
+        try:
+            check_words([word])
+        except UserError as error:
+            raise RefusalError(Code.OVERRIDE, number, detail=str(error)) from error
+    try:
+        return compose_words(words, own)
+    except UserError as error:
+        raise RefusalError(Code.CONFIGURATION, detail=str(error)) from error
+
+
+def _told(disclosed: Disclosures) -> str:
+    return ", ".join(f"{part.kind.words}: {part.what}" for part in disclosed)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _whole(config: Config, images: Images, settings: SiteSettings, client: int) -> Partition:
+    """Gives all training images to the client of this number, at once or in the site's stages."""
+    if not settings.stages:
+        return Partition.of_clients([*([()] * client), training_indices(images)])
+    if config["federation"].get("secure_sum") or config["federation"].get("privacy"):
+        raise RefusalError(Code.STAGES, detail="sums of stages are neither masked nor noised")
+    return Partition.in_stages([*([[()]] * client), training_stages(images, settings.stages, settings.name)])
+
+
+def _by_product(
+    samples: Sequence[Sample | LabelledImage], products: Sequence[str], indices: Sequence[int]
+) -> dict[str, float]:
+    sizes: dict[str, float] = dict.fromkeys(products, 0)
+    for index in indices:
+        sizes[samples[index].category] += 1
+    return sizes

@@ -1,0 +1,141 @@
+"""A run's folder may come from anybody: what is no file of it is refused in one line; it names no other file."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lit_fedad.core.errors import UserError
+from lit_fedad.core.stored_files import stored_bytes, within
+from lit_fedad.experiment.manifest import read_manifest
+from lit_fedad.experiment.run_folder import RunFolder
+from lit_fedad.federation.checkpoint import read_meta
+from lit_fedad.federation.state_file import read_state
+from lit_fedad.sweep.plan import read_plan
+from lit_fedad.tracking.journal import Journal
+from lit_fedad.tracking.sender import deliver
+from lit_fedad.tracking.server import ServerRun
+from lit_fedad.tracking.tracker import amend
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def link_to_zeros(path):
+    path.symlink_to("/dev/zero")
+
+
+def link_to_a_file(path):
+    other = path.parent / "elsewhere"
+    other.write_text("{}")
+    path.symlink_to(other)
+
+
+def link_to_nothing(path):
+    path.symlink_to(path.parent / "nowhere")
+
+
+KINDS = (pipe, link_to_zeros, link_to_a_file, link_to_nothing, Path.mkdir)
+READERS = {
+    "config.yaml": lambda path: RunFolder(path.parent).config(),
+    "result.json": lambda path: RunFolder(path.parent).result(),
+    "calibration.json": lambda path: RunFolder(path.parent).calibration(),
+    "additions.json": lambda path: RunFolder(path.parent).additions(),
+    "manifest.json": lambda path: read_manifest(path.parent),
+    "meta.json": lambda path: read_meta(path.parent),
+    "server.pt": lambda path: read_state(path, "0" * 64),
+    "tracking/journal.jsonl": lambda path: Journal(path.parents[1]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_refused_in_one_line(tmp_path, name, kind):
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    kind(path)
+    with pytest.raises(
+        UserError, match=rf"{path.name}: is (a link|a pipe|a folder|a device) and no file"
+    ) as told:
+        READERS[name](path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_of_any_size_is_not_read(tmp_path):
+    with (tmp_path / "result.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="more than any file of its kind"):
+        stored_bytes(tmp_path / "result.json")
+
+
+class Server:
+    """What a server receives."""
+
+    def __init__(self):
+        self.files = []
+
+    def log_artifact(self, run_id, path, place):
+        self.files.append(path)
+
+    log_artifacts = log_artifact
+
+
+@pytest.mark.parametrize(
+    "name", ["{secret}", "../secret", "folder/../../secret", "link", "folder", "pipe", "."]
+)
+def test_a_journal_names_no_file_of_others(tmp_path, name):
+    (tmp_path / "secret").write_text("-----BEGIN PRIVATE KEY-----")
+    run = tmp_path / "run"
+    (run / "folder").mkdir(parents=True)
+    (run / "own").write_text("{}")
+    for link in (run / "link", run / "folder" / "link"):
+        link.symlink_to(tmp_path / "secret")
+    os.mkfifo(run / "pipe")
+    server, values = Server(), {name.format(secret=tmp_path / "secret"): "1", "own": "1"}
+    with pytest.raises(UserError):
+        ServerRun(server, "id").send({"kind": "artifact", "scope": "", "values": values, "time": 0}, run)
+    assert not server.files
+    values = {"own": "1", "gone": "1"}
+    ServerRun(server, "id").send({"kind": "artifact", "scope": "", "values": values, "time": 0}, run)
+    assert server.files == [str(run / "own")]
+
+
+@pytest.mark.parametrize("send", [deliver, lambda folder: amend(folder, {"auroc": 1.0}, 1, [], "")])
+def test_a_folder_names_no_server(tmp_path, monkeypatch, send):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_fedad.tracking.sender.open_run", lambda *_: pytest.fail("a server was asked"))
+    files = tmp_path / "run" / "tracking"
+    files.mkdir(parents=True)
+    (files / "journal.jsonl").write_text('{"kind": "start", "scope": null, "values": {}, "time": 0}\n')
+    (files / "sent.json").write_text(json.dumps({"uri": "http://127.0.0.1:9", "run_id": "x", "delivered": 0}))
+    delivery = send(tmp_path / "run")
+    assert delivery.pending
+    assert "set MLFLOW_TRACKING_URI" in delivery.error
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd"])
+def test_within_a_folder(tmp_path, name):
+    with pytest.raises(UserError, match="which is not in it"):
+        within(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sampler: {_target_: os.system, command: touch x}",
+        "sampler: {_target_: optuna.samplers.PartialFixedSampler, base_sampler: {_target_: os.system, command: x}}",
+        "sampler: {_target_: optuna.samplers._base.os.system, command: x}",
+        "pruner: {_target_: subprocess.run, args: x}",
+        "base: [method=fedavg, +callbacks.x._target_=os.system]",
+    ],
+)
+def test_a_study_names_optunas_classes_alone(tmp_path, line):
+    lines = {"base": "base: [method=fedavg]", "sampler": "sampler: {_target_: optuna.samplers.RandomSampler}"}
+    lines |= {line.partition(":")[0]: line}
+    space = "space: {task.learning_rate: {low: 0.1, high: 1.0}}\nobjectives: {i_auroc: maximize}\ntrials: 1"
+    (tmp_path / "study.yaml").write_text("\n".join([*lines.values(), space]))
+    with pytest.raises(UserError, match="a study names Optuna's samplers and pruners"):
+        read_plan(str(tmp_path / "study.yaml"))

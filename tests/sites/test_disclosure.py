@@ -1,0 +1,55 @@
+"""Every exchange and every answer says what it tells of images, or is refused where it is defined."""
+
+import pytest
+import torch
+
+from lit_fedad.contracts import Client, Exchange, TensorSpec, disclosed_by
+from lit_fedad.contracts.disclosure import TRAINED_WEIGHTS, DisclosedBy, Kind
+from lit_fedad.core.errors import UserError
+from lit_fedad.federation.client_query import ClientQuery
+from lit_fedad.methods.fedavg import FedAvgClient
+from lit_fedad.methods.fedmix import SendAverages
+
+
+@pytest.mark.parametrize(
+    ("base", "method"), [(Client, "send"), (FedAvgClient, "send"), (Exchange, "send"), (ClientQuery, "pack")]
+)
+def test_what_sends_and_does_not_say_so_is_no_class(base, method):
+    with pytest.raises(TypeError, match=f"New overrides {method}: say discloses"):
+        type("New", (base,), {method: lambda *_: {"image": torch.zeros(1)}})
+    type("New", (base,), {method: lambda *_: {}, "discloses": (TRAINED_WEIGHTS,)})
+
+
+class Silent(Exchange):
+    name = "silent"
+
+    def upload_spec(self, client):
+        return {"image": TensorSpec((1,))}
+
+
+class Nothing:
+    discloses = ()
+    group = 1
+
+
+def test_an_exchange_of_a_client_that_says_nothing_is_refused_in_one_line():
+    with pytest.raises(UserError, match="exchange 'silent' of Nothing does not declare what it discloses"):
+        disclosed_by(Silent(), Nothing())
+
+
+def test_what_settings_decide_follows_them():
+    asked = Silent()
+    asked.discloses = DisclosedBy(lambda client: (TRAINED_WEIGHTS,) if client.group else ())
+    assert disclosed_by(asked, Nothing()) == (TRAINED_WEIGHTS,)
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"), [(1, Kind.IMAGES), (2, Kind.MEAN_IMAGES), (None, Kind.MEAN_IMAGES)]
+)
+def test_a_mean_of_one_image_is_an_image(group, kind):
+    from lit_fedad.methods.fedmix import FedMixClient
+
+    client = object.__new__(FedMixClient)
+    object.__setattr__(client, "group", group)
+    (declared,) = SendAverages.discloses.of(client)
+    assert (declared.kind, declared.images) == (kind, group if group != 1 else None)

@@ -1,0 +1,234 @@
+"""A coordinator that lies: what a site's policy lets out, whatever it asks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers.class_sites import CLASSES, class_data, pack
+from helpers.sites import DEBUG, HERE, message_of, paint, settings
+
+from lit_fedad.contracts.disclosure import Kind
+from lit_fedad.core.errors import UserError
+from lit_fedad.experiment.build import build_model
+from lit_fedad.report.console import Display
+from lit_fedad.sites.coordinator import Plan
+from lit_fedad.sites.letters import Order, Reply
+from lit_fedad.sites.offer import APPROVED, Approvals, Offer
+from lit_fedad.sites.policy import Policy
+from lit_fedad.sites.refusals import KINDS, Code
+from lit_fedad.sites.review import review
+from lit_fedad.sites.settings import SiteSettings
+from lit_fedad.sites.site import Site
+
+RUN = "0123456789abcdef"
+SMALL = [*DEBUG, "rounds=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    paint(folder)
+    (folder / "classes").mkdir()
+    pack(folder / "classes", own_numbers=True)
+    return folder
+
+
+@pytest.fixture
+def classes(folder, tmp_path):
+    """A site with labelled images, and the policy that `site init` writes."""
+    data = class_data(folder / "classes" / "east")
+    own = (*HERE, f"cache.folder={folder / 'cache'}")
+    return SiteSettings("east", tmp_path, data, own)
+
+
+@pytest.fixture
+def files(folder, tmp_path):
+    """A site with image files, and the policy that `site init` writes."""
+    return replace(settings(folder, "north"), folder=tmp_path, policy=Policy())
+
+
+def hello(given, words, learnt=(), run=RUN):
+    site = Site(given, Display(quiet=True))
+    return Reply.from_bytes(site.answer(Order("hello", run, [*words, *SMALL], 0, list(learnt)).to_bytes()))
+
+
+IMAGES, MEANS, PATCHES = (KINDS.index(kind) for kind in (Kind.IMAGES, Kind.MEAN_IMAGES, Kind.PATCHES))
+SYNTHETIC, STATISTICS = (KINDS.index(kind) for kind in (Kind.SYNTHETIC_IMAGES, Kind.CLASS_STATISTICS))
+
+ASK_FOR_IMAGES = [
+    (["method=fedmix"], Code.NOT_ALLOWED, MEANS),
+    (["method=fedmix", "method.client.group=1"], Code.FLOOR, 5),
+    (["method=fedmix", "method.client.group=4"], Code.FLOOR, 5),
+    (["method=fedmix", "method.client.group=5"], Code.NOT_ALLOWED, MEANS),
+    (["method=feddm"], Code.NOT_ALLOWED, IMAGES),
+    (["method=feddm", "method.client.init=noise"], Code.NOT_ALLOWED, SYNTHETIC),
+    (["method=feddm", "method.client.init=noise", "method.client.least=1"], Code.FLOOR, 5),
+    (["method=fedvck"], Code.NOT_ALLOWED, SYNTHETIC),
+    (["method=fedvck", "method.client.init=real"], Code.NOT_ALLOWED, IMAGES),
+    (["method=fedvck", "method.client.prototype_images=1", "method.client.least=1"], Code.FLOOR, 5),
+    (["method=desa"], Code.NOT_ALLOWED, SYNTHETIC),
+    (["method=creff"], Code.NOT_ALLOWED, STATISTICS),
+    (["method=fedvck_sums"], Code.NOT_ALLOWED, STATISTICS),
+    (["method=gldp"], Code.NOT_ALLOWED, STATISTICS),
+    (["method=prototype_statistics"], Code.NOT_ALLOWED, STATISTICS),
+]
+ASK_FOR_PATCHES = [
+    (["method=feddymem"], Code.NOT_ALLOWED, PATCHES),
+    (["method=federated_bank"], Code.NOT_ALLOWED, PATCHES),
+    (["method=federated_bank", "method.client.min_images=1"], Code.FLOOR, 2),
+    (["method=federated_patchcore"], Code.NOT_ALLOWED, PATCHES),
+    (["method=federated_subspace", "task.clusters=4"], Code.NOT_ALLOWED, PATCHES),
+    (["method=federated_subspace", "calibration.share=0.0001"], Code.FLOOR, 0.05),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "number"), ASK_FOR_IMAGES)
+def test_what_asks_for_images_is_refused(classes, words, code, number):
+    reply = hello(classes, words, CLASSES)
+    assert (reply.code, reply.numbers[0]) == (code, number)
+    assert not reply.facts.held  # not even numbers of images
+    assert "\n" not in reply.cause
+
+
+@pytest.mark.parametrize(("words", "code", "number"), ASK_FOR_PATCHES)
+def test_what_asks_for_single_patches_is_refused(files, words, code, number):
+    reply = hello(files, words)
+    assert (reply.code, reply.numbers[0]) == (code, number)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["method=federated_subspace"], 0),
+        (["method=fedavg", "task=autoencoder"], 0),
+        (["method=federated_subspace", "rounds=0"], 0),
+    ],
+)
+def test_sums_and_weights_leave_by_default(files, words, code):
+    assert hello(files, words).code == code
+
+
+def test_of_four_images_no_sum_leaves(files):
+    few = replace(files, policy=Policy(images=9))
+    reply = hello(few, ["method=federated_subspace"])
+    assert (reply.code, reply.numbers[0]) == (Code.NOT_ALLOWED, KINDS.index(Kind.SUMS))
+
+
+NAMES = [
+    "calibration.group=zzz", "calibration.group=Adler", "backbone.weights=key", "backbone.weights=site.yaml",
+    "backbone.weights=a.pth", "backbone.name=local-dir", "backbone.name=hf-hub", "features.backbone.weights=key",
+    "task.encoder.backbone.weights=key", "start=x", "data.root=x", "public=folder", "method.name=x", "method.paper=x",
+    "method.exchanges=x", "method.client=x", "image.fit=../x", "evaluation.client_test=x", "calibration.by=x",
+    "method.under=x", "federation.sampler.on_failure=Adler", "partition.path=x", "tracking.uri=x",
+    "callbacks.x=1", "hydra.run.dir=x", "data.train_per_product=1", "encoder.norm=x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", NAMES)
+def test_no_override_names_a_file_or_learns_a_name(files, folder, word):
+    site = Site(files, Display(quiet=True))
+    order = Order("hello", RUN, ["method=federated_subspace", *SMALL, word], 0)
+    blob = site.answer(order.to_bytes())
+    reply = Reply.from_bytes(blob)
+    assert reply.code in (Code.OVERRIDE, Code.CONFIGURATION)
+    assert not reply.facts.held
+    for name in ("Adler", str(folder), ".png", "site.yaml", "no such file"):
+        assert name.encode() not in blob
+
+
+def test_errors_of_images_are_numbers(files, tmp_path):
+    """Relative paths, spaces, commas and bare names, which once got through as texts."""
+    root = tmp_path / "images" / "Adler, Karin 1950" / "train" / "good"
+    root.mkdir(parents=True)
+    (root / "Adler_Karin_1950.png").write_bytes(b"no image")
+    broken = replace(files, data=("data=mvtec_mixture", f"data.root={tmp_path / 'images'}"))
+    site = Site(broken, Display(quiet=True))
+    words = ["method=federated_subspace", *SMALL]
+    for kind in ("hello", "play", "ask", "offer", "reveal"):
+        answer = site.answer(Order(kind, RUN, words, 0, letter=b"x", question="scores").to_bytes())
+        assert b"Adler" not in answer
+
+
+def test_what_was_approved_is_answered_and_nothing_else(files):
+    words = ["method=federated_bank", *SMALL]
+    found = review(files, Offer(words))
+    assert any("single patches" in line and "NEEDS YOUR APPROVAL" in line for line in found.lines)
+    approvals = Approvals(files.folder / APPROVED)
+    approvals.add(found.digest, found.method, found.taken)
+    assert hello(files, ["method=federated_bank"]).code == 0
+    for other in (["method=federated_bank", "seed=1"], ["method=federated_subspace"]):
+        assert hello(files, other, run="f" * 16).code == Code.NOT_APPROVED
+    varies = replace(files, policy=Policy(vary=["seed"]))
+    found = review(varies, Offer(words))
+    approvals.add(found.digest, found.method, found.taken)
+    assert hello(varies, ["method=federated_bank", "seed=1"], run="e" * 16).code == 0
+    assert hello(varies, ["method=federated_bank", "task.slots=9"], run="d" * 16).code == Code.NOT_APPROVED
+
+
+def test_no_approval_lets_images_go(classes):
+    found = review(classes, Offer(["method=feddm", *SMALL], CLASSES))
+    assert any("REFUSED, unless policy.allow" in line for line in found.lines)
+    with pytest.raises(UserError, match="does not let out images"):
+        found.check(classes.policy)
+
+
+def test_what_is_offered_is_kept_for_review(classes):
+    hello(classes, ["method=fedmix"], CLASSES)
+    content = json.loads((classes.folder / "offer.json").read_text())
+    assert content == {"words": ["method=fedmix", *SMALL], "classes": list(CLASSES)}
+
+
+def test_the_log_says_what_was_asked_and_what_was_answered(files):
+    site = Site(files, Display(quiet=True))
+    words = ["method=federated_subspace", *SMALL]
+    config = Plan(words, ["north"], "x").config()
+    letter = message_of(config, build_model(config, ()), round=0)
+    orders = [
+        Order("hello", RUN, words, 0),
+        Order("play", RUN, words, 0, round=0, step=1, letter=letter),
+        Order("hello", RUN, ["method=feddymem", *SMALL], 0),
+    ]
+    for order in orders:
+        site.answer(order.to_bytes())
+    site.answer(b"garbage")
+    log = Site(files, Display(quiet=True)).log.entries()
+    assert [line["asked"] for line in log] == ["hello", "play", "hello", "bytes that are no request"]
+    assert [line["verdict"] for line in log] == ["answered", "answered", "refused", "refused"]
+    assert "mean and covariance of all patches' features" in log[1]["told"]
+    assert log[1]["bytes_out"] > 1000
+    text = site.log.file.read_text()
+    site.log.file.write_text(text.replace('"answered"', '"refused"', 1))
+    with pytest.raises(UserError, match="line 1: does not follow"):
+        Site(files, Display(quiet=True)).log.entries()
+    assert Reply.from_bytes(site.answer(orders[0].to_bytes())).code == Code.LOG
+
+
+def test_made_up_runs_leave_nothing_behind(files):
+    for number in range(3):
+        hello(files, ["method=federated_subspace"], run=f"{number:016x}")
+    assert not (files.folder / "states").exists()
+
+
+def test_runs_without_noise_are_few(files):
+    few = replace(files, policy=Policy(runs=1))
+    site = Site(few, Display(quiet=True))
+    words = ["method=federated_subspace", *SMALL]
+    codes = [
+        Reply.from_bytes(site.answer(Order("reveal", f"{number:016x}", words, 0).to_bytes())).code
+        for number in range(2)
+    ]
+    assert codes == [Code.PART, Code.RUNS]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"allow": ["everything"]}, {"allow": "counts"}, {"images": 0}, {"images": 1.5}, {"runs": "many"},
+        {"floors": {"method.client.x": 1}}, {"floors": {"method.client.group": "1"}}, {"other": 1}, [], None,
+    ],
+)  # fmt: skip
+def test_a_policy_that_is_none_is_refused_in_one_line(content):
+    with pytest.raises(UserError, match="^policy") as refused:
+        Policy.read(content)
+    assert "\n" not in str(refused.value)
+    assert Policy.read(Policy().content).content == Policy().content
