@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_fedad.core.errors import UserError
-from lit_fedad.core.extras import require
-from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.image_files import LeftOut, images_in
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import resplit
 
 
@@ -38,30 +38,13 @@ def folders(
         if folder in (*test_normal, *test_anomalous):
             raise UserError(f"{root / folder}: is given for training and for testing; use each folder once")
     product = name or root.absolute().name
-    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder)]
-    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder)]
+    left = LeftOut()
+    train = [Sample(path, product) for folder in train_normal for path in images_in(root / folder, left)]
+    normal = [Sample(path, product) for folder in test_normal for path in images_in(root / folder, left)]
     anomalous = [
         Sample(path, product, Path(folder).name)
         for folder in test_anomalous
-        for path in images_in(root / folder)
+        for path in images_in(root / folder, left)
     ]
+    left.warn(root)
     return resplit(ImageSet(product, tuple(train), (*normal, *anomalous)), split_seed)
-
-
-def images_in(folder: Path) -> list[Path]:
-    """Lists the images directly inside a folder, by name; hidden files and other types are left out.
-
-    DICOM files count where there are no others: beside PNG files of the same names they are the originals of these.
-
-    Raises:
-        UserError: There is no such folder, or no image in it, or pydicom is missing for DICOM files.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; correct its name under data, or make a link of that name")
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-    if not images and (images := [path for path in files if path.suffix.lower() in DICOM_SUFFIXES]):
-        require("dicom", f"{folder}: DICOM")
-    if not images:
-        raise UserError(f"{folder}: holds no image ({', '.join(IMAGE_SUFFIXES)})")
-    return images

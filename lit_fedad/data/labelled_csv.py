@@ -10,9 +10,9 @@ import numpy as np
 
 from lit_fedad.contracts.randomness import numpy_generator
 from lit_fedad.core.errors import UserError
-from lit_fedad.data.folders import images_in
 from lit_fedad.data.hold_out import image_groups
-from lit_fedad.data.sample import DICOM_SUFFIXES, IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.image_files import image_suffixes, images_in
+from lit_fedad.data.sample import DICOM_SUFFIXES, ImageSet, Sample
 
 
 def labelled_csv(
@@ -154,5 +154,5 @@ def _paths(wanted: Mapping[str, str], folder: Path, table: Path) -> dict[str, Pa
 def _stem(name: str) -> str:
     """What an id and its file have in common: no image suffix, no leading zeros of a number."""
     path = Path(name)
-    stem = path.stem if path.suffix.lower() in (*IMAGE_SUFFIXES, *DICOM_SUFFIXES) else name
+    stem = path.stem if path.suffix.lower() in (*image_suffixes(), *DICOM_SUFFIXES) else name
     return str(int(stem)) if stem.isdecimal() else stem

@@ -7,6 +7,7 @@ their description. An index entry follows its row: a killed process loses no mor
 import json
 import logging
 import math
+import os
 import shutil
 import warnings
 import zlib
@@ -192,6 +193,6 @@ class RowStore:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a JSON file in one step."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)

@@ -22,9 +22,10 @@ from PIL import Image
 from skimage.draw import polygon
 
 from lit_fedad.core.errors import UserError
+from lit_fedad.data.image_files import LeftOut, find_images
 from lit_fedad.data.input_files import check_pixels, read_json
 from lit_fedad.data.products import choose_products
-from lit_fedad.data.sample import IMAGE_SUFFIXES, ImageSet, Sample
+from lit_fedad.data.sample import ImageSet, Sample
 from lit_fedad.data.subset import subset
 
 _LONGEST_RUN = 60  # bits of a length
@@ -262,8 +263,10 @@ def _test_images(folder: Path) -> tuple[list[AnnotatedImage], list[Path]]:
 
 def _sorted_out(folder: Path) -> list[Path]:
     """The normal images that a person has put into ``good``."""
-    paths = sorted((folder / "good").glob("[!.]*"))
-    return [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
+    good, left = folder / "good", LeftOut()
+    images = find_images(good, left) if good.is_dir() else []
+    left.warn(good)
+    return images
 
 
 def _cache_folder() -> Path:

@@ -34,7 +34,7 @@ from lit_fedad.evaluation.semantic import SemanticEvaluator, SemanticTest
 from lit_fedad.experiment.calibration import alphas, calibration_scores
 from lit_fedad.experiment.data_digest import data_digest
 from lit_fedad.experiment.datasets import build_datasets, check_form
-from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, pooled_folder
+from lit_fedad.experiment.frozen_data import frozen_encoder, frozen_public, hashes_file, pooled_folder
 from lit_fedad.experiment.geometry import check_geometry, image_transform, tiled
 from lit_fedad.experiment.ray_turns import RayTurns, Simulation
 from lit_fedad.experiment.run_folder import RunFolder
@@ -276,7 +276,8 @@ def build_data(
         else StreamDataModule(train, test, partition.stages, config["rounds"], partition.schedule, *sizes)
     )
     scorer = ImageScorer(module.test_dataloader(), fabric)
-    return Data(images, partition, transform, module, scorer, data_digest(images, partition))
+    digest = data_digest(images, partition, hashes_file(config))
+    return Data(images, partition, transform, module, scorer, digest)
 
 
 def build_evaluator(

@@ -28,6 +28,7 @@ from lit_fedad.evaluation.predict import image_scores
 from lit_fedad.experiment.build import build_data, build_evaluator, build_model
 from lit_fedad.experiment.calibration import calibration_scores, evaluated_images, with_calibration
 from lit_fedad.experiment.data_digest import data_digest
+from lit_fedad.experiment.frozen_data import hashes_file
 from lit_fedad.experiment.trained_client import TrainedClient
 from lit_fedad.federation.channel import Link, Plain
 from lit_fedad.federation.client_query import ClientQuery
@@ -145,7 +146,7 @@ class _Seat:
         states = States(
             settings.folder / "states" / order.run,
             initial,
-            images=data_digest(images, partition),
+            images=data_digest(images, partition, hashes_file(config)),
             model=f"{model.fingerprint[:16]} {begins}",
         )
         data = build_data(config, images, partition, model, fabric, display)

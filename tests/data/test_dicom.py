@@ -6,7 +6,7 @@ import pytest
 from lit_fedad.core import extras
 from lit_fedad.core.errors import UserError
 from lit_fedad.data.dicom import read_dicom
-from lit_fedad.data.folders import images_in
+from lit_fedad.data.image_files import images_in
 from lit_fedad.data.transform import ImageTransform
 
 pydicom = pytest.importorskip("pydicom")
@@ -97,7 +97,8 @@ def test_dicom_counts_where_there_are_no_other_images(tmp_path, monkeypatch):
         write(tmp_path / name)
     assert [path.name for path in images_in(tmp_path)] == ["a.DICOM", "b.dcm"]
     (tmp_path / "a.png").touch()
-    assert [path.name for path in images_in(tmp_path)] == ["a.png"]
+    with pytest.warns(UserWarning, match="1 originals in DICOM of other images"):
+        assert [path.name for path in images_in(tmp_path)] == ["a.png", "b.dcm"]
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"DICOM needs pydicom: pip install 'lit-fedad\[dicom\]'"):
         read_dicom(tmp_path / "b.dcm")
