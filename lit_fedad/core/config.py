@@ -33,6 +33,7 @@ from lit_fedad.core.debug_preset import fit_preset
 from lit_fedad.core.errors import UserError
 from lit_fedad.core.extras import extra_of, install
 from lit_fedad.core.text import redact, redacted
+from lit_fedad.core.typed_words import advice, as_typed
 
 Config = dict[str, Any]
 T = TypeVar("T")
@@ -118,6 +119,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: For a misspelt key or value, naming the nearest valid one.
     """
+    overrides = [as_typed(override) for override in overrides]
     named = {override.lstrip("+") for override in overrides}
     if removed := [g for g in _EVERY_RUN_HAS if {f"{g}=null", f"~{g}"} & named]:
         raise UserError(f"{removed[0]}=null: every run has one; leave this out, or name another")
@@ -413,6 +415,9 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         if group == "method" and name in RENAMED:
             return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
         return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
+    if type(error).__name__ == "OverrideParseException":
+        override = str(error.override)
+        return f"{override} cannot be read; {advice(override)}"
     return text
 
 

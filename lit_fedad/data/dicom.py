@@ -106,7 +106,9 @@ def _prepare(file: Any) -> None:
                 for item in (group.get(part) or [])[:1]:
                     file.update(item)
     for name in _WORDS:
-        if name in file and file[name].VM == 0:
+        if name in file and (
+            file[name].VM == 0 or (name.endswith("Sequence") and not file[name].value[0].get("LUTData"))
+        ):
             del file[name]
     if "RescaleSlope" in file or "RescaleIntercept" in file:  # pydicom takes both or none
         file.RescaleSlope = file.get("RescaleSlope", 1)
@@ -143,7 +145,9 @@ def _eight_bits(file: Any) -> np.ndarray:
     if "WindowCenter" in file and "WindowWidth" in file:
         shares = _windowed(np.asarray(values, np.float64), file)
     elif "VOILUTSequence" in file:
-        shares = apply_voi(values, file) / (2 ** int(file.VOILUTSequence[0].LUTDescriptor[2]) - 1)
+        shares = apply_voi(np.rint(values).astype(np.int64), file) / (
+            2 ** int(file.VOILUTSequence[0].LUTDescriptor[2]) - 1
+        )
     else:
         bits = int(file.BitsStored)
         ends = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if file.PixelRepresentation else [0, 2**bits - 1]
