@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -415,7 +415,7 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         if group == "method" and name in RENAMED:
             return f"method={name} has another name since version 0.3; give {RENAMED[name]}"
         return f"{group} has no option '{name}'{_nearest(name, choices(group))}"
-    if type(error).__name__ == "OverrideParseException":
+    if isinstance(error, OverrideParseException):
         override = str(error.override)
         return f"{override} cannot be read; {advice(override)}"
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -27,7 +28,9 @@ _TEXTS = frozenset(
 )
 """Last words of keys whose values are paths or names."""
 
-_LISTS = frozenset({"anomalous", "normal", "products", "test_anomalous", "test_normal", "train_normal"})
+_LISTS = frozenset(
+    {"annotations", "anomalous", "normal", "products", "test_anomalous", "test_normal", "train_normal"}
+)
 """Last words of keys of ``data`` whose values are lists of names."""
 
 _ELEMENT = re.compile(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]*?)\s*(?:,|$)""")
@@ -61,6 +64,13 @@ def advice(override: str) -> str:
     """Returns the form in which an override is taken as typed, in quotes for the shell."""
     key, _, value = override.partition("=")
     return f'give "{key}={_quoted(value)}" to take it as typed'
+
+
+def shell_word(word: str) -> str:
+    """Quotes a word for a shell where it needs it."""
+    if any(letter in word for letter in '"$`\\!'):
+        return shlex.quote(word)
+    return f'"{word}"' if any(letter in word for letter in " '[]()&;#*?~|<>") else word
 
 
 def _settled(value: str) -> bool:

@@ -227,6 +227,26 @@ _EMBEDDED = Source(
 )
 _DRAWN = Source("motifs", "drawn by seed, nothing to download", "that of this package", "none")
 
+_TEXTURES = {
+    "carpet": Counts(280, 28, 89),
+    "grid": Counts(264, 21, 57),
+    "leather": Counts(245, 32, 92),
+    "tile": Counts(230, 33, 84),
+    "wood": Counts(247, 19, 60),
+}
+_OBJECTS = {
+    "bottle": Counts(209, 20, 63),
+    "cable": Counts(224, 58, 92),
+    "capsule": Counts(219, 23, 109),
+    "hazelnut": Counts(391, 40, 70),
+    "metal_nut": Counts(220, 22, 93),
+    "pill": Counts(267, 26, 141),
+    "screw": Counts(320, 41, 119),
+    "toothbrush": Counts(60, 12, 30),
+    "transistor": Counts(213, 60, 40),
+    "zipper": Counts(240, 32, 119),
+}
+
 # Of split_csv/1cls.csv, VisA's split for training on normal images.
 _VISA_BOARDS = {
     "pcb1": Counts(904, 100, 100),
@@ -247,18 +267,8 @@ _VISA_OTHERS = {
 
 CARDS: dict[str, Card] = {
     "textures": Card("painted surfaces, five types", "detection, localisation", (_EMBEDDED,)),
-    "mvtec_textures": Card(
-        "textures of MVTec AD",
-        "detection, localisation",
-        (_MVTEC_AD,),
-        {
-            "carpet": Counts(280, 28, 89),
-            "grid": Counts(264, 21, 57),
-            "leather": Counts(245, 32, 92),
-            "tile": Counts(230, 33, 84),
-            "wood": Counts(247, 19, 60),
-        },
-    ),
+    "mvtec": Card("fifteen products", "detection, localisation", (_MVTEC_AD,), _TEXTURES | _OBJECTS),
+    "mvtec_textures": Card("textures of MVTec AD", "detection, localisation", (_MVTEC_AD,), _TEXTURES),
     "mpdd": Card(
         "metal parts",
         "detection, localisation",

@@ -178,6 +178,16 @@ def _paths(wanted: Collection[str], folder: Path, table: Path) -> dict[str, Path
     return found
 
 
+def matches(ids: Sequence[str], files: Sequence[Path], folder: Path) -> bool:
+    """Tells whether words name files of a folder, nine of ten at least."""
+    names = _names(files, folder)
+    try:
+        known = sum(_file(word.strip(), names, folder) is not None for word in ids)
+    except UserError:
+        return False
+    return bool(ids) and 10 * known >= 9 * len(ids)
+
+
 _Names = list[dict[str, list[Path]]]
 
 
