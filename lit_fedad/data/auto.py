@@ -396,6 +396,4 @@ def _bare(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    return str(value)
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -184,7 +184,7 @@ def _folders(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, list[Path],
             if not _hidden(entry.name):
                 path = current / entry.name
                 if entry.is_symlink():
-                    (linked_folders if entry.is_dir() else links).append(path)
+                    (linked_folders if path.is_dir() else links).append(path)
                 elif entry.is_dir():
                     folders.append(path)
                 elif entry.is_file():

@@ -86,7 +86,7 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
         return np.asarray(values >= half)
     if 0 < lowest < highest:
         raise UserError(f"{path}: no pixel of the mask is 0 (black), which is normal; save it with 0 and 255")
-    if highest >= half and mask.image.mode != "P" and _soft(values, half):
+    if highest >= half and mask.image.mode != "P" and _soft(values, mask.full):
         warn_once(
             f"{path.parent}: has masks with soft edges, or made from JPEG, such as {path.name}; what is at least half"
             " bright counts as anomalous"
@@ -95,13 +95,12 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
     return np.asarray(values > 0)
 
 
-def _soft(values: np.ndarray, half: int) -> bool:
+def _soft(values: np.ndarray, full: int) -> bool:
     """Whether many grey values lie between a mask's black and its white; regions by number are no soft edges."""
     used = np.bincount(values.ravel()) if values.dtype == np.uint8 else np.unique(values)
     if np.count_nonzero(used) <= _SOFT:
         return False
-    bright = values >= half
-    return bool(2 * (values >= 0.9 * values.max()).sum() >= bright.sum())
+    return bool(2 * (values >= 0.9 * full).sum() >= (values >= full / 2).sum())
 
 
 def _brightness(image: Image.Image, path: Path) -> np.ndarray:

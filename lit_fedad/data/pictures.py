@@ -37,6 +37,7 @@ _MAGIC: dict[str, tuple[tuple[int, bytes], ...]] = {
 }
 _BITS, _PHOTOMETRIC, _SUBFILE, _SAMPLE_FORMAT, _ORIENTATION = 258, 262, 254, 339, 274  # tags of TIFF
 _SIZE = (256, 257)
+_RAW = frozenset({33422, 50706, 50752})  # colour filter, DNG, Canon
 _NO_PAGE = 1 | 4  # kinds of subfiles: a reduced copy, a transparency mask
 _SIGNED = 2
 _DARK = 16383  # the highest value of 14 bits
@@ -175,6 +176,8 @@ def _decoded(image: Any) -> Picture:
     """Decodes the pixels of an opened file, and notes what its header alone says."""
     _check_one_picture(image)
     tags = getattr(image, "tag_v2", {})
+    if _RAW.intersection(tags):
+        raise ValueError("is a camera's raw file, whose picture must be developed; convert it first")
     bits = tags.get(_BITS, (8,))[0]
     if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and bits <= 16:
         raise ValueError(

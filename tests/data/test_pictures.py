@@ -165,7 +165,6 @@ def test_twelve_bits_that_the_file_declares_are_the_whole_range(tmp_path):
         (b"<html>", "cannot be read as an image"),
         (b"", "cannot be read as an image"),
     ],
-    ids=["pages", "colour pages", *["APNG", "GIF", "WebP", "float", "signed", "signed-8", "32-bit", "clear", "HTML", "empty"]],
 )  # fmt: skip
 def test_what_is_not_one_picture_is_one_line(tmp_path, content, said):
     path = tmp_path / "a.png"
@@ -189,6 +188,11 @@ def test_small_copies_in_a_tiff_are_no_pages(tmp_path):
     )  # as camera raw files begin
     with pytest.raises(UserError, match="its first page is a small copy"):
         read_picture(tmp_path / "raw.tif")
+    tifffile.imwrite(
+        tmp_path / "a.dng", COLOUR, photometric="rgb", extratags=[(50706, 1, 4, (1, 4, 0, 0), True)]
+    )
+    with pytest.raises(UserError, match="is a camera's raw file"):
+        read_picture(tmp_path / "a.dng")
 
 
 def test_the_preview_in_a_cameras_jpeg_is_no_second_picture(tmp_path):
