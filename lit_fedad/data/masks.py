@@ -97,7 +97,7 @@ def marked_pixels(mask: Picture, path: Path) -> np.ndarray:
 
 def _soft(values: np.ndarray, full: int) -> bool:
     """Whether many grey values lie between a mask's black and its white; regions by number are no soft edges."""
-    used = np.bincount(values.ravel()) if values.dtype == np.uint8 else np.unique(values)
+    used = Image.fromarray(values).histogram() if values.dtype == np.uint8 else np.unique(values)
     if np.count_nonzero(used) <= _SOFT:
         return False
     return bool(2 * (values >= 0.9 * full).sum() >= (values >= full / 2).sum())
@@ -139,16 +139,25 @@ def resized_marks(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         >>> resized_marks(np.array([[True, False, False, False]]), 1, 2).tolist()
         [[True, False]]
     """
-    for axis, size in enumerate((height, width)):
+    marked = np.zeros((height, width), bool)
+    spans = [np.flatnonzero(pixels.any(axis)) for axis in (1, 0)]
+    if not len(spans[0]):
+        return marked
+    # Only the rows and columns that hold marks: most masks mark little.
+    (top, bottom), (left, right) = ((span[0], span[-1] + 1) for span in spans)
+    inside = pixels[top:bottom, left:right]
+    places = []
+    for axis, (start, size) in enumerate(((top, height), (left, width))):
         length = pixels.shape[axis]
-        if length == size:
-            continue
-        places = np.arange(size, dtype=np.int64)
-        first, end = places * length // size, -(-(places + 1) * length // size)
-        sums = np.cumsum(pixels, axis=axis, dtype=np.int32)
+        touched = np.arange(start * size // length, -(-(start + inside.shape[axis]) * size // length))
+        places.append(touched)
+        first = np.clip(touched * length // size - start, 0, inside.shape[axis])
+        end = np.clip(-(-(touched + 1) * length // size) - start, 0, inside.shape[axis])
+        sums = np.cumsum(inside, axis=axis, dtype=np.int32)
         sums = np.concatenate([np.zeros_like(sums.take([0], axis)), sums], axis)
-        pixels = sums.take(end, axis) > sums.take(first, axis)
-    return pixels
+        inside = sums.take(end, axis) > sums.take(first, axis)
+    marked[np.ix_(*places)] = inside
+    return marked
 
 
 class MaskFacts(NamedTuple):

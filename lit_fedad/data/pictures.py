@@ -142,7 +142,7 @@ def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
                 width, height = (
                     int(tags.get(tag, side)) for tag, side in zip(_SIZE, image.size, strict=True)
                 )
-                orientation = image.getexif().get(_ORIENTATION, 1)
+                orientation = 1 if _is_bare_png(image) else image.getexif().get(_ORIENTATION, 1)
                 size = (height, width) if orientation in (5, 6, 7, 8) else (width, height)
                 return size, orientation not in (0, 1)
     # Damage has many kinds of exceptions: the same file is refused in one line below.
@@ -150,6 +150,22 @@ def shown_size(path: Path) -> tuple[tuple[int, int], bool]:
         pass
     picture = open_picture(path)
     return picture.image.size, picture.turned
+
+
+def _is_bare_png(image: Any) -> bool:
+    """Whether a PNG has no chunk that may turn it; Pillow decodes the pixels to look behind them."""
+    if image.format != "PNG":
+        return False
+    position = image.fp.tell()
+    image.fp.seek(8)
+    try:
+        while (head := image.fp.read(8)) and len(head) == 8 and head[4:] != b"IEND":
+            if head[4:] in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
+                return False
+            image.fp.seek(int.from_bytes(head[:4], "big") + 4, 1)
+        return True
+    finally:
+        image.fp.seek(position)
 
 
 def decode_upload(content: bytes, form: str, most_pixels: int) -> Picture:
@@ -261,12 +277,11 @@ def to_rgb(picture: Picture, path: Path) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image)
         # Pillow opens some 16-bit files with 32-bit pixels, so it is the values that count.
-        if image.mode == "F" or values.min() < 0 or values.max() > picture.full:
+        if image.mode == "F" or (image.mode == "I" and not 0 <= values.min() <= values.max() <= picture.full):
             raise UserError(
                 f"{path}: its pixels are float or 32-bit, of no fixed range; save it with 8 or 16 bits"
             )
-        scaled = (values.astype(np.uint32) * 255 + picture.full // 2) // picture.full
-        image = Image.fromarray(scaled.astype(np.uint8))
+        image = Image.fromarray(_eight_bits(picture.full)[values])
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema()[1] == 0:
@@ -276,11 +291,17 @@ def to_rgb(picture: Picture, path: Path) -> Image.Image:
     return image.convert("RGB")
 
 
+@cache
+def _eight_bits(full: int) -> np.ndarray:
+    """The value of eight bits for each one from 0 to ``full``, rounded, uint8 [full + 1]."""
+    return ((np.arange(full + 1, dtype=np.int64) * 255 + full // 2) // full).astype(np.uint8)
+
+
 def caution(picture: Picture) -> str | None:
     """Says what may be wrong with a picture that can be read; None for nothing."""
     image = picture.image
     if picture.full == 65535 and image.mode.startswith("I"):
-        brightest, darkest_told = int(np.asarray(image).max()), 1
+        brightest, darkest_told = int(image.getextrema()[1]), 1  # type: ignore[arg-type]
     elif picture.cut:
         bands: list[Any] = list(image.getextrema())
         colours = bands[:-1] if "A" in image.mode else bands
